@@ -1,12 +1,12 @@
 """Liveness of workers and conductors, from their heartbeats. Pure: the caller passes the time.
 
-A process is never declared lost because this conductor did not listen. Our own heartbeats go to the server
-and come back like everybody's; one that came back is an *echo*. The silence of another process is measured
-at an echo, and from the last time when all was well: if two echoes are too far apart (this event loop stood
-still, or the connection or the server was away), or the log accepts no events, every process gets the full
-time again.
+A process is never declared lost because this conductor did not listen. The conductor also receives its own
+heartbeats from the server; one of them is an *echo*. The silence of another process is measured at an echo,
+from its last heartbeat or from the start of the current period. A new period starts, and every process gets
+the full time again, if the log accepts no events or two echoes are too far apart: this event loop was
+blocked, or the connection or the server was unavailable.
 
-A standby conductor listens too, so that it knows who is alive when it starts to lead.
+A standby conductor receives heartbeats too, so that it knows the live processes when it starts to lead.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ from typing import Any, Final
 
 _ACK_S: Final = 1.0
 """Seconds without an acknowledgement after which the log counts as unavailable."""
-_HEARD_AGAIN_S: Final = 0.75
-"""A live process is heard within this many seconds: one and a half heartbeat intervals."""
+_RECEIVED_WITHIN_S: Final = 0.75
+"""A live process sends a heartbeat within this many seconds: one and a half intervals."""
 _WORKING: Final = frozenset({"ready", "draining"})
 """States in which a worker without progress counts as hung; a loading worker does not."""
 
@@ -36,7 +36,7 @@ class Loss:
 
 
 class Echoes:
-    """Our own heartbeats that came back: the periods in which the silence of others is meaningful.
+    """Echoes of our own heartbeats: the periods in which the silence of other processes is meaningful.
 
     Attributes:
         now_s: time of the last echo.
@@ -50,7 +50,7 @@ class Echoes:
         self.now_s = float("-inf")
         self.since_s = float("-inf")
 
-    def heard(self, now_s: float, *, unacked: int, acked: int) -> None:
+    def receive(self, now_s: float, *, unacked: int, acked: int) -> None:
         """Record an echo, with the number of events waiting for the log and of those acknowledged so far."""
         if not unacked or acked != self._acked:
             self._acked, self._acked_s = acked, now_s
@@ -63,23 +63,23 @@ class Echoes:
         """Start a new period: silence before now is not meaningful."""
         self.since_s = self.now_s
 
-    def silence_s(self, heard_s: float) -> float:
-        """Seconds of meaningful silence of a process that was last heard at `heard_s`."""
-        return self.now_s - max(heard_s, self.since_s)
+    def silence_s(self, received_s: float) -> float:
+        """Seconds of meaningful silence of a process whose last heartbeat was received at `received_s`."""
+        return self.now_s - max(received_s, self.since_s)
 
 
 @dataclass(slots=True)
-class _Life:
+class _WorkerState:
     """State of one incarnation: last heartbeat and last progress.
 
-    `figures` are its own progress counters. `declared`: it was declared lost. `read_seq`: the position it
+    `progress` are its own progress counters. `declared`: it was declared lost. `read_seq`: the position it
     may have read in the log when its heartbeat was due and missing.
     """
 
     incarnation: int
-    heard_s: float
-    moved_s: float
-    figures: tuple[Any, ...] = ()
+    received_s: float
+    progressed_s: float
+    progress: tuple[Any, ...] = ()
     has_work: bool = False
     loop_age_s: float = 0.0
     declared: bool = False
@@ -87,7 +87,7 @@ class _Life:
 
 
 @dataclass(slots=True)
-class Workers:
+class WorkerLiveness:
     """The incarnations of workers, according to their heartbeats.
 
     Attributes:
@@ -98,70 +98,72 @@ class Workers:
     echoes: Echoes
     silent_s: float
     hung_s: float
-    _lives: dict[int, _Life] = field(default_factory=dict)
+    _workers: dict[int, _WorkerState] = field(default_factory=dict)
 
-    def know(self, lives: Mapping[int, int], now_s: float, seq: int) -> None:
+    def set_incarnations(self, incarnations: Mapping[int, int], now_s: float, seq: int) -> None:
         """Set the current incarnations by rank, according to the log up to `seq`."""
-        self._lives = {
+        self._workers = {
             rank: known
-            if (known := self._lives.get(rank)) is not None and known.incarnation == incarnation
-            else _Life(incarnation, heard_s=now_s, moved_s=now_s)
-            for rank, incarnation in lives.items()
+            if (known := self._workers.get(rank)) is not None and known.incarnation == incarnation
+            else _WorkerState(incarnation, received_s=now_s, progressed_s=now_s)
+            for rank, incarnation in incarnations.items()
         }
-        for life in self._lives.values():
-            if life.read_seq is None and now_s - life.heard_s > _HEARD_AGAIN_S:
-                life.read_seq = seq
+        for worker in self._workers.values():
+            if worker.read_seq is None and now_s - worker.received_s > _RECEIVED_WITHIN_S:
+                worker.read_seq = seq
 
-    def hear(self, rank: int, signs: Mapping[str, Any], now_s: float) -> None:
+    def receive(self, rank: int, heartbeat: Mapping[str, Any], now_s: float) -> None:
         """Record a worker's heartbeat. A heartbeat of another incarnation is ignored."""
-        life = self._lives.get(rank)
-        if life is None or signs.get("incarnation") != life.incarnation:
+        worker = self._workers.get(rank)
+        if worker is None or heartbeat.get("incarnation") != worker.incarnation:
             return
-        life.heard_s, life.read_seq = now_s, None
-        figures, life.has_work = _figures(signs), _has_work(signs)
-        if figures != life.figures or not life.has_work:
-            life.figures, life.moved_s = figures, now_s
-        age_s = signs.get("loop_age_s", 0.0)
-        life.loop_age_s = float(age_s) if isinstance(age_s, int | float) else 0.0
+        worker.received_s, worker.read_seq = now_s, None
+        progress, worker.has_work = _progress(heartbeat), _has_work(heartbeat)
+        if progress != worker.progress or not worker.has_work:
+            worker.progress, worker.progressed_s = progress, now_s
+        age_s = heartbeat.get("loop_age_s", 0.0)
+        worker.loop_age_s = float(age_s) if isinstance(age_s, int | float) else 0.0
 
     def lost(self) -> list[Loss]:
         """The incarnations that are over as of the last echo and not yet declared lost."""
         verdicts = [
-            (rank, life, self._verdict(life)) for rank, life in self._lives.items() if not life.declared
+            (rank, worker, self._verdict(worker))
+            for rank, worker in self._workers.items()
+            if not worker.declared
         ]
         return [
-            Loss(rank, life.incarnation, why, life.read_seq)
-            for rank, life, why in verdicts
+            Loss(rank, worker.incarnation, why, worker.read_seq)
+            for rank, worker, why in verdicts
             if why is not None
         ]
 
     def declare(self, loss: Loss) -> None:
         """Note that the declaration of a loss was sent to the log."""
-        life = self._lives.get(loss.rank)
-        if life is not None and life.incarnation == loss.incarnation:
-            life.declared = True
+        worker = self._workers.get(loss.rank)
+        if worker is not None and worker.incarnation == loss.incarnation:
+            worker.declared = True
 
-    def lead(self) -> None:
+    def start_term(self) -> None:
         """Start a new term: declarations of earlier terms may be void."""
-        for life in self._lives.values():
-            life.declared = False
+        for worker in self._workers.values():
+            worker.declared = False
 
-    def _verdict(self, life: _Life) -> str | None:
-        silent_s = self.echoes.silence_s(life.heard_s)
+    def _verdict(self, worker: _WorkerState) -> str | None:
+        silent_s = self.echoes.silence_s(worker.received_s)
         if silent_s >= self.silent_s:
-            return f"not heard for {silent_s:.1f} s"
+            return f"no heartbeat for {silent_s:.1f} s"
         if not self.hung_s:
             return None
-        if life.loop_age_s >= self.hung_s:
-            return f"its main loop stands still for {life.loop_age_s:.1f} s"
-        stuck_s = self.echoes.silence_s(life.moved_s)
+        if worker.loop_age_s >= self.hung_s:
+            return f"its main loop has not run for {worker.loop_age_s:.1f} s"
+        stuck_s = self.echoes.silence_s(worker.progressed_s)
         if stuck_s >= self.hung_s:
-            return f"has work, and got no further for {stuck_s:.1f} s"
+            return f"has work, but made no progress for {stuck_s:.1f} s"
         return None
 
 
 @dataclass(slots=True)
-class Leader:
+class LeaderLiveness:
     """The leading conductor, according to its heartbeats.
 
     Attributes:
@@ -172,55 +174,56 @@ class Leader:
     echoes: Echoes
     silent_s: float
     answer_s: float
-    _heard_s: float | None = None
-    _gone: str | None = None
+    _received_s: float | None = None
+    _absence: str | None = None
 
-    def hear(self, signs: Mapping[str, Any], epoch: int, now_s: float) -> None:
+    def receive(self, heartbeat: Mapping[str, Any], epoch: int, now_s: float) -> None:
         """Record a heartbeat of another conductor; `epoch` is the epoch in force as far as it was read."""
-        told = signs.get("epoch")
-        if not isinstance(told, int) or told < epoch:
+        its_epoch = heartbeat.get("epoch")
+        if not isinstance(its_epoch, int) or its_epoch < epoch:
             return  # from a deposed leader that does not know it yet
-        if signs.get("state") == "leading":
+        if heartbeat.get("state") == "leading":
             self.expect(now_s)
-        elif signs.get("state") == "leaving" and signs.get("led") is True:
-            self.is_gone("the leader has left")
+        elif heartbeat.get("state") == "leaving" and heartbeat.get("led") is True:
+            self.set_absent("the leader has left")
 
     def expect(self, now_s: float) -> None:
         """Note that a conductor leads or is about to: wait for its heartbeats from now on."""
-        self._heard_s, self._gone = now_s, None
+        self._received_s, self._absence = now_s, None
 
-    def is_gone(self, why: str) -> None:
+    def set_absent(self, why: str) -> None:
         """Note that certainly no conductor leads."""
-        self._gone = why
+        self._absence = why
 
-    def gone(self) -> str | None:
+    def absence(self) -> str | None:
         """The reason why no conductor leads, as of the last echo; None if one may lead."""
-        if self._gone is not None:
-            return self._gone
-        if self._heard_s is None:  # after our start: a leader has received our first heartbeat and answers it
+        if self._absence is not None:
+            return self._absence
+        if self._received_s is None:  # after our start: a leader answers our first heartbeat
             silent_s, most_s = self.echoes.now_s - self.echoes.since_s, self.answer_s
         else:
-            silent_s, most_s = self.echoes.silence_s(self._heard_s), self.silent_s
-        return f"no leader was heard for {silent_s:.1f} s" if silent_s >= most_s else None
+            silent_s, most_s = self.echoes.silence_s(self._received_s), self.silent_s
+        return f"no heartbeat of a leader for {silent_s:.1f} s" if silent_s >= most_s else None
 
 
-def _figures(signs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """A worker's own progress counters, without what others do to it."""
-    meters = _map(signs.get("meters"))
+def _progress(heartbeat: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A worker's progress counters, without counters that other processes change."""
+    meters = _map(heartbeat.get("meters"))
     edges, tensors = _map(meters.get("edges")), _map(meters.get("tensors"))
     return (
-        signs.get("steps"),
+        heartbeat.get("steps"),
         *(meters.get(name) for name in ("sequences", "computed_tokens", "sampled_tokens")),
         *(edges.get(name) for name in ("told", "items", "chunks")),
         tensors.get("puts"),
     )
 
 
-def _has_work(signs: Mapping[str, Any]) -> bool:
+def _has_work(heartbeat: Mapping[str, Any]) -> bool:
     """Tell whether a worker should progress. Not while its sequences are held, or the log accepts nothing."""
-    if signs.get("state") not in _WORKING or _count(_map(_map(signs.get("meters")).get("log")), "unacked"):
+    log = _map(_map(heartbeat.get("meters")).get("log"))
+    if heartbeat.get("state") not in _WORKING or _count(log, "unacked"):
         return False
-    running, held, waiting = (_count(signs, name) for name in ("running", "held", "waiting"))
+    running, held, waiting = (_count(heartbeat, name) for name in ("running", "held", "waiting"))
     return running > held or (waiting > 0 and not running)
 
 
@@ -228,6 +231,6 @@ def _map(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _count(signs: Mapping[str, Any], name: str) -> int:
-    value = signs.get(name)
+def _count(heartbeat: Mapping[str, Any], name: str) -> int:
+    value = heartbeat.get(name)
     return value if isinstance(value, int) else 0

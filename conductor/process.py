@@ -1,6 +1,6 @@
 """The conductor's process: a thin shell between the log and the pure core.
 
-It reads the log, from a snapshot on if there is one, and follows it. When no conductor leads
+It reads the log, after a snapshot if there is one, and follows it. When no conductor leads
 (`conductor.liveness`), it claims the next epoch. It leads from the moment it reads its own claim, because
 then it has folded everything before it: it publishes decisions that are not recorded yet and continues. It
 records lost workers and passed time limits (`conductor.timers`) as events; the core decides what follows
@@ -27,7 +27,7 @@ from conductor.core.react import Deadline
 from conductor.core.schedule import Deployment
 from conductor.deployment import deployment_of
 from conductor.digests import fold_digest
-from conductor.liveness import Echoes, Leader, Workers
+from conductor.liveness import Echoes, LeaderLiveness, WorkerLiveness
 from conductor.snapshots import Snapshots
 from conductor.timers import Timers
 from conductor.writer import DecisionWriter
@@ -44,12 +44,12 @@ from shared.subjects import Subjects
 from shared.telemetry.log_fields import quoting
 
 _LOGGER = logging.getLogger("conductor")
-BEAT_S: Final = 0.25
+HEARTBEAT_S: Final = 0.25
 """Seconds between heartbeats at most; fewer for short limits."""
-_BEATS_IN_SILENCE: Final = 6
-"""Heartbeats within the shortest meaningful silence; half of them may be late."""
-_LOOK_S: Final = 0.1
-_LOOK_SELDOM: Final = 100
+_HEARTBEATS_IN_SILENCE: Final = 6
+"""Heartbeats within the shortest time limit for silence; half of them may be late."""
+_DEADLINE_CHECK_S: Final = 0.1
+_DEADLINE_CHECK_FACTOR: Final = 100
 """At most one check of the time limits per this many durations of a check, for thousands of limits."""
 _PROBE_S: Final = 0.5
 _RECORDS_AT_ONCE: Final = 500
@@ -123,8 +123,8 @@ class Conductor:
         self._cluster = cluster
         self._deployment = deployment
         self._closed = msgspec.structs.replace(deployment, max_concurrent_requests=0)
-        self._capacity = CapacityWatch(log, self._room_changed)
-        self._has_room = asyncio.Event()
+        self._capacity = CapacityWatch(log, self._capacity_changed)
+        self._has_capacity = asyncio.Event()
         self._subjects = subjects
         self._name = name
         self._snapshots = snapshots
@@ -135,44 +135,44 @@ class Conductor:
         self._since_snapshot = 0
         self._snapshot_due = asyncio.Event()
         self._led = False
-        self._say_now = asyncio.Event()
+        self._heartbeat_now = asyncio.Event()
         self._caught_up = False
         self._claimed_seq = 0
         shortest_s = min(recovery.worker_silent_s, recovery.leader_silent_s)
-        self._beat_s = min(BEAT_S, shortest_s / _BEATS_IN_SILENCE)
+        self._heartbeat_s = min(HEARTBEAT_S, shortest_s / _HEARTBEATS_IN_SILENCE)
         self._echoes = Echoes(gap_s=shortest_s / 2)
-        self._look = asyncio.Event()
-        self._workers = Workers(self._echoes, recovery.worker_silent_s, recovery.worker_hung_s)
-        self._leader = Leader(self._echoes, recovery.leader_silent_s, answer_s=2 * self._beat_s)
+        self._check_liveness = asyncio.Event()
+        self._workers = WorkerLiveness(self._echoes, recovery.worker_silent_s, recovery.worker_hung_s)
+        self._leader = LeaderLiveness(self._echoes, recovery.leader_silent_s, answer_s=2 * self._heartbeat_s)
         self._timers = Timers()
-        self._look_at_limits = asyncio.Event()
+        self._check_limits = asyncio.Event()
         self._alone = alone
 
     @property
     def leading(self) -> bool:
-        """True if the last read epoch is this conductor's."""
+        """True if this conductor opened the last epoch it has read."""
         return self._cluster.leader == self._name
 
     async def run(self) -> None:
         """Fold the log, and decide while leading, until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._hear(), name="hear")
-                tasks.create_task(self._beat(), name="beat")
+                tasks.create_task(self._receive_heartbeats(), name="receive heartbeats")
+                tasks.create_task(self._send_heartbeats(), name="send heartbeats")
                 tasks.create_task(self._follow(), name="follow")
-                tasks.create_task(self._watch(), name="watch")
-                tasks.create_task(self._time(), name="time")
-                tasks.create_task(self._capacity.run(), name="room")
+                tasks.create_task(self._watch_liveness(), name="watch liveness")
+                tasks.create_task(self._watch_deadlines(), name="watch deadlines")
+                tasks.create_task(self._capacity.run(), name="watch capacity")
                 tasks.create_task(self._admit_again(), name="admit again")
                 if self._snapshots is not None:
                     tasks.create_task(self._keep_snapshots(self._snapshots), name="snapshots")
         except asyncio.CancelledError:
-            await self._leave()
+            await self._announce_leaving()
             raise
 
-    async def _leave(self) -> None:
+    async def _announce_leaving(self) -> None:
         """Announce the end of the leadership, if it led, and write a snapshot."""
-        await self._tell(state="leaving", led=self._led)
+        await self._send_heartbeat(state="leaving", led=self._led)
         if self._snapshots is not None and self._led:
             await self._write_snapshot(self._snapshots)
 
@@ -184,25 +184,25 @@ class Conductor:
         subjects = self._subjects.for_conductor()
         async with aclosing(self._log.history(subjects, start_seq, state.last_seq)) as records:
             async for record in records:
-                await self._take(record, is_news=False)
+                await self._fold(record, is_new=False)
         _LOGGER.log(
             logging.INFO if state.last_seq else logging.DEBUG,
             "read %d events%s in %.2f s, %d requests are open",
             state.last_seq + 1 - start_seq,
-            f" behind the {known_seq} of a snapshot" if known_seq else "",
+            f" after the {known_seq} of a snapshot" if known_seq else "",
             time.monotonic() - began_s,
             len(self._cluster.open),
         )
         if self._alone or await self._is_first(state):
-            self._leader.is_gone("there is no other conductor")
+            self._leader.set_absent("there is no other conductor")
         self._caught_up = True
-        self._look.set()
+        self._check_liveness.set()
         async with aclosing(self._log.read(subjects, max(start_seq, state.last_seq + 1))) as records:
             async for record in records:
                 led, leader = self._led, self._cluster.leader
-                await self._take(record, is_news=True)
+                await self._fold(record, is_new=True)
                 if self._led and not led:
-                    self._say_now.set()
+                    self._heartbeat_now.set()
                     _LOGGER.info("leading in epoch %d", self._cluster.fence.epoch)
                 elif led and not self._led:
                     _LOGGER.warning("deposed by %s: following", self._cluster.leader)
@@ -213,7 +213,7 @@ class Conductor:
         """Tell whether no conductor has run on this log before."""
         return state.first_seq <= 1 and await self._log.last(self._subjects.epoch) is None
 
-    async def _take(self, record: StoredRecord, *, is_news: bool) -> None:
+    async def _fold(self, record: StoredRecord, *, is_new: bool) -> None:
         """Fold one record; while leading, publish the resulting decisions."""
         read_ns = time.time_ns()
         faults.reach("conductor.record.read")
@@ -221,8 +221,8 @@ class Conductor:
         self._folded += 1
         self._last = record
         self._timers.read(record.seq, record.time_ns, time.monotonic())
-        self._look_at_limits.set()
-        if folded.note and is_news:
+        self._check_limits.set()
+        if folded.note and is_new:
             extra = quoting(folded.quotation) if folded.quotation else None
             _LOGGER.log(logging.INFO if self.leading else logging.DEBUG, folded.note, extra=extra)
         if folded.divergence:
@@ -231,8 +231,8 @@ class Conductor:
         if self._led:
             if not led:
                 faults.reach("conductor.claim.read")
-                self._workers.lead()
-                self._timers.lead()
+                self._workers.start_term()
+                self._timers.start_term()
             decisions = folded.decisions if led else self._cluster.outstanding()
             decisions = (*decisions, *self._cluster.schedule(self._allowed))
             await self._writer.decide(decisions, record.seq, read_ns)
@@ -246,33 +246,33 @@ class Conductor:
         """The deployment, without admissions while the log has no capacity. Admitted requests continue."""
         return self._closed if self._capacity.reason else self._deployment
 
-    def _room_changed(self) -> None:
+    def _capacity_changed(self) -> None:
         if not self._capacity.reason:
-            self._has_room.set()
+            self._has_capacity.set()
 
     async def _admit_again(self) -> None:
         """Admit waiting requests once the log has capacity: no record would trigger it."""
         while True:
-            await self._has_room.wait()
-            self._has_room.clear()
+            await self._has_capacity.wait()
+            self._has_capacity.clear()
             if self._led and self._last is not None:
                 decisions = self._cluster.schedule(self._allowed)
                 await self._writer.decide(decisions, self._last.seq, time.time_ns())
 
     # ---- heartbeats --------------------------------------------------------------------------------
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             if self.leading:
-                await self._tell(state="leading")
+                await self._send_heartbeat(state="leading")
             else:
-                await self._tell(state="following" if self._caught_up else "starting")
+                await self._send_heartbeat(state="following" if self._caught_up else "starting")
             with contextlib.suppress(TimeoutError):  # processes that wait for a leader learn of it at once
-                async with asyncio.timeout(self._beat_s):
-                    await self._say_now.wait()
-            self._say_now.clear()
+                async with asyncio.timeout(self._heartbeat_s):
+                    await self._heartbeat_now.wait()
+            self._heartbeat_now.clear()
 
-    async def _tell(self, **state: Any) -> None:
-        beat = {
+    async def _send_heartbeat(self, **state: Any) -> None:
+        heartbeat = {
             **state,
             "epoch": self._cluster.fence.epoch,
             "seq": self._cluster.seq,
@@ -284,48 +284,50 @@ class Conductor:
             ),
         }
         await self._log.send_heartbeat(
-            self._subjects.heartbeat("conductor", self._name), msgspec.msgpack.encode(beat)
+            self._subjects.heartbeat("conductor", self._name), msgspec.msgpack.encode(heartbeat)
         )
 
-    async def _hear(self) -> None:
-        async with aclosing(self._log.listen(self._subjects.heartbeats())) as beats:
-            async for subject, data in beats:
+    async def _receive_heartbeats(self) -> None:
+        async with aclosing(self._log.listen(self._subjects.heartbeats())) as heartbeats:
+            async for subject, data in heartbeats:
                 match subject.split("."):
                     case [_, _, "conductor", name] if name == self._name:
-                        self._hear_echo()
+                        self._receive_echo()
                     case [_, _, "conductor", _]:
-                        self._hear_conductor(_signs(data))
+                        self._receive_conductor(_decoded(data))
                     case [_, _, "worker", rank] if rank.isdecimal():
-                        self._workers.hear(int(rank), _signs(data), time.monotonic())
+                        self._workers.receive(int(rank), _decoded(data), time.monotonic())
                     case _:
                         pass
 
-    def _hear_echo(self) -> None:
+    def _receive_echo(self) -> None:
         now_s, stats = time.monotonic(), self._log.stats()
-        self._echoes.heard(now_s, unacked=stats.unacked, acked=stats.publish_ack_s.count)
+        self._echoes.receive(now_s, unacked=stats.unacked, acked=stats.publish_ack_s.count)
         if self._caught_up:
             ranks = self._cluster.world.ranks.items()
-            lives = {rank: one.incarnation for rank, one in ranks if one.incarnation is not None}
-            self._workers.know(lives, now_s, self._cluster.seq)
+            incarnations = {rank: one.incarnation for rank, one in ranks if one.incarnation is not None}
+            self._workers.set_incarnations(incarnations, now_s, self._cluster.seq)
         if self.leading:
             self._leader.expect(now_s)
-        self._look.set()
+        self._check_liveness.set()
 
-    def _hear_conductor(self, signs: dict[str, Any]) -> None:
-        self._leader.hear(signs, self._cluster.fence.epoch, time.monotonic())
-        if self.leading and signs.get("state") == "starting":
-            self._say_now.set()
-        self._look.set()
+    def _receive_conductor(self, heartbeat: dict[str, Any]) -> None:
+        self._leader.receive(heartbeat, self._cluster.fence.epoch, time.monotonic())
+        if self.leading and heartbeat.get("state") == "starting":
+            self._heartbeat_now.set()
+        self._check_liveness.set()
 
-    # ---- who leads, and who is lost ------------------------------------------------------------------
-    async def _watch(self) -> None:
-        """On every news: claim the leadership if there is no leader, and declare lost workers."""
+    # ---- leadership and lost workers ------------------------------------------------------------------
+    async def _watch_liveness(self) -> None:
+        """After each heartbeat, claim the leadership if there is no leader, or declare lost workers."""
         while True:
-            await self._look.wait()
-            self._look.clear()
+            await self._check_liveness.wait()
+            self._check_liveness.clear()
             if self._led:
                 await self._declare_lost()
-            elif self._caught_up and self._cluster.seq >= self._claimed_seq and (why := self._leader.gone()):
+                continue
+            has_read_claim = self._cluster.seq >= self._claimed_seq
+            if self._caught_up and has_read_claim and (why := self._leader.absence()):
                 await self._claim(why)
 
     async def _claim(self, why: str) -> None:
@@ -338,12 +340,12 @@ class Conductor:
                 )
         except WrongLastSequenceError:
             _LOGGER.info("another conductor opened an epoch first: following")
-        except (TimeoutError, CapacityError) as error:  # it may be stored nevertheless; then it will be read
-            _LOGGER.warning("the log did not take the claim: %s", error)
+        except (TimeoutError, CapacityError) as error:  # if it was stored nevertheless, it will be read
+            _LOGGER.warning("the log did not store the claim: %s", error)
         self._leader.expect(time.monotonic())
 
     async def _declare_lost(self) -> None:
-        """Declare lost incarnations. Not while the log is away: silent workers may be back before the log."""
+        """Declare lost incarnations. Not while the log is unavailable, which can be why workers are silent."""
         if not self._workers.lost():
             return
         if not await self._log_answers():
@@ -352,7 +354,7 @@ class Conductor:
         for loss in self._workers.lost() if self._led else ():
             _LOGGER.warning("the worker of rank %d is lost: %s", loss.rank, loss.reason)
             self._workers.declare(loss)
-            await self._writer.lose(loss)
+            await self._writer.record_loss(loss)
 
     async def _log_answers(self) -> bool:
         try:
@@ -363,7 +365,7 @@ class Conductor:
         return True
 
     # ---- time limits ---------------------------------------------------------------------------------
-    async def _time(self) -> None:
+    async def _watch_deadlines(self) -> None:
         """Record passed time limits. Checked when one is due, and after a record or an acknowledgement."""
         loop = asyncio.get_running_loop()
         while True:
@@ -373,19 +375,19 @@ class Conductor:
                 due = self._timers.due(limits, began_s)
                 took_s = time.monotonic() - began_s
                 for deadline in due:
-                    self._timers.say(deadline)
-                    await self._writer.pass_deadline(deadline, partial(self._said, deadline))
+                    self._timers.mark_sent(deadline)
+                    await self._writer.record_deadline(deadline, partial(self._deadline_stored, deadline))
                 next_s = self._timers.next_s(limits, time.monotonic())
             at_s = None if next_s is None else loop.time() + next_s
-            await asyncio.sleep(max(_LOOK_S, _LOOK_SELDOM * took_s))
+            await asyncio.sleep(max(_DEADLINE_CHECK_S, _DEADLINE_CHECK_FACTOR * took_s))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(at_s):
-                    await self._look_at_limits.wait()
-            self._look_at_limits.clear()
+                    await self._check_limits.wait()
+            self._check_limits.clear()
 
-    def _said(self, deadline: Deadline, seq: int) -> None:
+    def _deadline_stored(self, deadline: Deadline, seq: int) -> None:
         self._timers.stored(deadline, seq)
-        self._look_at_limits.set()
+        self._check_limits.set()
 
     # ---- snapshots -----------------------------------------------------------------------------------
     def _count_for_snapshot(self) -> None:
@@ -406,9 +408,9 @@ class Conductor:
         await snapshots.write(self._cluster, self._last, self._created_ns)
 
 
-def _signs(beat: bytes) -> dict[str, Any]:
+def _decoded(heartbeat: bytes) -> dict[str, Any]:
     """The content of a heartbeat; empty if it is malformed."""
     try:
-        return msgspec.msgpack.decode(beat, type=dict[str, Any])
+        return msgspec.msgpack.decode(heartbeat, type=dict[str, Any])
     except msgspec.MsgspecError:
         return {}

@@ -44,9 +44,8 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
     """Identity of the state.
 
     Attributes:
-        created_ns: creation time of the log, which identifies it. `seq` is the last folded record, `record`
-        its
-            digest.
+        created_ns: creation time of the log, which identifies it.
+        seq: position of the last folded record; `record` is its digest.
         fold: digest of everything that the fold depends on besides the log.
     """
 
@@ -90,7 +89,7 @@ class Snapshots:
             await self._check(header, log, subjects)
             return snapshot.load(state, graph_of, subjects)
         except (OSError, ValueError) as error:
-            _LOGGER.warning("the snapshot %s is not used, the log is read instead: %s", self.path, error)
+            _LOGGER.warning("cannot use the snapshot %s, reading the whole log instead: %s", self.path, error)
             return None
 
     async def write(self, cluster: Cluster, last: StoredRecord, created_ns: int) -> None:
@@ -128,7 +127,7 @@ class Snapshots:
             return None
         content, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
         if hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest() != digest:
-            raise _UnusableError("it is damaged: expected its digest at its end")
+            raise _UnusableError("it is damaged: its last bytes are not its digest")
         return content
 
     def _store(self, parts: list[bytes]) -> None:
@@ -153,15 +152,15 @@ class Snapshots:
     async def _check(self, header: _Header, log: Log, subjects: Subjects) -> None:
         state = await log.state()
         if header.version != VERSION:
-            raise _UnusableError(f"it is of format {header.version}, expected {VERSION}")
+            raise _UnusableError(f"expected format {VERSION}, found {header.version}")
         if header.created_ns != state.created_ns:
-            raise _UnusableError("it is of another log")
+            raise _UnusableError("it belongs to another log")
         if header.fold != self._fold:
-            raise _UnusableError("it was written by another version, or for another model")
+            raise _UnusableError("it was written by another version or for another model")
         if header.seq > state.last_seq:
-            raise _UnusableError(f"it is of position {header.seq}, and the log ends at {state.last_seq}")
+            raise _UnusableError(f"its position is {header.seq}, but the log ends at {state.last_seq}")
         if header.seq < state.first_seq - 1:
-            raise _UnusableError(f"it is of position {header.seq}, and the log begins at {state.first_seq}")
+            raise _UnusableError(f"its position is {header.seq}, but the log begins at {state.first_seq}")
         if header.seq >= state.first_seq:
             await self._check_record(header, log, subjects)
 
@@ -172,16 +171,14 @@ class Snapshots:
             async for record in records:
                 if _digest(record) == header.record:
                     return
-        raise _UnusableError(
-            f"the log holds another record at {header.seq} than the one it was written behind"
-        )
+        raise _UnusableError(f"the log has another record at its position {header.seq}")
 
 
 def _opened(content: bytes) -> tuple[_Header, memoryview]:
     """Decode an intact file into header and state."""
     begin = len(_MAGIC) + _LENGTH.size
     if not content.startswith(_MAGIC) or len(content) < begin:
-        raise _UnusableError("it is no snapshot")
+        raise _UnusableError("it is not a snapshot")
     end = begin + _LENGTH.unpack_from(content, len(_MAGIC))[0]
     header = msgspec.msgpack.decode(content[begin:end], type=_Header)
     return header, memoryview(content)[end:]

@@ -21,11 +21,11 @@ class Timers:
         self._seq = 0
         self._read_ns = 0
         self._ahead_ns: int | None = None
-        self._said: dict[Deadline, int | None] = {}
+        self._sent: dict[Deadline, int | None] = {}
 
-    def lead(self) -> None:
+    def start_term(self) -> None:
         """Start a new term: events of an earlier term may be void."""
-        self._said = {}
+        self._sent = {}
 
     def read(self, seq: int, time_ns: int, now_s: float) -> None:
         """Note the position and storage time of a record that was just folded."""
@@ -36,15 +36,15 @@ class Timers:
     def due(self, deadlines: Iterable[Deadline], now_s: float) -> list[Deadline]:
         """The limits to record as passed now."""
         listed = list(deadlines)
-        said = {one: self._said[one] for one in listed if one in self._said}
-        void = [one for one, seq in said.items() if seq is not None and seq <= self._seq]
+        sent = {one: self._sent[one] for one in listed if one in self._sent}
+        void = [one for one, seq in sent.items() if seq is not None and seq <= self._seq]
         if void:  # the event was read and had no effect
             self._ahead_ns = self._read_ns
-        self._said = {one: seq for one, seq in said.items() if one not in void}
+        self._sent = {one: seq for one, seq in sent.items() if one not in void}
         if self._ahead_ns is None:
             return []
         now_ns = self._ahead_ns + round(now_s * _NS_PER_S)
-        return [one for one in listed if one.at_ns <= now_ns and one not in self._said]
+        return [one for one in listed if one.at_ns <= now_ns and one not in self._sent]
 
     def next_s(self, deadlines: Iterable[Deadline], now_s: float) -> float | None:
         """Seconds until the next limit that is not recorded as passed; None without one.
@@ -54,14 +54,14 @@ class Timers:
         if self._ahead_ns is None:
             return None
         now_ns = self._ahead_ns + round(now_s * _NS_PER_S)
-        left_ns = [one.at_ns - now_ns for one in deadlines if one not in self._said]
+        left_ns = [one.at_ns - now_ns for one in deadlines if one not in self._sent]
         return max(min(left_ns), 0) / _NS_PER_S if left_ns else None
 
-    def say(self, deadline: Deadline) -> None:
+    def mark_sent(self, deadline: Deadline) -> None:
         """Note that the event of a limit was sent to the log."""
-        self._said[deadline] = None
+        self._sent[deadline] = None
 
     def stored(self, deadline: Deadline, seq: int) -> None:
         """Note that the event of a limit was stored at `seq`."""
-        if deadline in self._said:
-            self._said[deadline] = seq
+        if deadline in self._sent:
+            self._sent[deadline] = seq

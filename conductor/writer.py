@@ -42,7 +42,7 @@ class DecisionWriter:
             await self._post(self._subject(decision), decision, partial(_stored, span))
             faults.reach("conductor.decision.posted")
 
-    async def lose(self, loss: Loss) -> None:
+    async def record_loss(self, loss: Loss) -> None:
         """Publish the loss of an incarnation."""
         event = WorkerLost(
             id=f"worker.{loss.rank}.{loss.incarnation}.lost",
@@ -54,14 +54,14 @@ class DecisionWriter:
         await self._post(self._subjects.lost, event)
         faults.reach("conductor.lost.posted")
 
-    async def pass_deadline(self, deadline: Deadline, stored: Callable[[int], None]) -> None:
+    async def record_deadline(self, deadline: Deadline, stored: Callable[[int], None]) -> None:
         """Publish that a time limit has passed; `stored(seq)` is called when the log has stored it."""
         request = self._cluster.request(deadline.request_id)
-        whose = "request" if deadline.step is None else str(deadline.step)
+        subject = "request" if deadline.step is None else str(deadline.step)
         # An event that is stored too early is repeated as another event.
-        said = f"{self._cluster.fence.epoch}.{self.count + 1}"
+        unique = f"{self._cluster.fence.epoch}.{self.count + 1}"
         event = DeadlinePassed(
-            id=f"{deadline.request_id}.deadline.{deadline.attempt}.{whose}.{said}",
+            id=f"{deadline.request_id}.deadline.{deadline.attempt}.{subject}.{unique}",
             request_id=deadline.request_id,
             attempt=deadline.attempt,
             deadline_ns=deadline.at_ns,
@@ -95,7 +95,7 @@ class DecisionWriter:
 
     def _origin(self, request_id: str) -> str:
         request = self._cluster.request(request_id)
-        assert request is not None, "a fence is decided for a request that is known"
+        assert request is not None, "only known requests get a fence"
         return request.submission.origin
 
 

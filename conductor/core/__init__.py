@@ -1,1 +1,1 @@
-"""The conductor's mind: a pure fold over the log. No I/O, no clock, no chance."""
+"""The conductor's decisions: a pure fold over the log, without I/O, clock or random numbers."""

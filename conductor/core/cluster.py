@@ -22,10 +22,10 @@ import msgspec
 
 from conductor.core.lifecycle import Phase
 from conductor.core.orders import failed
-from conductor.core.react import Deadline, Fact, LifeEnd, Reaction, Reactor, deadlines
+from conductor.core.react import Deadline, Fact, IncarnationEnd, Reaction, Reactor, deadlines
 from conductor.core.replicas import Memory, Place
 from conductor.core.request import Decision, RankState, Request, World, archived, decided, submitted
-from conductor.core.schedule import Deployment, place_of, refuse, schedule, turn_away
+from conductor.core.schedule import Deployment, place_of, reject_overflow, rejection, schedule
 from models.base import ModelGraph
 from shared.epoch_fence import EpochFence
 from shared.errors import Divergence
@@ -71,7 +71,7 @@ from shared.subject_rules import check_address
 from shared.subjects import Address, Subjects
 
 KEEP_ENDED: Final = 10_000
-"""Ended requests whose full state is kept. Older ones keep a digest only, to recognise a second copy."""
+"""Ended requests whose full state is kept. Older ones keep only a digest, to recognise a second copy."""
 FORGET_AFTER_NS: Final = 8 * 24 * 3600 * 1_000_000_000
 """Digests of ended requests are kept this long in the log's time: a day longer than the log keeps events."""
 _FORGET_EVERY: Final = 1_000
@@ -113,16 +113,17 @@ class Cluster:
     """All requests and workers.
 
     Attributes:
-        graph_of: the graph of a family, by name. seq: position of the last folded record; `now_ns` is the
-        log's time there. leader: the conductor that opened the highest epoch. open: requests that have not
-        ended, in order of submission. `waiting` are those that `schedule` may still
-            admit, `held` those it may resume. Requests whose admission or resumption was sent but is not in
-            the log yet are in neither, but in `_places`, which holds all other open requests.
-        digests: time of the end of requests, and their submissions' digests. refusals: refused submissions
-        whose refusal is not in the log yet. blamed: incarnations that were ended by a single request, with
-        that request. They make no other request a
-            suspect.
-        memory: what the choice of replicas remembers; a cache.
+        graph_of: the graph of a family, by name.
+        seq: position of the last folded record; `now_ns` is the log's time there.
+        leader: the conductor that opened the highest epoch.
+        open: requests that have not ended, in order of submission. `waiting` are those that `schedule` may
+            still admit, `held` those it may resume. `_places` has all other open requests, including those
+            whose admission or resumption was sent but is not in the log yet.
+        digests: by ended request, the time of its end and the digest of its submission.
+        refusals: refusals of submissions that are not in the log yet.
+        blamed: incarnations that were ended by a single request, with that request. They make no other
+            request a suspect.
+        memory: state of the choice of replicas; a cache.
     """
 
     graph_of: Callable[[str], ModelGraph]
@@ -141,8 +142,8 @@ class Cluster:
     blamed: dict[int, str] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
     _places: dict[str, Place] = field(default_factory=dict)
-    _fresh: dict[str, Request] = field(default_factory=dict)
-    _lives: set[str] = field(default_factory=set)
+    _unscheduled: dict[str, Request] = field(default_factory=dict)
+    _joins: set[str] = field(default_factory=set)
     _reactor: Reactor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -162,7 +163,7 @@ class Cluster:
         address = self.subjects.parse(record.subject)
         if address is None:
             return Folded(
-                note=f"record {record.seq} is on {record.subject[:200]}, which is no subject of ours"
+                note=f"record {record.seq} is on {record.subject[:200]}: not a subject of this deployment"
             )
         try:
             event = decode(record.data, address.kind)
@@ -175,16 +176,19 @@ class Cluster:
         """The second half of `fold`."""
         record, event = entry.record, entry.event
         if not self.fence.admits(event):
-            return Folded(void=True, note=f"record {record.seq} is of the closed epoch {event.epoch}: void")
+            return Folded(
+                void=True,
+                note=f"record {record.seq} is from the closed epoch {event.epoch} and has no effect",
+            )
         return self.HANDLERS[type(event)](self, entry.address.request_id or "", event, record)
 
     def schedule(self, deployment: Deployment) -> list[Decision]:
         """Admit and resume what is possible now. Each decision is returned once; it counts once stored."""
         if not self.waiting and not self.held:
             return []
-        fresh = list(self._fresh.values())
-        self._fresh.clear()
-        refused = [refusal for request in fresh if (refusal := refuse(request, deployment))]
+        new = list(self._unscheduled.values())
+        self._unscheduled.clear()
+        refused = [refusal for request in new if (refusal := rejection(request, deployment))]
         for refusal in refused:
             self.waiting.pop(str(refusal.request_id))
         given = schedule(
@@ -200,16 +204,16 @@ class Cluster:
             request_id = str(decision.request_id)
             chosen = self.waiting if isinstance(decision, RequestAdmitted) else self.held
             self._places[request_id] = place_of(decision, chosen.pop(request_id))
-        return [*refused, *given, *self._turn_away(fresh, deployment)]
+        return [*refused, *given, *self._reject_overflow(new, deployment)]
 
-    def _turn_away(self, fresh: list[Request], deployment: Deployment) -> list[RequestRejected]:
+    def _reject_overflow(self, new: list[Request], deployment: Deployment) -> list[RequestRejected]:
         """Reject the last submissions if more are waiting than allowed."""
         if deployment.max_waiting is None or (too_many := len(self.waiting) - deployment.max_waiting) <= 0:
             return []
-        last = [request for request in fresh if request.id in self.waiting][-too_many:]
+        last = [request for request in new if request.id in self.waiting][-too_many:]
         for request in last:
             del self.waiting[request.id]
-        return [turn_away(request, deployment) for request in last]
+        return [reject_overflow(request, deployment) for request in last]
 
     def deadlines(self) -> list[Deadline]:
         """The time limits of all open requests, unordered."""
@@ -231,16 +235,16 @@ class Cluster:
         digest = known.digest if known else self.digests.get(request_id, (0, None))[1]
         if digest is None:
             request = submitted(request_id, event, record)
-            self.open[request_id] = self.waiting[request_id] = self._fresh[request_id] = request
+            self.open[request_id] = self.waiting[request_id] = self._unscheduled[request_id] = request
             return Folded()
         if digest == submission_digest(event):
             if event.is_first and request_id not in self.open:
-                message = f"request {request_id} has ended, and the log keeps its answer no more"
+                message = f"request {request_id} has ended and left the log; use a new request_id"
                 return self._refuse(
                     request_id, record, Failure(code="request_expired", message=message, status=410)
                 )
-            return Folded(note=f"request {request_id} was submitted again, the same: it is answered once")
-        message = f"request_id {request_id} is taken by another request; use a new one"
+            return Folded(note=f"request {request_id} was submitted again, unchanged; it runs once")
+        message = f"request_id {request_id} belongs to another request; use a new one"
         return self._refuse(
             request_id, record, Failure(code="request_id_conflict", message=message, status=409)
         )
@@ -249,7 +253,7 @@ class Cluster:
         request = self.open.get(request_id)
         if request is None:
             return Folded()  # too late: the request has ended or was never submitted
-        return self._take(self._reactor.fact(request, event, record, self.world))
+        return self._adopt(self._reactor.fact(request, event, record, self.world))
 
     def _decision(self, request_id: str, event: Decision, record: StoredRecord) -> Folded:
         if isinstance(event, RequestRejected) and self.refusals.pop(event.id, None) is not None:
@@ -262,13 +266,13 @@ class Cluster:
             reaction = self._reactor.recorded(request, event, record, self.world)
         except Divergence as divergence:
             return self._diverged(request, event, divergence)
-        folded = self._take(reaction)
+        folded = self._adopt(reaction)
         return Folded(decisions=folded.decisions, confirmed=confirmed)
 
     def _joined(self, _: str, event: WorkerJoined, record: StoredRecord) -> Folded:
-        if event.id in self._lives:
+        if event.id in self._joins:
             return Folded()  # a second copy of a join, perhaps of an incarnation that is over
-        self._lives.add(event.id)
+        self._joins.add(event.id)
         # A repeated copy names its incarnation: the log may no longer have the first one.
         incarnation = event.incarnation or record.seq
         decisions = self._interrupt(event, record)
@@ -279,17 +283,17 @@ class Cluster:
     def _left(self, _: str, event: WorkerLeaving | WorkerLost, record: StoredRecord) -> Folded:
         state = self.world.ranks.get(event.rank)
         if state is None or state.incarnation is None or state.incarnation != event.incarnation:
-            return Folded()  # of an incarnation that is over already
+            return Folded()  # the incarnation has ended already
         decisions = self._interrupt(event, record)
         away = msgspec.structs.replace(state, incarnation=None)
         self.world = World(ranks=self.world.ranks | {event.rank: away})
-        how = f"is lost ({event.reason})" if isinstance(event, WorkerLost) else "left"
+        how = f"was lost ({event.reason})" if isinstance(event, WorkerLost) else "left"
         return Folded(
-            decisions, note=f"rank {event.rank} {how}; what ran there goes on when there is a place"
+            decisions, note=f"rank {event.rank} {how}; its requests are held until they can be resumed"
         )
 
-    def _interrupt(self, event: LifeEnd, record: StoredRecord) -> tuple[Decision, ...]:
-        """Apply the end of an incarnation to each open request; `world` is as before the end."""
+    def _interrupt(self, event: IncarnationEnd, record: StoredRecord) -> tuple[Decision, ...]:
+        """Apply the end of an incarnation to each open request; `world` is the state before it."""
         if self.world.incarnation(event.rank) is None:
             return ()
         self.memory.affinity.forget(event.rank)
@@ -297,19 +301,23 @@ class Cluster:
         decisions: list[Decision] = []
         for request in list(self.open.values()):
             reaction = self._reactor.fact(request, event, record, self.world)
-            decisions += self._take(reaction).decisions
+            decisions += self._adopt(reaction).decisions
         return tuple(decisions)
 
-    def _blame(self, event: LifeEnd) -> None:
+    def _blame(self, event: IncarnationEnd) -> None:
         """Blame a request that was alone with a worker that died, for all deaths it is suspected of."""
-        suspected = {life for one in self.open.values() for life in one.suspicion.lives.values()}
-        self.blamed = {life: by for life, by in self.blamed.items() if life in suspected}
-        life = self.world.incarnation(event.rank)
-        if isinstance(event, WorkerLeaving) or life is None:
+        suspected = {
+            incarnation
+            for one in self.open.values()
+            for incarnation in one.suspicion.dead_incarnations.values()
+        }
+        self.blamed = {incarnation: by for incarnation, by in self.blamed.items() if incarnation in suspected}
+        incarnation = self.world.incarnation(event.rank)
+        if isinstance(event, WorkerLeaving) or incarnation is None:
             return
         for request in self.open.values():
             if event.rank in request.suspicion.alone_on:
-                for one in (life, *request.suspicion.lives.values()):
+                for one in (incarnation, *request.suspicion.dead_incarnations.values()):
                     self.blamed.setdefault(one, request.id)
 
     def _opened(self, _: str, event: EpochOpened, record: StoredRecord) -> Folded:
@@ -318,7 +326,7 @@ class Cluster:
         self.waiting = {r.id: r for r in self.open.values() if r.phase is Phase.WAITING}
         self.held = {r.id: r for r in self.open.values() if r.phase is Phase.HELD}
         self._places = {r.id: _place(r) for r in self.open.values() if r.phase is Phase.RUNNING}
-        self._fresh = dict(self.waiting)
+        self._unscheduled = dict(self.waiting)
         return Folded()
 
     def _nothing(self, _: str, event: Event, record: StoredRecord) -> Folded:
@@ -357,11 +365,12 @@ class Cluster:
     }
 
     # ---- bookkeeping -------------------------------------------------------------------------------
-    def _take(self, reaction: Reaction) -> Folded:
+    def _adopt(self, reaction: Reaction) -> Folded:
+        """Store the next state of a request in the maps of its phase."""
         request = reaction.request
         if request.phase is not Phase.WAITING:
             self.waiting.pop(request.id, None)
-            self._fresh.pop(request.id, None)
+            self._unscheduled.pop(request.id, None)
         before = self.open.get(request.id)
         if request.phase.ended:
             self._end(request)
@@ -393,7 +402,7 @@ class Cluster:
                 del self.digests[request_id]
 
     def _diverged(self, request: Request, event: Decision, divergence: Divergence) -> Folded:
-        """The log is right (design rule 3): a recorded end stands, any other divergence ends the request."""
+        """The log is right (design rule 3): accept a recorded end; fail the request in other cases."""
         ends = {
             RequestFinished: Phase.FINISHED,
             RequestFailed: Phase.FAILED,
@@ -406,18 +415,21 @@ class Cluster:
             request, phase=phase, expected=expected, recorded=request.recorded | {event.id}
         )
         if phase.ended:
-            self._take(Reaction(request))
+            self._adopt(Reaction(request))
             return Folded(divergence=divergence)
         failure = Failure(code=divergence.failure_code, message=divergence.message)
         decision = failed(request, failure)
-        folded = self._take(Reaction(decided(request, decision), (decision,)))
+        folded = self._adopt(Reaction(decided(request, decision), (decision,)))
         return Folded(decisions=folded.decisions, divergence=divergence)
 
     # ---- unreadable records -----------------------------------------------------------------------
     def _malformed(self, address: Address, record: StoredRecord, error: str) -> Folded:
-        is_nobodys = is_answer_of_server(record.data)
-        if address.kind != "request" or is_nobodys or not is_addressable(str(address.request_id)):
-            return Folded(note=f"record {record.seq} on {record.subject[:200]} is ignored", quotation=error)
+        is_from_server = is_answer_of_server(record.data)
+        if address.kind != "request" or is_from_server or not is_addressable(str(address.request_id)):
+            return Folded(
+                note=f"record {record.seq} on {record.subject[:200]} is unreadable",
+                quotation=error,
+            )
         failure = Failure(code="malformed_request", message=error, status=400)
         return self._refuse(str(address.request_id), record, failure)
 
@@ -430,7 +442,7 @@ class Cluster:
             submission_seq=record.seq,
         )
         self.refusals[refusal.id] = refusal
-        note = f"submission {record.seq} ({request_id}) is refused, {failure.code}"
+        note = f"submission {record.seq} ({request_id}) is refused: {failure.code}"
         return Folded((refusal,), note=note, quotation=failure.message)
 
 
@@ -442,11 +454,11 @@ def _is_newly_held(request: Request, before: Request | None) -> bool:
 
 
 def _place(request: Request) -> Place:
-    held_against = request.suspicion
+    suspicion = request.suspicion
     return Place(
         ranks=request.ranks,
-        closed=held_against.closed,
-        proven=held_against.proven,
-        is_tried=bool(held_against.lives),
+        closed=suspicion.closed,
+        proven=suspicion.proven,
+        is_quarantined=bool(suspicion.dead_incarnations),
         tenant=request.tenant,
     )

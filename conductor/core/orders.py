@@ -27,9 +27,9 @@ _STAMP_BYTES: Final = 64
 
 
 def order(
-    request: Request, step: PendingStep, rank: int, lives: dict[int, int], why: str | None
+    request: Request, step: PendingStep, rank: int, incarnations: dict[int, int], why: str | None
 ) -> NodeReady:
-    """The order of one step for one rank. It contains the whole step; `lives` are the ranks' incarnations."""
+    """The order of one step for one rank. It contains the whole step and the `incarnations` of all ranks."""
     admitted = request.admitted
     assert admitted is not None
     names = " then ".join(walk.name for walk in step.walks)
@@ -37,17 +37,17 @@ def order(
     return NodeReady(
         id=f"{request.id}.ready.{request.attempt}.{step.index}.{rank}",
         **_about(request),
-        incarnation=lives[rank],
+        incarnation=incarnations[rank],
         index=step.index,
         rank=rank,
         model=request.submission.model,
         walks=[walk.call() for walk in step.walks],
         placement=request.placement,
         walk_placement=request.walk_placement,
-        lives=lives if len(lives) > 1 else {},
+        lives=incarnations if len(incarnations) > 1 else {},
         partition=step.partition,
         ends=list(step.ends),
-        on_probation=is_on_probation(request),
+        on_probation=is_quarantined(request),
         priority=request.submission.priority,
         tenant=request.tenant,
         deadline_ns=request.deadline_ns,
@@ -57,17 +57,17 @@ def order(
     )
 
 
-def is_on_probation(request: Request) -> bool:
-    """Tell whether ranks must report what they begin: workers died under the request, and it is unproven.
+def is_quarantined(request: Request) -> bool:
+    """Tell whether ranks must report the begin of a step: the request is a suspect and not proven harmless.
 
-    This includes steps before the one that was running: a worker that dies before that step begins did not
-    die of it.
+    This includes the steps before the one that was running: if a worker dies before that step begins, the
+    step is not the cause.
     """
-    return bool(request.suspicion.hurdles)
+    return bool(request.suspicion.required_progress)
 
 
 def too_large(ready: NodeReady, max_event_bytes: int) -> Failure | None:
-    """The error of an order above the log's limit. It repeats the client's input, so it can be larger."""
+    """The error of an order above the log's limit. Its size depends on the client's input."""
     size = len(encode(ready)) + _STAMP_BYTES
     if not max_event_bytes or size <= max_event_bytes:
         return None
@@ -83,7 +83,7 @@ def stop(request: Request, step: Running, rank: int, reason: str) -> WalkStop:
     return WalkStop(
         id=f"{request.id}.stop.{request.attempt}.{step.index}.{rank}",
         **_about(request),
-        incarnation=step.lives[rank],
+        incarnation=step.incarnations[rank],
         index=step.index,
         rank=rank,
         reason=reason,
@@ -115,12 +115,12 @@ def failed(request: Request, failure: Failure) -> RequestFailed:
 
 
 def cancelled(request: Request, reason: str) -> RequestCancelled:
-    """The decision that ends a request that nobody wants any more."""
+    """The decision that ends a cancelled request."""
     return RequestCancelled(id=_end_id(request), **_about(request), reason=reason)
 
 
 def _end_id(request: Request) -> str:
-    """The id of every end: they share it, because a request ends once."""
+    """The id of every kind of end. They share it because a request ends once."""
     return f"{request.id}.end"
 
 
@@ -156,14 +156,16 @@ def merged(parts: dict[int, tuple[WalkResult, ...]]) -> tuple[WalkResult, ...] |
         if names != others:
             return f"rank {ranks[0]} reports the walks {names}, rank {rank} {others}; expected the same"
         for mine, other in zip(whole, parts[rank], strict=True):
-            told: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+            compared: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
                 ("fact", mine.facts, other.facts),
                 ("output", mine.outputs, other.outputs),
             ]
-            for what, known, new in told:
-                if twice := sorted(name for name in known.keys() & new.keys() if known[name] != new[name]):
+            for what, known, new in compared:
+                if conflicting := sorted(
+                    name for name in known.keys() & new.keys() if known[name] != new[name]
+                ):
                     return (
-                        f"walk {mine.name}: rank {rank} reports the {what} {twice[0]!r} otherwise than "
+                        f"walk {mine.name}: rank {rank} reports the {what} {conflicting[0]!r} otherwise than "
                         "another rank; expected each from one of them"
                     )
         whole = tuple(

@@ -10,6 +10,9 @@ conductor that folds the same log decides the same. Three kinds of events come i
 - *recorded decisions*: compared with the expected one. Equal: confirmed. A second copy: ignored. Different:
   a `Divergence`.
 
+A replay compares all fields of recorded decisions, also their `reason` and `failure`: rewording one of them
+makes old logs diverge.
+
 `conductor.core.orders` constructs decisions; `conductor.core.poison_pills` handles requests under which
 workers die.
 """
@@ -27,7 +30,7 @@ from conductor.core.orders import (
     fence,
     finished,
     grown,
-    is_on_probation,
+    is_quarantined,
     merged,
     order,
     stop,
@@ -73,9 +76,11 @@ from shared.transcript import combined
 _INDEX_DIGITS: Final = 9
 _NS_PER_S: Final = 1_000_000_000
 
-LifeEnd = WorkerJoined | WorkerLeaving | WorkerLost
-"""Events that end an incarnation; the join of the next one ends it too."""
-Fact = RequestCancel | DeadlinePassed | WalkBegun | WalkProgressed | WalkCompleted | WalkFailed | LifeEnd
+IncarnationEnd = WorkerJoined | WorkerLeaving | WorkerLost
+"""Events that end an incarnation. The join of the next incarnation ends the previous one too."""
+Fact = (
+    RequestCancel | DeadlinePassed | WalkBegun | WalkProgressed | WalkCompleted | WalkFailed | IncarnationEnd
+)
 
 
 class Reaction(msgspec.Struct, frozen=True):
@@ -95,9 +100,9 @@ class Deadline(msgspec.Struct, frozen=True):
 
 
 class _Step(msgspec.Struct, frozen=True):
-    """One step of a plan, and the ranks that host the nodes of its walks."""
+    """A pending step of a plan, and the ranks that host the nodes of its walks."""
 
-    asked: PendingStep
+    pending: PendingStep
     ranks: tuple[int, ...]
 
 
@@ -106,17 +111,17 @@ class Reactor:
 
     def __init__(self, graph_of: Callable[[str], ModelGraph]) -> None:
         self._graph_of = graph_of
-        self._journeys: dict[str, PlanRun] = {}
+        self._plan_runs: dict[str, PlanRun] = {}
 
     # ---- facts -------------------------------------------------------------------------------------
     def fact(self, request: Request, event: Fact, record: StoredRecord, world: World) -> Reaction:
         """Fold one fact. `world` is as it was before an incarnation began or ended by it."""
         if type(event) not in FACTS.get(request.phase, ()) or not concerns(request, event, record, world):
-            return Reaction(request)  # late, a duplicate, or of another attempt: nothing changes
+            return Reaction(request)  # late, a duplicate, or of another attempt
         request = msgspec.structs.replace(request, history=chained(request.history, record.data))
         match event:
             case WalkCompleted():
-                return self._done(request, event, world)
+                return self._completed(request, event, world)
             case WalkBegun():
                 step = request.step(event.index)
                 assert step is not None
@@ -125,28 +130,28 @@ class Reactor:
             case WalkProgressed():
                 step = request.step(event.index)
                 assert step is not None
-                further = poison_pills.after_progress(request, step)
-                return Reaction(msgspec.structs.replace(request, suspicion=further))
+                suspicion = poison_pills.after_progress(request, step)
+                return Reaction(msgspec.structs.replace(request, suspicion=suspicion))
             case WalkFailed():
                 return self._failed(request, event, world)
             case RequestCancel():
-                return self._stopped(request, event.reason, cancelled(request, event.reason))
+                return self._abort(request, event.reason, cancelled(request, event.reason))
             case DeadlinePassed():
-                failure = _too_late(request, event)
-                return self._stopped(request, failure.message, failed(request, failure))
+                failure = _deadline_failure(request, event)
+                return self._abort(request, failure.message, failed(request, failure))
             case WorkerJoined() | WorkerLeaving() | WorkerLost():
                 return self._interrupt(request, event, world)
             case _:
                 assert_never(event)
 
-    def _done(self, request: Request, event: WalkCompleted, world: World) -> Reaction:
-        """A rank completed its part of a step. The plan continues when all ranks have."""
+    def _completed(self, request: Request, event: WalkCompleted, world: World) -> Reaction:
+        """Record a rank's part of a step. The plan continues when all ranks have completed theirs."""
         step = request.step(event.index)
         assert step is not None
         tracks = grown(request.tracks, {"": event.output, **event.tracks})
         request = msgspec.structs.replace(request, tracks=tracks)
         parts = step.parts | {event.rank: tuple(event.results)}
-        if parts.keys() != step.lives.keys():
+        if parts.keys() != step.incarnations.keys():
             step = msgspec.structs.replace(step, parts=parts)
             return Reaction(msgspec.structs.replace(request, running=with_step(request.running, step)))
         results = merged(parts)
@@ -162,15 +167,15 @@ class Reactor:
         return self._advance(request, world)
 
     def _failed(self, request: Request, event: WalkFailed, world: World) -> Reaction:
-        """A rank failed its part. The request ends; if only a tensor is gone, its producer runs again."""
+        """End the request because a rank failed. If only a tensor is gone, its producer runs again."""
         producer = _step_of(event.gone, request.id)
         if event.failure.code != TensorGone.code or producer is None:
             return self._end(request, failed(request, event.failure))
-        if isinstance(otherwise := self._steps_again(request), Failure):
-            return self._end(request, failed(request, otherwise))
-        journey = self._journey(request)
-        behind = journey.results_before(producer)
-        if behind is None:
+        if isinstance(divergence := self._repeated_steps(request), Failure):
+            return self._end(request, failed(request, divergence))
+        plan_run = self._plan_run(request)
+        results_before = plan_run.results_before(producer)
+        if results_before is None:
             return self._end(request, failed(request, event.failure))
         # An incarnation that is over takes its tensors with it; a running one should have all of them.
         is_over = event.gone_rank is not None and world.incarnation(event.gone_rank) != event.gone_life
@@ -182,58 +187,64 @@ class Reactor:
             failure = msgspec.structs.replace(event.failure, message=message)
             return self._end(request, failed(request, failure))
         reason = f"tensor {event.gone} is gone: step {producer}, which made it, runs again"
-        against = request.suspicion if is_over else poison_pills.after_loss(request, event.gone_life)
-        held, decisions = self._hold(request, journey.restart_point(behind), reason, against, world)
-        reaction = self._go_on(held, world, why=reason)
+        suspicion = request.suspicion if is_over else poison_pills.after_loss(request, event.gone_life)
+        held, decisions = self._hold(
+            request, plan_run.restart_point(results_before), reason, suspicion, world
+        )
+        reaction = self._continue(held, world, why=reason)
         return Reaction(reaction.request, (*decisions, *reaction.decisions))
 
-    def _interrupt(self, request: Request, event: LifeEnd, world: World) -> Reaction:
-        """An incarnation that this request is placed on is over: running steps are repeated."""
-        if isinstance(otherwise := self._steps_again(request), Failure):
-            return self._end(request, failed(request, otherwise))
-        rank, life = event.rank, world.incarnation(event.rank)
-        assert life is not None
-        against, reason = poison_pills.after_leaving(request), _how_it_ended(event, life)
+    def _interrupt(self, request: Request, event: IncarnationEnd, world: World) -> Reaction:
+        """Hold the request because an incarnation it is placed on ended; its running steps are repeated."""
+        if isinstance(divergence := self._repeated_steps(request), Failure):
+            return self._end(request, failed(request, divergence))
+        rank, incarnation = event.rank, world.incarnation(event.rank)
+        assert incarnation is not None
+        suspicion, reason = poison_pills.after_leaving(request), _end_reason(event, incarnation)
         if not isinstance(event, WorkerLeaving):
             read_seq = event.read_seq if isinstance(event, WorkerLost) else None
-            if poison_pills.counts(request, rank, life, read_seq) and poison_pills.exhausted(request):
-                return self._end(request, failed(request, _given_up(request, rank, reason)))
-            against = poison_pills.after_death(request, rank, life, read_seq)
+            if poison_pills.uses_up_attempt(request, rank, incarnation, read_seq) and poison_pills.exhausted(
+                request
+            ):
+                return self._end(request, failed(request, _attempts_exhausted(request, rank, reason)))
+            suspicion = poison_pills.after_death(request, rank, incarnation, read_seq)
         steps = [str(step.index) for step in request.running]
         undone = f"step {steps[0]} was" if len(steps) == 1 else f"steps {', '.join(steps)} were"
         reason = f"{reason}, before {undone} done"
-        keep = self._journey(request).restart_point(len(request.results))
+        keep = self._plan_run(request).restart_point(len(request.results))
         gone = msgspec.structs.replace(world.ranks[rank], incarnation=None)
-        held, decisions = self._hold(request, keep, reason, against, World(ranks=world.ranks | {rank: gone}))
+        held, decisions = self._hold(
+            request, keep, reason, suspicion, World(ranks=world.ranks | {rank: gone})
+        )
         return Reaction(held, decisions)
 
     def _hold(
-        self, request: Request, keep: int, reason: str, held_against: Suspicion, world: World
+        self, request: Request, keep: int, reason: str, suspicion: Suspicion, world: World
     ) -> tuple[Request, tuple[Decision, ...]]:
-        """Return to the state after the first `keep` results, as the next attempt, and wait there.
+        """Return to the state after the first `keep` results, start the next attempt, and hold it.
 
-        Go back further if those results are tensors that are gone. Output released before counts; output of
-        the ranks that still run does not, and live ranks are ordered to stop.
+        Go back further if those results are tensors that are gone. Output released so far stays
+        valid; later output of the old attempt is void, and live ranks are ordered to stop.
         """
         stops = tuple(
             stop(request, step, rank, reason)
             for step in request.running
-            for rank, life in step.lives.items()
-            if world.incarnation(rank) == life
+            for rank, incarnation in step.incarnations.items()
+            if world.incarnation(rank) == incarnation
         )
         held = msgspec.structs.replace(
             request,
             attempt=request.attempt + 1,
-            results=request.results[: self._lasting(request, keep, world)],
+            results=request.results[: self._usable_results(request, keep, world)],
             running=(),
-            suspicion=held_against,
+            suspicion=suspicion,
         )
         decisions: tuple[Decision, ...] = (fence(held, reason), *stops)
         return decided(held, *decisions), decisions
 
-    def _lasting(self, request: Request, keep: int, world: World) -> int:
+    def _usable_results(self, request: Request, keep: int, world: World) -> int:
         """The number of first results, up to `keep`, whose following steps need no lost tensor."""
-        journey = self._journey(request)
+        plan_run = self._plan_run(request)
         while True:
             steps = self._next_steps(msgspec.structs.replace(request, results=request.results[:keep]))
             if isinstance(steps, Failure | Finish):
@@ -241,23 +252,23 @@ class Reactor:
             lost = [
                 producer
                 for step in steps
-                for walk in step.asked.walks
+                for walk in step.pending.walks
                 for handle in walk.inputs.values()
                 if _is_over(handle, world) and (producer := _step_of(handle.key, request.id)) is not None
             ]
-            behind = journey.results_before(min(lost)) if lost else None
-            if behind is None or journey.restart_point(behind) >= keep:
+            results_before = plan_run.results_before(min(lost)) if lost else None
+            if results_before is None or plan_run.restart_point(results_before) >= keep:
                 return keep
-            keep = journey.restart_point(behind)
+            keep = plan_run.restart_point(results_before)
 
-    def _stopped(self, request: Request, reason: str, end: Decision) -> Reaction:
+    def _abort(self, request: Request, reason: str, end: Decision) -> Reaction:
         """End the request before its plan does: every rank is ordered to abandon it."""
-        stops = [stop(request, step, rank, reason) for step in request.running for rank in step.lives]
+        stops = [stop(request, step, rank, reason) for step in request.running for rank in step.incarnations]
         return self._end(request, *stops, end)
 
     # ---- the plan ----------------------------------------------------------------------------------
     def _advance(self, request: Request, world: World) -> Reaction:
-        """Ask the plan for what follows the present results."""
+        """Ask the plan for the steps or the end that follow from the present results."""
         steps = self._next_steps(request)
         if isinstance(steps, Failure):
             return self._end(request, failed(request, steps))
@@ -265,15 +276,15 @@ class Reactor:
             return self._end(request, finished(request, steps))
         return self._dispatch(request, steps, world)
 
-    def _go_on(self, request: Request, world: World, why: str | None = None) -> Reaction:
-        """Dispatch the steps that are due, including those that were before."""
-        steps = self._steps_again(request)
+    def _continue(self, request: Request, world: World, why: str | None = None) -> Reaction:
+        """Dispatch the due steps, including steps that were dispatched before."""
+        steps = self._repeated_steps(request)
         if isinstance(steps, Failure):
             return self._end(request, failed(request, steps))
         return self._dispatch(request, steps, world, why)
 
-    def _steps_again(self, request: Request) -> tuple[_Step, ...] | Failure:
-        """The steps that are due, if the same results led to steps before."""
+    def _repeated_steps(self, request: Request) -> tuple[_Step, ...] | Failure:
+        """The due steps. If the plan ends or fails where it asked for steps before: a divergence."""
         steps = self._next_steps(request)
         if not isinstance(steps, Failure | Finish):
             return steps
@@ -282,7 +293,7 @@ class Reactor:
 
     def _next_steps(self, request: Request) -> tuple[_Step, ...] | Finish | Failure:
         try:
-            steps = self._journey(request).advance(request.results)
+            steps = self._plan_run(request).advance(request.results)
             if isinstance(steps, Finish):
                 return steps
             return tuple(_Step(step, self._ranks_of(step, request)) for step in steps)
@@ -313,32 +324,32 @@ class Reactor:
     ) -> Reaction:
         """Send the due steps, each to all of its ranks. Steps that are already running stay.
 
-        If a rank of the request is away, the request is held: a step that starts now would be repeated when
-        the next incarnation of that rank joins.
+        If a rank of the request is absent, the request is held: a step that starts now would be repeated
+        when the next incarnation of that rank joins.
         """
-        lives = {rank: world.incarnation(rank) for rank in sorted(request.ranks)}
-        there = {rank: life for rank, life in lives.items() if life is not None}
-        if len(there) < len(lives):
+        incarnations = {rank: world.incarnation(rank) for rank in sorted(request.ranks)}
+        present = {rank: incarnation for rank, incarnation in incarnations.items() if incarnation is not None}
+        if len(present) < len(incarnations):
             return Reaction(msgspec.structs.replace(request, phase=Phase.HELD))
-        out = {step.index: step for step in request.running}
+        already = {step.index: step for step in request.running}
         running: list[Running] = []
         orders: list[NodeReady] = []
         for step in steps:
-            asked = step.asked
-            if asked.index not in out:
-                orders += [order(request, asked, rank, there, why) for rank in step.ranks]
-            running.append(out.get(asked.index) or _sent(request, step, there))
+            pending = step.pending
+            if pending.index not in already:
+                orders += [order(request, pending, rank, present, why) for rank in step.ranks]
+            running.append(already.get(pending.index) or _started(request, step, present))
         for one in orders:
             if failure := too_large(one, request.limits.max_event_bytes):
                 return self._end(request, failed(request, failure))
         request = msgspec.structs.replace(request, running=tuple(running))
         return Reaction(decided(request, *orders), tuple(orders))
 
-    def _journey(self, request: Request) -> PlanRun:
-        journey = self._journeys.get(request.id)
-        if journey is None:
+    def _plan_run(self, request: Request) -> PlanRun:
+        plan_run = self._plan_runs.get(request.id)
+        if plan_run is None:
             assert request.admitted is not None
-            journey = self._journeys[request.id] = PlanRun(
+            plan_run = self._plan_runs[request.id] = PlanRun(
                 self._graph_of(request.admitted.family),
                 PlanRequest(
                     request_id=request.id,
@@ -348,7 +359,7 @@ class Reactor:
                     seed=request.admitted.seed,
                 ),
             )
-        return journey
+        return plan_run
 
     def _end(self, request: Request, *decisions: Decision) -> Reaction:
         self.forget(request.id)
@@ -356,7 +367,7 @@ class Reactor:
 
     def forget(self, request_id: str) -> None:
         """Drop the cache of a request that has ended."""
-        self._journeys.pop(request_id, None)
+        self._plan_runs.pop(request_id, None)
 
     # ---- recorded decisions ------------------------------------------------------------------------
     def recorded(self, request: Request, event: Decision, record: StoredRecord, world: World) -> Reaction:
@@ -414,7 +425,7 @@ class Reactor:
     def _resume(self, request: Request, event: RequestResumed, data: bytes, world: World) -> Reaction:
         if request.phase is not Phase.HELD or event.attempt != request.attempt:
             return Reaction(request)  # the request ended before it was resumed
-        held_against = msgspec.structs.replace(
+        suspicion = msgspec.structs.replace(
             request.suspicion, closed=frozenset(event.closed), alone_on=frozenset(event.alone_on)
         )
         request = msgspec.structs.replace(
@@ -423,9 +434,9 @@ class Reactor:
             placement=event.placement,
             walk_placement=event.walk_placement,
             resumptions=request.resumptions + 1,
-            suspicion=held_against if event.on_probation else poison_pills.CLEARED,
+            suspicion=suspicion if event.on_probation else poison_pills.CLEARED,
         )
-        return self._go_on(confirmed(decided(request, event), event.id), world, why=event.reason)
+        return self._continue(confirmed(decided(request, event), event.id), world, why=event.reason)
 
     def _reject(self, request: Request, event: RequestRejected, data: bytes) -> Reaction:
         if event.submission_seq != request.submission_seq or _has_ended(request):
@@ -468,10 +479,10 @@ def concerns(request: Request, event: Fact, record: StoredRecord, world: World) 
             return event.rank in request.ranks and world.incarnation(event.rank) is not None
         case DeadlinePassed():
             # The log's time decides: an early event has no effect, and the conductor repeats it.
-            told = [
+            passed = [
                 one.step for one in deadlines(request) if event.deadline_ns == one.at_ns <= record.time_ns
             ]
-            return event.step in told and event.attempt == request.attempt
+            return event.step in passed and event.attempt == request.attempt
         case RequestCancel():
             return True
         case _:
@@ -484,9 +495,9 @@ def is_of_a_step(request: Request, event: WalkBegun | WalkCompleted | WalkFailed
     return (
         step is not None
         and event.attempt == request.attempt
-        and event.rank in step.lives
+        and event.rank in step.incarnations
         and event.rank not in step.parts
-        and event.incarnation == step.lives[event.rank]
+        and event.incarnation == step.incarnations[event.rank]
     )
 
 
@@ -495,21 +506,21 @@ def _is_over(handle: Handle, world: World) -> bool:
     return handle.rank is not None and world.incarnation(handle.rank) != handle.incarnation
 
 
-def _sent(request: Request, step: _Step, lives: dict[int, int]) -> Running:
+def _started(request: Request, step: _Step, incarnations: dict[int, int]) -> Running:
     return Running(
-        index=step.asked.index,
-        partition=step.asked.partition,
-        position=step.asked.position,
-        walks=tuple(walk.name for walk in step.asked.walks),
-        lives={rank: lives[rank] for rank in step.ranks},
-        on_probation=is_on_probation(request),
+        index=step.pending.index,
+        partition=step.pending.partition,
+        position=step.pending.position,
+        walks=tuple(walk.name for walk in step.pending.walks),
+        incarnations={rank: incarnations[rank] for rank in step.ranks},
+        is_quarantined=is_quarantined(request),
     )
 
 
-def _how_it_ended(event: LifeEnd, life: int) -> str:
+def _end_reason(event: IncarnationEnd, incarnation: int) -> str:
     match event:
         case WorkerJoined():
-            return f"rank {event.rank} began a new life, its old one ({life}) is over"
+            return f"rank {event.rank} began a new life, its old one ({incarnation}) is over"
         case WorkerLeaving():
             return f"rank {event.rank} left in order"
         case WorkerLost():
@@ -518,7 +529,7 @@ def _how_it_ended(event: LifeEnd, life: int) -> str:
             assert_never(event)
 
 
-def _given_up(request: Request, rank: int, reason: str) -> Failure:
+def _attempts_exhausted(request: Request, rank: int, reason: str) -> Failure:
     tries = request.suspicion.tries
     often = f"workers died {tries} times in a row under this request" if tries > 1 else "its worker died"
     limit = f"max_attempts is {request.limits.max_attempts}"
@@ -530,7 +541,7 @@ def _given_up(request: Request, rank: int, reason: str) -> Failure:
     return Failure(code="worker_lost", message=f"{often}: {reason}; {limit}")
 
 
-def _too_late(request: Request, event: DeadlinePassed) -> Failure:
+def _deadline_failure(request: Request, event: DeadlinePassed) -> Failure:
     if event.step is None:
         message = f"not done {request.submission.timeout_s:g} s after it was submitted (timeout_s)"
     else:

@@ -42,8 +42,8 @@ from shared.transcript import Transcript
 from shared.walks import StreamLink, chunks_of
 
 _NO_PART: Final = frozenset({"request", "control", "edge"})
-"""Kinds of subjects on which an unreadable record does not belong to a request: anybody may write to the
-first two, and no process acted on what was refused there; workers ignore the third.
+"""Kinds of subjects on which an unreadable record does not belong to a request. Anybody may write to the
+first two, and unreadable records there have no effect; workers ignore those on the third.
 """
 
 
@@ -89,14 +89,14 @@ class Verdict:
 class Replayer:
     """Replays records in log order, of one request or of many; `verdicts` has one entry per request.
 
-    `pins` returns the current digests of a family; differing ones are named in the verdict. `unheard` are
-    requests whose chunks are not fully available: their outputs are not compared.
+    `pins` returns the current digests of a family; differing ones are named in the verdict. `incomplete` are
+    requests of which some chunks are missing: their outputs are not compared.
     """
 
     graph_of: Callable[[str], ModelGraph]
     subjects: Subjects
     pins: Callable[[str], dict[str, str]] | None = None
-    unheard: Collection[str] = ()
+    incomplete: Collection[str] = ()
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     _transcripts: dict[str, Transcript] = field(default_factory=dict)
     _cluster: Cluster = field(init=False)
@@ -107,7 +107,7 @@ class Replayer:
     def run(self, records: Iterable[StoredRecord]) -> dict[str, Verdict]:
         """Replay all `records`; return the verdicts in order of submission."""
         for record in records:
-            self.take(record)
+            self.replay_record(record)
         return self.close()
 
     @property
@@ -125,7 +125,7 @@ class Replayer:
             self._close(request_id)
         return self.verdicts
 
-    def take(self, record: StoredRecord) -> None:
+    def replay_record(self, record: StoredRecord) -> None:
         """Replay one record."""
         entry = self._cluster.read(record)
         if isinstance(entry, Folded):
@@ -133,7 +133,7 @@ class Replayer:
             return
         request_id, event = entry.address.request_id, entry.event
         if isinstance(event, OutputChunk):  # most of a log, and not a decision
-            self._take_chunk(str(request_id), event)
+            self._fold_chunk(str(request_id), event)
             return
         before = self._cluster.request(request_id) if request_id else None
         folded = self._cluster.apply(entry)
@@ -156,7 +156,7 @@ class Replayer:
         verdict = self.verdicts[request_id] = Verdict(request_id=request_id)
         return verdict
 
-    def _take_chunk(self, request_id: str, chunk: OutputChunk) -> None:
+    def _fold_chunk(self, request_id: str, chunk: OutputChunk) -> None:
         verdict = self.verdicts.get(request_id)
         if verdict is not None and verdict.mismatch is None:
             verdict.events += 1
@@ -184,7 +184,7 @@ class Replayer:
         if isinstance(event, RequestRejected):
             verdict.refusal = f"{event.failure.code}: {event.failure.message}"
         if event.writer == CONDUCTOR_WRITER and (event.epoch or 0) > self._cluster.fence.epoch:
-            what = f"{event.id} is of epoch {event.epoch}, which no epoch.opened before it opened"
+            what = f"{event.id} is from epoch {event.epoch}, but the log has no earlier epoch.opened of it"
             return Mismatch(seq=record.seq, what=what, recorded=plain(event), state=_state(before))
         if folded.divergence is not None:
             expected = before.expected.get(event.id) if before else None
@@ -210,7 +210,7 @@ class Replayer:
         transcript = self._transcripts[verdict.request_id]
         if isinstance(event, OutputFence):
             transcript.fold(event)
-        if verdict.request_id in self.unheard:
+        if verdict.request_id in self.incomplete:
             return None
         match event:
             case RequestFinished() if not _equal(event.output, transcript.totals):
@@ -227,7 +227,7 @@ class Replayer:
             found = track.totals if track else OutputTotals()
             if reported.chunks and reported != found:
                 return _other_output(seq, event, found, reported, before)
-        assert before.admitted is not None, "a step at hand is of an admitted request"
+        assert before.admitted is not None, "a running step belongs to an admitted request"
         streams = self.graph_of(before.admitted.family).streams
         walks = {result.name for result in event.results}
         for name, totals in event.streams.items():
@@ -240,7 +240,7 @@ class Replayer:
                 expected = sorted({chunks_of(info.policy, totals.items) - totals.left for info in cuts})
                 return Mismatch(
                     seq=seq,
-                    what=f"{event.id} reports stream {name!r} cut otherwise than its policy does",
+                    what=f"{event.id} reports other chunks of stream {name!r} than its policy makes",
                     expected={"items": totals.items, "chunks": expected[0] if expected else None},
                     recorded=msgspec.to_builtins(totals),
                     state=_state(before),
@@ -259,7 +259,7 @@ class Replayer:
         if verdict.void and request.phase is Phase.WAITING:
             verdict.mismatch = Mismatch(
                 seq=None,
-                what=f"all {verdict.void} decisions are of epochs lower than the one in force: none counts",
+                what=f"all {verdict.void} decisions are from closed epochs and have no effect",
                 state=_state(request),
             )
         elif missing := next(iter(request.expected.values()), None):
@@ -339,7 +339,7 @@ def _state(request: Request | None) -> dict[str, Any] | None:
             {
                 "index": step.index,
                 "partition": step.partition,
-                "lives": {str(rank): life for rank, life in step.lives.items()},
+                "lives": {str(rank): incarnation for rank, incarnation in step.incarnations.items()},
                 "reported": sorted(step.parts),
             }
             for step in request.running

@@ -28,13 +28,13 @@ Policy: TypeAlias = Literal["fsfs", "rr", "random", "cache_aware"]
 class Place(msgspec.Struct, frozen=True):
     """The placement of an open request: its ranks, and in `closed` those that accept no other request.
 
-    `proven`: it may share a rank with a suspect. `is_tried`: it is itself a suspect in quarantine.
+    `proven`: it may share a rank with a suspect. `is_quarantined`: it is itself a suspect in quarantine.
     """
 
     ranks: frozenset[int]
     closed: frozenset[int] = frozenset()
     proven: bool = False
-    is_tried: bool = False
+    is_quarantined: bool = False
     tenant: str = ""
 
 
@@ -58,10 +58,10 @@ class Ranks:
     """The available ranks while places on them are assigned.
 
     Attributes:
-        most: the most requests per rank; None is no limit.
-        load: open requests by rank; `unproven`, those that are not proven harmless.
-        tried: ranks with a suspect in quarantine.
-        closed: ranks that accept no requests: a suspect runs there alone, or waits for that.
+        most: maximum of requests per rank; None is no limit.
+        load: open requests by rank; `unproven` counts those that are not proven harmless.
+        quarantine_ranks: ranks with a suspect in quarantine.
+        closed: ranks that accept no requests, because a suspect runs there or waits until the rank is empty.
     """
 
     groups: tuple[PlacedGroup, ...]
@@ -71,70 +71,70 @@ class Ranks:
     memory: Memory
     load: Counter[int] = field(default_factory=Counter)
     unproven: Counter[int] = field(default_factory=Counter)
-    tried: set[int] = field(default_factory=set)
+    quarantine_ranks: set[int] = field(default_factory=set)
     closed: set[int] = field(default_factory=set)
 
-    def take(self, place: Place) -> None:
+    def occupy(self, place: Place) -> None:
         """Occupy a place."""
         self.load.update(place.ranks)
         if not place.proven:
             self.unproven.update(place.ranks)
-        if place.is_tried:
-            self.tried |= place.ranks
+        if place.is_quarantined:
+            self.quarantine_ranks |= place.ranks
         self.closed |= place.closed
 
     def open_in(self, group: PlacedGroup) -> list[int]:
         """The group's ranks that accept requests now."""
-        there = (rank for rank in sorted(group.ranks) if self.world.incarnation(rank) is not None)
-        return [rank for rank in there if rank not in self.closed]
+        present = (rank for rank in sorted(group.ranks) if self.world.incarnation(rank) is not None)
+        return [rank for rank in present if rank not in self.closed]
 
-    def roomy_in(self, group: PlacedGroup) -> list[int]:
-        """Those of them that are below the limit of requests."""
+    def available_in(self, group: PlacedGroup) -> list[int]:
+        """The group's ranks that accept requests and are below the limit."""
         most = self.most
         return [rank for rank in self.open_in(group) if most is None or self.load[rank] < most]
 
     def choose(self, options: list[list[int]], request: Request) -> tuple[list[int], list[str]]:
         """Choose a rank of each group from its options; return also the reason, if there was a choice."""
-        alone = {n: group.ranks[0] for n, group in enumerate(self.groups) if len(group.ranks) == 1}
-        chosen: dict[int, int] = dict(alone)
-        why: list[str] = []
+        fixed = {n: group.ranks[0] for n, group in enumerate(self.groups) if len(group.ranks) == 1}
+        chosen: dict[int, int] = dict(fixed)
+        reasons: list[str] = []
         names = pieces(request.submission.inputs) if self.policy == "cache_aware" else []
         for number, group in enumerate(self.groups):
             if number in chosen:
                 continue
-            near = [
+            shared = [
                 chosen[other]
                 for other in sorted(chosen)
                 if chosen[other] in options[number] and set(self.groups[other].nodes) & set(group.nodes)
             ]
-            if near:
-                rank, what = near[0], "it is there in other walks"
+            if shared:
+                rank, reason = shared[0], "the nodes run there in other walks"
             else:
-                rank, what = self._pick(options[number], group, request, names)
+                rank, reason = self._pick(options[number], group, request, names)
             nodes = " and ".join(group.nodes) + (f" in {' and '.join(group.walks)}" if group.walks else "")
-            why.append(f"{nodes} on rank {rank} of {options[number]}: {what}")
+            reasons.append(f"{nodes} on rank {rank} of {options[number]}: {reason}")
             chosen[number] = rank
             self.memory.affinity.note(rank, names)
-        return [chosen[number] for number in range(len(self.groups))], why
+        return [chosen[number] for number in range(len(self.groups))], reasons
 
     def _pick(
         self, options: list[int], group: PlacedGroup, request: Request, names: list[bytes]
     ) -> tuple[int, str]:
         match self.policy:
             case "cache_aware":
-                had = {rank: self.memory.affinity.has(rank, names) for rank in options}
-                rank = min(options, key=lambda one: (-had[one], self.load[one], one))
-                if had[rank]:
-                    return rank, f"it had {had[rank]} of {len(names)} pieces of its beginning"
-                return self._next(options, group), "none had its beginning; one after the other"
+                cached = {rank: self.memory.affinity.has(rank, names) for rank in options}
+                rank = min(options, key=lambda one: (-cached[one], self.load[one], one))
+                if cached[rank]:
+                    return rank, f"its cache has {cached[rank]} of {len(names)} pieces of the prompt"
+                return self._next(options, group), "no rank has its prompt prefix cached, round robin"
             case "rr":
-                return self._next(options, group), "one after the other"
+                return self._next(options, group), "round robin"
             case "random":
                 digest = hashlib.blake2b(request.id.encode(), digest_size=8).digest()
-                return options[int.from_bytes(digest) % len(options)], "as its id says"
+                return options[int.from_bytes(digest) % len(options)], "derived from the request id"
             case "fsfs":
                 rank = min(options, key=lambda one: (self.load[one], one))
-                return rank, f"the least loaded, {self.load[rank]} requests open"
+                return rank, f"least loaded, {self.load[rank]} open requests"
 
     def _next(self, options: list[int], group: PlacedGroup) -> int:
         """Round robin; absent and full ranks are skipped."""

@@ -48,7 +48,7 @@ Decision: TypeAlias = (
 
 
 class RankState(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank according to the log. `incarnation` is None while none is known to run."""
+    """The state of a rank according to the log. `incarnation` is None while the rank is absent."""
 
     incarnation: int | None
     kv_tokens: int = 0
@@ -69,22 +69,26 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     """A dispatched step.
 
     Attributes:
-        index: number of the step in the plan run; `partition` is its sub-plan, `position` its number in
-        that. walks: the names of its walks. lives: its ranks, with the incarnation of each. parts: by rank,
-        the results of completed parts, one per walk. since_ns: storage time of its first order, by the
-        log's clock; 0 before that. stored: by rank, the log position of its order. on_probation: its ranks
-        report when they begin and when they progress; `begun` are those that have begun.
+        index: number of the step in the plan run.
+        partition: its sub-plan; `position` is its number in the sub-plan.
+        walks: the names of its walks.
+        incarnations: its ranks, with the incarnation of each.
+        parts: by rank, the results of completed parts, one per walk.
+        since_ns: storage time of its first order, by the log's clock; 0 before that.
+        stored: by rank, the log position of its order.
+        is_quarantined: its ranks report when they begin and when they progress.
+        begun: the ranks that have reported that they began.
     """
 
     index: int
     partition: str = ""
     position: int = 0
     walks: tuple[str, ...] = ()
-    lives: dict[int, int]
+    incarnations: dict[int, int]
     parts: dict[int, tuple[WalkResult, ...]] = {}
     since_ns: int = 0
     stored: dict[int, int] = {}
-    on_probation: bool = False
+    is_quarantined: bool = False
     begun: frozenset[int] = frozenset()
 
 
@@ -92,23 +96,23 @@ class Suspicion(msgspec.Struct, frozen=True, kw_only=True):
     """Suspicion against a request under which workers died (`conductor.core.poison_pills`).
 
     Attributes:
-        tries: consecutive attempts without progress, including the running one. lives: by rank, the
-        incarnation that ended last while a step of this request ran there. hurdles: by sub-plan, the
-        position of the running step, which must be passed. closed: ranks that accept no other request since
-        the resumption; `alone_on`, those on which no other request
-            runs at all, not even a proven one.
-        in_doubt: a worker died while other requests ran there: next time the request runs alone.
-        missed: incarnations from which a tensor was lost: that used up an attempt, their end does not.
-        proven: it was a suspect, and has made progress since.
+        tries: consecutive attempts without progress, including the running one.
+        dead_incarnations: by rank, the incarnation that ended last while a step of this request ran there.
+        required_progress: by sub-plan, the position at the death; a step there must produce new output.
+        closed: ranks that accept no other request since the resumption.
+        alone_on: those of `closed` on which no other request runs at all, not even a proven one.
+        in_doubt: a worker died while other requests ran there too. The next attempt runs alone.
+        tensor_losses: incarnations that lost a tensor. The loss used up an attempt; their end does not.
+        proven: it was a suspect and has made progress since.
     """
 
     tries: int = 1
-    lives: dict[int, int] = {}
-    hurdles: dict[str, int] = {}
+    dead_incarnations: dict[int, int] = {}
+    required_progress: dict[str, int] = {}
     closed: frozenset[int] = frozenset()
     alone_on: frozenset[int] = frozenset()
     in_doubt: bool = False
-    missed: frozenset[int] = frozenset()
+    tensor_losses: frozenset[int] = frozenset()
     proven: bool = False
 
 
@@ -158,7 +162,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def deadline_ns(self) -> int | None:
-        """The time by which it must have ended, by the log's clock; None without a limit."""
+        """The end of its time limit, by the log's clock; None without a limit."""
         timeout_s = self.submission.timeout_s
         return None if timeout_s is None else self.submitted_ns + round(timeout_s * _NS_PER_S)
 
@@ -191,29 +195,29 @@ def submitted(request_id: str, event: RequestSubmitted, record: StoredRecord) ->
 
 
 def decided(request: Request, *decisions: Decision) -> Request:
-    """The request after these decisions: phases changed, each decision expected in the log."""
+    """Apply decisions to a request: change its phase, and expect each decision in the log."""
     phase, expected = request.phase, dict(request.expected)
     for decision in decisions:
-        moves = DECISIONS.get(phase, {})
-        if type(decision) not in moves:
+        next_phases = DECISIONS.get(phase, {})
+        if type(decision) not in next_phases:
             raise BugError(f"request {request.id}: {type(decision).__name__} cannot be decided when {phase}")
-        phase = moves[type(decision)]
+        phase = next_phases[type(decision)]
         expected[decision.id] = decision
     running = () if phase.ended else request.running
     return msgspec.structs.replace(request, phase=phase, expected=expected, running=running)
 
 
 def confirmed(request: Request, decision_id: str) -> Request:
-    """The request after one expected decision was read from the log."""
+    """Apply the confirmation of one expected decision by the log."""
     expected = dict(request.expected)
     del expected[decision_id]
     return msgspec.structs.replace(request, expected=expected, recorded=request.recorded | {decision_id})
 
 
 def archived(request: Request) -> Request:
-    """An ended request without its input and results, which can be large.
+    """Return an ended request without its input and results, which can be large.
 
-    The rest recognises every event that may still come: duplicates, late facts, a second submission.
+    The rest suffices to recognise later events: duplicates, late facts, a second submission.
     """
     submission = msgspec.structs.replace(request.submission, inputs=_FORGOTTEN)
     return msgspec.structs.replace(request, submission=submission, results=(), tracks={})

@@ -10,7 +10,7 @@ fewest open requests or the fewest admissions, then in order of submission (`con
 Held requests are resumed before others are admitted. A suspected poison pill
 (`conductor.core.poison_pills`) is tried on the quietest rank, one per rank at a time: on an empty rank, or
 with proven requests only, while no other request starts there; otherwise together with others, because no
-request must wait while a replica is well. The latest submission comes first: a request that kills a worker
+request waits while a replica is available. The latest submission comes first: a request that kills a worker
 mostly does so at once.
 """
 
@@ -35,10 +35,12 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """The deployment, as far as decisions depend on it.
 
     Attributes:
-        groups: the possible placements; every node has a group in every walk. kv_nodes: the nodes that keep
-        keys and values. replicas: policy for the choice between ranks; `max_per_replica` limits the
-        requests of a rank. max_waiting: requests that may wait; None is no limit. shorten_above: share of
-        places in use above which answers are admitted with `shorten_to` of their tokens.
+        groups: the possible placements; every node has a group in every walk.
+        kv_nodes: the nodes that keep keys and values.
+        replicas: policy for the choice between ranks; `max_per_replica` limits the requests of a rank.
+        max_waiting: maximum of waiting requests; None is no limit.
+        shorten_above: share of `max_concurrent_requests` in use above which a request is admitted with
+            `shorten_to` of its tokens.
     """
 
     model: str
@@ -70,9 +72,9 @@ def schedule(
 ) -> list[RequestAdmitted | RequestResumed]:
     """Choose the requests of `held` to resume, and of `waiting` (in order of submission) to admit now.
 
-    `places` are the placements of requests that are admitted and not held. `blamed` are incarnations that
-    are known to have been ended by a single request: no other one is a suspect. `memory` is the state of
-    earlier calls; if it is lost, the choice of replicas is slightly worse for a while.
+    `places` are the placements of requests that are admitted and not held. `blamed` has the incarnations
+    that a single request is known to have ended: no other request is a suspect. `memory` is the state of
+    earlier calls; without it, the choice of replicas is slightly worse for a while.
     """
     open_requests = len(places) + len(held)
     free = max(0, deployment.max_concurrent_requests - open_requests)
@@ -82,18 +84,20 @@ def schedule(
     ranks = Ranks(
         deployment.groups, world, policy=deployment.replicas, most=deployment.max_per_replica, memory=memory
     )
-    for taken in places:
-        ranks.take(taken)
+    for place in places:
+        ranks.occupy(place)
     resumed = _resume(held, ranks, blamed or {})
     admitted: list[RequestAdmitted] = []
     open_of = Counter([*(place.tenant for place in places), *(one.tenant for one in held)])
-    memory.served = queue.welcome(memory.served, {*open_of, *(request.tenant for request in waiting)})
-    for request in queue.ordered(waiting, open_of, memory.served):
-        options = [ranks.roomy_in(group) for group in deployment.groups]
+    memory.served = queue.normalized_admissions(
+        memory.served, {*open_of, *(request.tenant for request in waiting)}
+    )
+    for request in queue.in_admission_order(waiting, open_of, memory.served):
+        options = [ranks.available_in(group) for group in deployment.groups]
         if len(admitted) == free or not all(options):
             break
         admission = _admit(request, open_requests + len(admitted) + 1, options, ranks, deployment)
-        ranks.take(place_of(admission, request))
+        ranks.occupy(place_of(admission, request))
         open_of[request.tenant] += 1
         memory.served[request.tenant] += 1
         admitted.append(admission)
@@ -105,12 +109,12 @@ def place_of(event: RequestAdmitted | RequestResumed, request: Request) -> Place
     return Place(
         ranks=ranks_of(event.placement, event.walk_placement),
         closed=frozenset(event.closed if isinstance(event, RequestResumed) else ()),
-        is_tried=isinstance(event, RequestResumed) and event.on_probation,
+        is_quarantined=isinstance(event, RequestResumed) and event.on_probation,
         tenant=request.tenant,
     )
 
 
-def refuse(request: Request, deployment: Deployment) -> RequestRejected | None:
+def rejection(request: Request, deployment: Deployment) -> RequestRejected | None:
     """The rejection of a request that can never be served here; None if it may wait."""
     if request.submission.model == deployment.model:
         return None
@@ -118,7 +122,7 @@ def refuse(request: Request, deployment: Deployment) -> RequestRejected | None:
     return _rejected(request, Failure(code=error.code, message=error.message, status=error.status))
 
 
-def turn_away(request: Request, deployment: Deployment) -> RequestRejected:
+def reject_overflow(request: Request, deployment: Deployment) -> RequestRejected:
     """The rejection of a request because too many are waiting."""
     message = (
         f"{deployment.max_concurrent_requests} requests are running and {deployment.max_waiting} are waiting "
@@ -146,42 +150,40 @@ def _resume(held: Collection[Request], ranks: Ranks, blamed: Mapping[int, str]) 
     others = [request for request in held if request.id not in suspects]
     found: list[RequestResumed] = []
     for request in (*last_first, *others):
-        decision = _again(request, suspects.get(request.id, frozenset()), ranks)
+        decision = _resumption(request, suspects.get(request.id, frozenset()), ranks)
         if decision is not None:
-            ranks.take(place_of(decision, request))
+            ranks.occupy(place_of(decision, request))
             found.append(decision)
     return found
 
 
 def _suspected_on(request: Request, blamed: Mapping[int, str]) -> frozenset[int]:
     """The ranks whose deaths a request is suspected of."""
-    lives = request.suspicion.lives
-    return frozenset(rank for rank, life in lives.items() if blamed.get(life, request.id) == request.id)
+    dead = request.suspicion.dead_incarnations
+    return frozenset(rank for rank, one in dead.items() if blamed.get(one, request.id) == request.id)
 
 
-def _again(request: Request, died: frozenset[int], ranks: Ranks) -> RequestResumed | None:
-    """A place for a held request, during which the ranks in `died` ended; None while there is none."""
+def _resumption(request: Request, died: frozenset[int], ranks: Ranks) -> RequestResumed | None:
+    """Place a held request that ran when the ranks in `died` ended; None while no place is free."""
     options: list[list[int]] = []
     for group in ranks.groups:
         there = _large_enough(ranks.open_in(group), request, ranks.world)
         if died & set(group.ranks):
-            there = _quietest(there, ranks, alone=request.suspicion.in_doubt)
+            there = _quarantine_options(there, ranks, alone=request.suspicion.in_doubt)
         options.append(there)
     if not all(options):
         return None
     chosen, why = ranks.choose(options, request)
     placement, walk_placement = assign(ranks.groups, chosen)
-    apart = {rank for group, rank in zip(ranks.groups, chosen, strict=True) if died & set(group.ranks)}
-    closed = sorted(rank for rank in apart if not ranks.unproven[rank])
-    alone_on = sorted(rank for rank in apart if not ranks.load[rank])
-    reason = "; ".join(why) or "every rank is there"
-    if apart:
-        where = " and ".join(str(rank) for rank in sorted(apart))
-        beside = (
-            "beside none but the proven" if len(closed) == len(apart) else "the one suspect beside others"
-        )
-        beside = "alone" if len(alone_on) == len(apart) else beside
-        reason = f"{beside} on rank {where}, for a worker died under it; {reason}"
+    quarantine = {rank for group, rank in zip(ranks.groups, chosen, strict=True) if died & set(group.ranks)}
+    closed = sorted(rank for rank in quarantine if not ranks.unproven[rank])
+    alone_on = sorted(rank for rank in quarantine if not ranks.load[rank])
+    reason = "; ".join(why) or "no choice of ranks"
+    if quarantine:
+        where = " and ".join(str(rank) for rank in sorted(quarantine))
+        company = "with proven requests only" if len(closed) == len(quarantine) else "as the only suspect"
+        company = "alone" if len(alone_on) == len(quarantine) else company
+        reason = f"{company} on rank {where}, because a worker died while it ran; {reason}"
     return RequestResumed(
         id=f"{request.id}.resumed.{request.resumptions}",
         request_id=request.id,
@@ -192,18 +194,18 @@ def _again(request: Request, died: frozenset[int], ranks: Ranks) -> RequestResum
         on_probation=bool(died),
         closed=closed,
         alone_on=alone_on,
-        reason=f"attempt {request.attempt} goes on: {reason}",
+        reason=f"resumed: {reason}",
         trace=request.submission.trace,
     )
 
 
-def _quietest(there: list[int], ranks: Ranks, *, alone: bool) -> list[int]:
+def _quarantine_options(there: list[int], ranks: Ranks, *, alone: bool) -> list[int]:
     """Ranks for a suspect: empty ones, then those with proven requests, then those without another suspect.
 
     A request that must run `alone` waits for an empty rank; one is emptied for it if newcomers can go
     elsewhere.
     """
-    calm = [rank for rank in there if rank not in ranks.tried]
+    calm = [rank for rank in there if rank not in ranks.quarantine_ranks]
     empty = [rank for rank in calm if not ranks.load[rank]]
     if alone:
         if not empty and len(there) > 1:
@@ -224,7 +226,7 @@ def _admit(
     params = request.submission.params
     chosen, why = ranks.choose(options, request)
     placement, walk_placement = assign(deployment.groups, chosen)
-    there = "every rank is there" if not why else "; ".join(why)
+    there = "no choice of ranks" if not why else "; ".join(why)
     return RequestAdmitted(
         id=f"{request.id}.admitted",
         request_id=request.id,
@@ -241,7 +243,7 @@ def _admit(
             core=deployment.core_digest,
             submission=request.digest,
         ),
-        reason=f"{there}; takes place {place} of {deployment.max_concurrent_requests}",
+        reason=f"{there}; concurrent request {place} of {deployment.max_concurrent_requests}",
         trace=request.submission.trace,
     )
 

@@ -79,7 +79,7 @@ def load(data: bytes | memoryview, graph_of: Callable[[str], ModelGraph], subjec
         for name, kind in kept.items():
             setattr(cluster, name, _restored(name, kind, found))
     except KeyError as error:
-        raise SnapshotError(f"expected the fields {sorted(kept)} of a cluster; {error} is amiss") from error
+        raise SnapshotError(f"expected the fields {sorted(kept)} of a cluster; {error} is missing") from error
     except (msgspec.MsgspecError, ValueError) as error:
         raise SnapshotError(f"expected the fields of a cluster: {error}") from error
     return cluster

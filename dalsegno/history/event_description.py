@@ -81,8 +81,8 @@ def summary_of(event: AnyEvent) -> str:  # one branch per event type
         case RequestAdmitted():
             return f"{event.reason}; seed {event.seed}"
         case RequestResumed():
-            probation = "on probation, " if event.on_probation else ""
-            return f"attempt {event.attempt}: {probation}{event.reason}"
+            quarantine = "in quarantine, " if event.on_probation else ""
+            return f"attempt {event.attempt}: {quarantine}{event.reason}"
         case DeadlinePassed():
             whose = "the request" if event.step is None else f"step {event.step}, attempt {event.attempt},"
             return f"{whose} missed its deadline, {iso(event.deadline_ns)}"
@@ -107,7 +107,7 @@ def summary_of(event: AnyEvent) -> str:  # one branch per event type
         case WalkStop():
             return f"step {event.index} on rank {event.rank}, attempt {event.attempt}: {event.reason}"
         case WalkBegun():
-            return f"step {event.index}, attempt {event.attempt}: begun on probation"
+            return f"step {event.index}, attempt {event.attempt}: begun in quarantine"
         case WalkProgressed():
             return f"step {event.index}, attempt {event.attempt}: further than before, {event.tokens} tokens"
         case WalkStopped():

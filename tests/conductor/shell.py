@@ -119,7 +119,9 @@ async def beating(
     async def beat() -> None:
         while True:
             signs_of_life = {"state": "ready", "incarnation": incarnation, **signs}
-            await log.send_heartbeat(SUBJECTS.heartbeat("worker", str(rank)), msgspec.msgpack.encode(signs_of_life))
+            await log.send_heartbeat(
+                SUBJECTS.heartbeat("worker", str(rank)), msgspec.msgpack.encode(signs_of_life)
+            )
             await asyncio.sleep(0.05)
 
     beating = asyncio.create_task(beat())

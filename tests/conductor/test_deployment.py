@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from conductor.deployment import deployment_of
 from configs.deployment import DeploymentConfig
 from configs.placement import NodeGroup
@@ -31,6 +33,7 @@ def test_a_configuration_says_where_nodes_may_run_and_which_keep_keys_and_values
     assert (found.model, found.graph_digest) == ("demo", registry.graph("decoder_lm").digest)
 
 
+@pytest.mark.processes
 def test_the_conductor_imports_neither_torch_nor_a_tokenizer_also_where_it_knows_a_graph() -> None:
     code = (
         "import sys, conductor.process; from models import registry; registry.graph('decoder_lm'); "

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conductor.liveness import Echoes, Leader, Loss, Workers
+from conductor.liveness import Echoes, LeaderLiveness, Loss, WorkerLiveness
 
 SILENT_S = 1.5
 HUNG_S = 60.0
@@ -35,13 +35,13 @@ class Conductor:
 
     def __post_init__(self) -> None:
         self.echoes = Echoes(gap_s=SILENT_S / 2)
-        self.workers = Workers(self.echoes, SILENT_S, self.hung_s)
-        self.leader = Leader(self.echoes, SILENT_S, answer_s=0.5)
+        self.workers = WorkerLiveness(self.echoes, SILENT_S, self.hung_s)
+        self.leader = LeaderLiveness(self.echoes, SILENT_S, answer_s=0.5)
         self.echo()
 
     def echo(self, *, unacked: int = 0, acked: int = 0) -> None:
-        self.echoes.heard(self.now_s, unacked=unacked, acked=acked)
-        self.workers.know(self.lives, self.now_s, self.seq)
+        self.echoes.receive(self.now_s, unacked=unacked, acked=acked)
+        self.workers.set_incarnations(self.lives, self.now_s, self.seq)
 
     def tick(self) -> None:
         self.now_s += TICK_S
@@ -62,7 +62,7 @@ class Conductor:
         for _ in range(round(seconds / TICK_S)):
             self.tick()
             if beat is not None and self.every(WORKER_BEAT_S):
-                self.workers.hear(0, beat(), self.now_s)
+                self.workers.receive(0, beat(), self.now_s)
             if comes_back and self.every(BEAT_S):
                 self.echo(unacked=unacked)
         return self.workers.lost()
@@ -82,7 +82,7 @@ def test_a_worker_that_is_not_heard_is_lost_within_two_seconds() -> None:
     conductor.listen(3.0, beat=signs)
     assert conductor.listen(SILENT_S - 0.25) == []
     [loss] = conductor.listen(0.25)
-    assert (loss.rank, loss.incarnation, loss.reason) == (0, 7, "not heard for 1.5 s")
+    assert (loss.rank, loss.incarnation, loss.reason) == (0, 7, "no heartbeat for 1.5 s")
 
 
 def test_what_was_stored_once_it_should_have_been_heard_again_it_has_not_read() -> None:
@@ -125,7 +125,7 @@ def test_what_was_declared_is_not_declared_again_in_the_same_term() -> None:
     [loss] = conductor.listen(3.0)
     conductor.workers.declare(loss)
     assert conductor.listen(3.0) == []
-    conductor.workers.lead()  # what a deposed conductor said is void
+    conductor.workers.start_term()  # what a deposed conductor said is void
     assert ranks(conductor.workers.lost()) == [0]
 
 
@@ -193,7 +193,7 @@ def test_whatever_happens_to_server_log_and_conductor_no_living_worker_is_lost(s
         if chance.random() < 0.02:
             unacked = chance.choice([0, 2])
         if is_up and conductor.now_s >= next_beat_s:
-            conductor.workers.hear(0, signs(), conductor.now_s)
+            conductor.workers.receive(0, signs(), conductor.now_s)
             next_beat_s = conductor.now_s + WORKER_BEAT_S
         if is_up and conductor.every(BEAT_S):
             conductor.echo(unacked=unacked)
@@ -206,7 +206,7 @@ def test_a_worker_that_has_work_and_gets_no_further_is_hung() -> None:
     conductor = Conductor()
     assert conductor.listen(HUNG_S - 1, beat=lambda: signs(running=2)) == []
     [loss] = conductor.listen(2.0, beat=lambda: signs(running=2))
-    assert loss.reason == "has work, and got no further for 60.5 s"  # since its first beat
+    assert loss.reason == "has work, but made no progress for 60.5 s"  # since its first beat
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_a_main_loop_that_does_not_turn_is_hung_with_work_or_without() -> None:
     conductor = Conductor()
     assert conductor.listen(5.0, beat=lambda: signs(loop_age_s=HUNG_S - 1)) == []
     [loss] = conductor.listen(1.0, beat=lambda: signs(loop_age_s=HUNG_S))
-    assert loss.reason == "its main loop stands still for 60.0 s"
+    assert loss.reason == "its main loop has not run for 60.0 s"
 
 
 def test_nobody_is_hung_where_that_is_told_so() -> None:
@@ -285,8 +285,8 @@ def test_a_worker_is_not_hung_for_a_time_in_which_we_did_not_listen() -> None:
 )
 def test_a_beat_that_says_nonsense_stops_nobody(beat: dict[str, Any]) -> None:
     conductor = Conductor()
-    conductor.workers.hear(0, beat, conductor.now_s)
-    conductor.workers.hear(9, beat, conductor.now_s)
+    conductor.workers.receive(0, beat, conductor.now_s)
+    conductor.workers.receive(9, beat, conductor.now_s)
     assert conductor.workers.lost() == []
 
 
@@ -298,43 +298,43 @@ def leading(epoch: int = 3, **changes: Any) -> dict[str, Any]:
 def test_whoever_starts_gives_a_leader_the_time_to_answer() -> None:
     conductor = Conductor()
     conductor.listen(0.25)
-    assert conductor.leader.gone() is None
+    assert conductor.leader.absence() is None
     conductor.listen(0.25)
-    assert conductor.leader.gone() == "no leader was heard for 0.5 s"
+    assert conductor.leader.absence() == "no heartbeat of a leader for 0.5 s"
 
 
 def test_without_an_echo_there_was_no_question() -> None:
     conductor = Conductor()
     conductor.listen(10.0, comes_back=False)
-    assert conductor.leader.gone() is None
-    assert Leader(Echoes(1.0), 1.5, 0.5).gone() is None
+    assert conductor.leader.absence() is None
+    assert LeaderLiveness(Echoes(1.0), 1.5, 0.5).absence() is None
 
 
 def test_a_leader_that_was_heard_has_its_whole_time() -> None:
     conductor = Conductor()
     conductor.listen(0.25)
-    conductor.leader.hear(leading(), 3, conductor.now_s)
+    conductor.leader.receive(leading(), 3, conductor.now_s)
     conductor.listen(SILENT_S - 0.25)
-    assert conductor.leader.gone() is None
+    assert conductor.leader.absence() is None
     conductor.listen(0.25)
-    assert conductor.leader.gone() == "no leader was heard for 1.5 s"
+    assert conductor.leader.absence() == "no heartbeat of a leader for 1.5 s"
 
 
 def test_it_is_not_gone_for_our_not_listening() -> None:
     conductor = Conductor()
-    conductor.leader.hear(leading(), 3, conductor.now_s)
+    conductor.leader.receive(leading(), 3, conductor.now_s)
     conductor.stand_still(30.0)
     conductor.listen(1.0)
-    assert conductor.leader.gone() is None
+    assert conductor.leader.absence() is None
 
 
 def test_one_that_leaves_in_order_is_gone_at_once() -> None:
     conductor = Conductor()
-    conductor.leader.hear(leading(), 3, conductor.now_s)
-    conductor.leader.hear(leading(state="leaving", led=True), 3, conductor.now_s)
-    assert conductor.leader.gone() == "the leader has left"
-    conductor.leader.hear(leading(4), 3, conductor.now_s)  # another took over, and we have not read it yet
-    assert conductor.leader.gone() is None
+    conductor.leader.receive(leading(), 3, conductor.now_s)
+    conductor.leader.receive(leading(state="leaving", led=True), 3, conductor.now_s)
+    assert conductor.leader.absence() == "the leader has left"
+    conductor.leader.receive(leading(4), 3, conductor.now_s)  # another took over, and we have not read it yet
+    assert conductor.leader.absence() is None
 
 
 @pytest.mark.parametrize(
@@ -352,16 +352,16 @@ def test_one_that_leaves_in_order_is_gone_at_once() -> None:
 )
 def test_whoever_does_not_lead_says_nothing_of_who_does(beat: dict[str, Any]) -> None:
     conductor = Conductor()
-    conductor.leader.hear(leading(), 3, conductor.now_s)
+    conductor.leader.receive(leading(), 3, conductor.now_s)
     for _ in range(8):
-        conductor.leader.hear(beat, 3, conductor.now_s)
+        conductor.leader.receive(beat, 3, conductor.now_s)
         conductor.listen(0.25)
-    assert conductor.leader.gone() == "no leader was heard for 2.0 s"
+    assert conductor.leader.absence() == "no heartbeat of a leader for 2.0 s"
 
 
 def test_who_is_known_to_be_alone_need_not_ask() -> None:
     conductor = Conductor()
-    conductor.leader.is_gone("there is no other conductor")
-    assert conductor.leader.gone() == "there is no other conductor"
+    conductor.leader.set_absent("there is no other conductor")
+    assert conductor.leader.absence() == "there is no other conductor"
     conductor.leader.expect(conductor.now_s)
-    assert conductor.leader.gone() is None
+    assert conductor.leader.absence() is None

@@ -86,6 +86,7 @@ async def test_a_successor_ends_what_its_predecessor_began() -> None:
 
 
 # ---- who leads -------------------------------------------------------------------------------------
+@pytest.mark.slow
 async def test_a_second_conductor_follows_while_the_first_is_heard() -> None:
     server = MemoryStore(SUBJECTS)
     log, watcher = MemoryLog(server), Watcher(server)
@@ -254,7 +255,10 @@ async def test_a_beat_that_is_none_stops_nobody(beat: bytes) -> None:
 async def test_its_beats_count_what_it_folded_and_decided() -> None:
     server = MemoryStore(SUBJECTS)
     log, watcher = MemoryLog(server), Watcher(server)
-    async with aclosing(MemoryLog(server).listen(SUBJECTS.heartbeats())) as beats, conducting(MemoryLog(server)):
+    async with (
+        aclosing(MemoryLog(server).listen(SUBJECTS.heartbeats())) as beats,
+        conducting(MemoryLog(server)),
+    ):
         await join(log)
         await submit(log)
         await watcher.until(NodeReady)
@@ -267,6 +271,7 @@ async def test_its_beats_count_what_it_folded_and_decided() -> None:
 
 
 # ---- who is lost -----------------------------------------------------------------------------------
+@pytest.mark.slow
 async def test_a_worker_that_falls_silent_is_declared_lost_once() -> None:
     server = MemoryStore(SUBJECTS)
     log, watcher = MemoryLog(server), Watcher(server)
@@ -289,9 +294,10 @@ async def test_one_that_gets_no_further_is_declared_lost() -> None:
         life = await join(log)
         async with beating(log, life, running=1, steps=3):
             lost = await watcher.until(WorkerLost)
-    assert lost.reason.startswith("has work, and got no further for 0.5")
+    assert lost.reason.startswith("has work, but made no progress for 0.5")
 
 
+@pytest.mark.slow
 async def test_a_follower_declares_nobody_and_misses_nobody_once_it_leads() -> None:
     server = MemoryStore(SUBJECTS)
     log, watcher = MemoryLog(server), Watcher(server)
@@ -317,6 +323,7 @@ class Electing(MemoryLog):
         return await super().state()
 
 
+@pytest.mark.slow
 async def test_nobody_is_lost_while_the_log_elects_a_leader() -> None:
     server = MemoryStore(SUBJECTS)
     log, watcher = MemoryLog(server), Watcher(server)
@@ -345,6 +352,7 @@ async def test_a_request_whose_time_is_over_fails() -> None:
     assert (failed.failure.code, failed.failure.status) == ("deadline_exceeded", 504)
 
 
+@pytest.mark.slow
 async def test_a_limit_that_is_far_away_is_looked_at_only_when_something_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -368,6 +376,7 @@ async def test_a_limit_that_is_far_away_is_looked_at_only_when_something_is_read
     assert 0 < looks <= folded
 
 
+@pytest.mark.slow
 async def test_one_that_the_log_stored_too_early_is_said_again() -> None:
     """The log's clock goes back by 0.4 s, once: what is said then counts for nothing."""
     behind_ns = 0

@@ -121,6 +121,7 @@ async def serve_one(world: World, request_id: str) -> None:
     await world.until(world.subjects.walk(request_id), RequestFinished)
 
 
+@pytest.mark.processes
 async def test_it_goes_on_from_its_snapshot_and_reads_what_follows(
     world: World, start: Start, tmp_path: Path
 ) -> None:
@@ -138,6 +139,7 @@ async def test_it_goes_on_from_its_snapshot_and_reads_what_follows(
         await world.until(world.subjects.walk("r2"), RequestFinished)
 
 
+@pytest.mark.processes
 async def test_a_snapshot_of_the_logs_very_end_is_used(world: World, start: Start, tmp_path: Path) -> None:
     async with start():
         await world.leads()
@@ -146,6 +148,7 @@ async def test_a_snapshot_of_the_logs_very_end_is_used(world: World, start: Star
         assert await hearing == 1  # its own epoch
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("without", ["deleted", "never written"])
 async def test_without_one_it_reads_the_log_and_goes_on_the_same(
     without: str, world: World, start: Start, tmp_path: Path

@@ -95,7 +95,7 @@ async def passed_over(snapshots: Snapshots, log: MemoryLog, caplog: pytest.LogCa
     caplog.clear()
     assert await read(snapshots, log) is None
     [said] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert said.startswith(f"the snapshot {snapshots.path} is not used, the log is read instead: ")
+    assert said.startswith(f"cannot use the snapshot {snapshots.path}, reading the whole log instead: ")
     assert "\n" not in said
     return said.partition("instead: ")[2]
 
@@ -126,9 +126,9 @@ async def test_one_flipped_byte_is_found_wherever_it_is(
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "it is no snapshot"),
-        (b"dalsegno snapshot\n", "it is no snapshot"),
-        (b"something else", "it is no snapshot"),
+        (b"", "it is not a snapshot"),
+        (b"dalsegno snapshot\n", "it is not a snapshot"),
+        (b"something else", "it is not a snapshot"),
         (b"dalsegno snapshot\n\xff\0\0\0", "Input data was truncated"),
     ],
 )
@@ -144,7 +144,7 @@ async def test_a_file_of_another_kind_is_passed_over(
 async def test_that_of_another_log_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     script = served()
     snapshots = await write(tmp_path, script, created_ns=2)
-    assert await passed_over(snapshots, log_of(script), caplog) == "it is of another log"
+    assert await passed_over(snapshots, log_of(script), caplog) == "it belongs to another log"
 
 
 async def test_that_of_other_sources_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -161,7 +161,7 @@ async def test_one_that_is_newer_than_the_logs_end_is(
     snapshots = await write(tmp_path, script)
     script.records.pop()
     why = await passed_over(snapshots, log_of(script), caplog)
-    assert why == f"it is of position {len(script.records) + 1}, and the log ends at {len(script.records)}"
+    assert why == f"its position is {len(script.records) + 1}, but the log ends at {len(script.records)}"
 
 
 async def test_one_of_a_log_that_lost_its_end_and_grew_again_is(
@@ -212,7 +212,7 @@ async def test_one_of_another_format_is(tmp_path: Path, caplog: pytest.LogCaptur
     snapshots = await write(tmp_path, script)
     content = snapshots.path.read_bytes()[:-32].replace(b"version\x01", b"version\x02", 1)
     snapshots.path.write_bytes(content + hashlib.blake2b(content, digest_size=32).digest())
-    assert await passed_over(snapshots, log_of(script), caplog) == "it is of format 2, expected 1"
+    assert await passed_over(snapshots, log_of(script), caplog) == "expected format 1, found 2"
 
 
 async def test_a_state_that_does_not_fit_the_cluster_is(

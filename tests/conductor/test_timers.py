@@ -27,7 +27,7 @@ def test_a_limit_is_due_when_the_logs_clock_has_reached_it() -> None:
 
 def test_what_is_on_its_way_is_not_said_twice() -> None:
     watch = timers()
-    watch.say(limit(5))
+    watch.mark_sent(limit(5))
     assert watch.due([limit(5)], 6.0) == []
     watch.stored(limit(5), 2)
     assert watch.due([limit(5)], 7.0) == []  # stored, and not read yet
@@ -36,7 +36,7 @@ def test_what_is_on_its_way_is_not_said_twice() -> None:
 def test_one_that_was_stored_too_early_is_said_again_after_the_rest() -> None:
     """The log's clock went back by 2 s: it stored at 3 what was due at 5."""
     watch = timers()
-    watch.say(limit(5))
+    watch.mark_sent(limit(5))
     watch.stored(limit(5), 2)
     watch.read(2, BORN_NS + 3 * S, 5.1)
     assert watch.due([limit(5)], 5.2) == []
@@ -46,7 +46,7 @@ def test_one_that_was_stored_too_early_is_said_again_after_the_rest() -> None:
 
 def test_its_ack_may_come_later_than_the_record() -> None:
     watch = timers()
-    watch.say(limit(5))
+    watch.mark_sent(limit(5))
     watch.read(2, BORN_NS + 3 * S, 5.1)
     assert watch.due([limit(5)], 6.0) == []
     watch.stored(limit(5), 2)
@@ -75,31 +75,31 @@ def test_without_a_record_there_is_no_time() -> None:
 
 def test_limits_of_a_request_and_of_its_steps_are_told_apart() -> None:
     watch = timers()
-    watch.say(limit(5))
+    watch.mark_sent(limit(5))
     assert watch.due([limit(5), limit(5, step=0), limit(5, "r2")], 6.0) == [limit(5, step=0), limit(5, "r2")]
 
 
 def test_what_an_earlier_term_said_may_be_void() -> None:
     watch = timers()
-    watch.say(limit(5))
-    watch.lead()
+    watch.mark_sent(limit(5))
+    watch.start_term()
     assert watch.due([limit(5)], 6.0) == [limit(5)]
 
 
 def test_limits_that_are_gone_are_forgotten() -> None:
     watch = timers()
     for number in range(100):
-        watch.say(limit(5, f"r{number}"))
+        watch.mark_sent(limit(5, f"r{number}"))
     watch.due([limit(5, "r99")], 6.0)
-    assert list(watch._said) == [limit(5, "r99")]
+    assert list(watch._sent) == [limit(5, "r99")]
     watch.stored(limit(5, "r1"), 9)
-    assert list(watch._said) == [limit(5, "r99")]
+    assert list(watch._sent) == [limit(5, "r99")]
 
 
 def test_the_next_limit_is_the_earliest_that_nobody_said_to_be_over() -> None:
     watch = timers()
     assert watch.next_s([limit(7), limit(5), limit(6)], 1.5) == 3.5
-    watch.say(limit(5))
+    watch.mark_sent(limit(5))
     assert watch.next_s([limit(7), limit(5), limit(6)], 1.5) == 4.5
     assert watch.next_s([limit(5)], 1.5) is None
 

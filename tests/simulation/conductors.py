@@ -16,7 +16,7 @@ from conductor.core import snapshot
 from conductor.core.cluster import Cluster
 from conductor.core.react import Deadline
 from conductor.core.request import Decision
-from conductor.liveness import Echoes, Leader, Workers
+from conductor.liveness import Echoes, LeaderLiveness, WorkerLiveness
 from conductor.timers import Timers
 from shared.events import DeadlinePassed, EpochOpened, Event, WorkerLost
 from shared.log.port import StoredRecord
@@ -71,8 +71,8 @@ class Conductor(Process):
         self.is_claiming = False
         self.backlog_seq = sim.log.last_seq
         self.echoes = Echoes(gap_s=SILENT_S / 2)
-        self.workers = Workers(self.echoes, SILENT_S, HUNG_S)
-        self.leader = Leader(self.echoes, SILENT_S, answer_s=2 * BEAT_MS / 1000)
+        self.workers = WorkerLiveness(self.echoes, SILENT_S, HUNG_S)
+        self.leader = LeaderLiveness(self.echoes, SILENT_S, answer_s=2 * BEAT_MS / 1000)
         self.timers = Timers()
 
     @staticmethod
@@ -110,8 +110,8 @@ class Conductor(Process):
         assert folded.divergence is None, f"{self} at record {record.seq}: {folded.divergence}"
         led, self.led = self.led, self.is_leading
         if self.led and not led:
-            self.workers.lead()
-            self.timers.lead()
+            self.workers.start_term()
+            self.timers.start_term()
         if self.led:
             self.publish(folded.decisions if led else self.cluster.outstanding())
             self.publish(self.cluster.schedule(self.sim.deployment))
@@ -139,15 +139,15 @@ class Conductor(Process):
         """Receive a heartbeat: its own, another conductor's, or a worker's."""
         now_s = self.sim.now_s
         if process is self:
-            self.echoes.heard(now_s, unacked=len(self.line.outbox), acked=self.line.acked)
+            self.echoes.receive(now_s, unacked=len(self.line.outbox), acked=self.line.acked)
             if self.has_caught_up:
-                self.workers.know(self._lives(), now_s, self.cluster.seq)
+                self.workers.set_incarnations(self._lives(), now_s, self.cluster.seq)
             if self.is_leading:
                 self.leader.expect(now_s)
         elif isinstance(process, Conductor):
-            self.leader.hear(signs, self.cluster.fence.epoch, now_s)
+            self.leader.receive(signs, self.cluster.fence.epoch, now_s)
         else:
-            self.workers.hear(signs["rank"], signs, now_s)
+            self.workers.receive(signs["rank"], signs, now_s)
 
     def _lives(self) -> dict[int, int]:
         ranks = self.cluster.world.ranks.items()
@@ -170,11 +170,11 @@ class Conductor(Process):
                 self.workers.declare(loss)
                 self.give_up(loss.rank, loss.reason, loss.read_seq)
             for limit in self.timers.due(self.cluster.deadlines(), self.sim.now_s):
-                self.timers.say(limit)
+                self.timers.mark_sent(limit)
                 self.say_passed(limit)
         elif self.has_caught_up and self.cluster.seq >= self.claimed_seq and not self.is_claiming:
             is_first = not self.sim.log.last(SUBJECTS.epoch) and self.number == self.claims == 0
-            if is_first or self.leader.gone() is not None:
+            if is_first or self.leader.absence() is not None:
                 self._claim()
 
     def _claim(self) -> None:

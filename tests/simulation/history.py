@@ -168,9 +168,9 @@ class Past:
 def _is_at(request: Request, life: Life) -> bool:
     """True if an incarnation had a part of a request to do, and may have begun it."""
     return any(
-        step.lives.get(life.rank) == life.incarnation
+        step.incarnations.get(life.rank) == life.incarnation
         and life.rank not in step.parts
-        and life.rank in (step.begun if step.on_probation else step.stored)
+        and life.rank in (step.begun if step.is_quarantined else step.stored)
         for step in request.running
     )
 

@@ -38,7 +38,7 @@ def no_refusals(patch: pytest.MonkeyPatch) -> None:
 def whoever_was_there_is_to_blame(patch: pytest.MonkeyPatch) -> None:
     """A death counts against every request on the rank, and no request is quarantined."""
     suspects_in_company(patch)
-    patch.setattr(poison_pills, "counts", poison_pills._was_there)
+    patch.setattr(poison_pills, "uses_up_attempt", poison_pills._may_have_caused)
     patch.setattr(react, "_given_up", lambda *_: Failure(code="poison_request", message="to blame"))
 
 
@@ -139,12 +139,12 @@ def other_totals_than_put_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Speaker, "totals", property(lambda self: other if self.said else {}))
 
 
-def a_leader_that_forgets_lives(patch: pytest.MonkeyPatch) -> None:
+def a_leader_that_forgets_joins(patch: pytest.MonkeyPatch) -> None:
     take = conductors.Conductor.take
 
     def forgetful(self: conductors.Conductor, record: Any) -> None:
         take(self, record)
-        self.cluster._lives.clear()
+        self.cluster._joins.clear()
 
     patch.setattr(conductors.Conductor, "take", forgetful)
 
@@ -208,7 +208,7 @@ BROKEN: dict[str, list[Sabotage]] = {
     "all_ranks_of_a_step_are_told_the_same": [each_rank_is_told_something_else],
     "at_each_position_the_rules_hold": [one_place_too_many, suspects_in_company],
     "replay_matches": [other_totals_than_put_out, decisions_that_get_lost],
-    "whole_fold_is_the_leaders": [a_leader_that_forgets_lives],
+    "whole_fold_is_the_leaders": [a_leader_that_forgets_joins],
     "snapshot_and_tail_are_the_whole_fold": [a_snapshot_that_forgets],
     "nothing_is_left_over": [nobody_looks_after_workers],
     "no_tensor_is_orphaned": [tensors_for_ever],
@@ -220,6 +220,7 @@ def test_every_invariant_is_broken_on_purpose_below() -> None:
     assert BROKEN.keys() == {WHILE_IT_RAN, *(one.__name__ for one in invariants.INVARIANTS)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sabotage"),
     [(name, sabotage) for name, sabotages in BROKEN.items() for sabotage in sabotages],

@@ -44,7 +44,7 @@ def test_what_died_together_is_resumed_one_by_one_the_last_sent_out_first() -> N
     assert running(script, "a", "b", "c") == ["c"]
     resumed = script.last(RequestResumed, "c")
     assert (resumed.on_probation, resumed.alone_on, resumed.attempt) == (True, [0], 2)
-    assert "alone on rank 0, for a worker died under it" in resumed.reason
+    assert "alone on rank 0, because a worker died while it ran" in resumed.reason
     assert script.last(NodeReady, "c").on_probation
     script.progress(script.last(NodeReady, "c"))
     assert running(script, "a", "b", "c") == ["b", "c"]
@@ -79,7 +79,7 @@ def test_a_death_beside_the_proven_convicts_nobody_and_the_next_time_it_is_alone
     script.progress(script.last(NodeReady, "later"))
     resumed = script.last(RequestResumed, "suspect")
     assert (resumed.closed, resumed.alone_on) == ([0], [])
-    assert "beside none but the proven" in resumed.reason
+    assert "with proven requests only" in resumed.reason
     die(script)
     assert script.last(RequestFailed, "suspect") is None
     # "later" was there when the worker died, too; whoever comes first, "suspect" waits for an empty rank.
@@ -99,7 +99,7 @@ def test_of_a_life_that_ended_under_a_suspect_that_was_alone_no_other_is_a_suspe
     script.run_to_the_end("b")
     script.lose(0)
     assert script.last(RequestResumed, "a").alone_on == [1]
-    first = script.request("a").suspicion.lives[0]
+    first = script.request("a").suspicion.dead_incarnations[0]
     script.lose(1)
     assert script.cluster.blamed[first] == "a"
     assert set(script.cluster.blamed.values()) == {"a"}
@@ -158,12 +158,12 @@ def test_a_step_before_the_one_that_was_under_way_clears_nothing() -> None:
     script = served()
     script.submit()
     script.complete(script.last(NodeReady))  # prepare
-    hurdles = script.last(NodeReady).index
+    required = script.last(NodeReady).index
     die(script)
     ready = script.last(NodeReady)
-    assert (ready.index, ready.on_probation) == (hurdles, True)
-    script.progress(ready, index=hurdles - 1)
-    assert script.request().suspicion.lives
+    assert (ready.index, ready.on_probation) == (required, True)
+    script.progress(ready, index=required - 1)
+    assert script.request().suspicion.dead_incarnations
 
 
 def test_progress_begins_the_count_again_so_a_long_answer_outlives_any_number_of_accidents() -> None:
@@ -200,7 +200,7 @@ def test_who_dies_before_its_order_was_stored_did_not_die_of_it() -> None:
     script.publish(script.cluster.outstanding())
     script.join("w0-b")
     assert script.request().attempt == 2
-    assert script.request().suspicion.lives == {}
+    assert script.request().suspicion.dead_incarnations == {}
 
 
 def test_an_order_that_was_stored_behind_what_a_life_had_read_did_not_kill_it() -> None:
@@ -209,8 +209,8 @@ def test_an_order_that_was_stored_behind_what_a_life_had_read_did_not_kill_it() 
     read = len(script.records)
     script.submit("after")
     script.lose(0, read_seq=read)
-    assert set(script.request("before").suspicion.lives) == {0}
-    assert script.request("after").suspicion.lives == {}
+    assert set(script.request("before").suspicion.dead_incarnations) == {0}
+    assert script.request("after").suspicion.dead_incarnations == {}
     script.join("w0-b")
     assert running(script, "before", "after") == ["before"]
 
@@ -262,7 +262,7 @@ def test_who_dies_behind_its_own_part_did_not_die_of_the_rest() -> None:
     script.say(SUBJECTS.done(done.rank, "r1"), speech.part(done))
     script.lose(done.rank)
     assert script.request().phase is Phase.HELD
-    assert script.request().suspicion.lives == {}
+    assert script.request().suspicion.dead_incarnations == {}
 
 
 def test_who_leaves_in_order_costs_no_try() -> None:
@@ -291,7 +291,7 @@ def test_without_suspects_the_request_goes_on_at_a_replica_before_its_rank_is_ba
     script.leave(0)
     assert script.request().placement == {"prepare": 1, "llm": 1}
     assert script.last(NodeReady).rank == 1
-    assert "the least loaded" in script.last(RequestResumed).reason
+    assert "least loaded" in script.last(RequestResumed).reason
     script.run_to_the_end()
     assert script.request().phase is Phase.FINISHED
 
@@ -306,7 +306,7 @@ def test_with_a_busy_replica_a_suspect_goes_on_there_at_once_and_so_do_newcomers
     assert running(script, "suspect", "busy", "other", "new") == ["busy", "other", "new"]
     resumed = script.last(RequestResumed, "other")
     assert (resumed.on_probation, resumed.closed, resumed.alone_on) == (True, [], [])
-    assert "the one suspect beside others on rank 1" in resumed.reason
+    assert "as the only suspect on rank 1" in resumed.reason
     script.progress(script.last(NodeReady, "other"))
     assert running(script, "suspect") == ["suspect"]
 

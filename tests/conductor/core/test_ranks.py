@@ -75,7 +75,7 @@ def done(script: Script, *walks: str, **changes: Any) -> None:
 
 
 def at_hand(script: Script) -> dict[int, dict[int, int]]:
-    return {step.index: step.lives for step in script.request().running}
+    return {step.index: step.incarnations for step in script.request().running}
 
 
 # ---- steps and their ranks -----------------------------------------------------------------------
@@ -263,7 +263,7 @@ def test_a_rank_that_was_not_at_work_is_awaited_all_the_same() -> None:
     script.join("w2-b", 2)
     assert [order.rank for order in orders(script)] == [0]
     assert script.request().attempt == 2
-    assert script.request().suspicion.lives == {}
+    assert script.request().suspicion.dead_incarnations == {}
 
 
 def test_what_was_in_the_memory_of_a_life_is_made_again_at_once() -> None:
@@ -471,8 +471,8 @@ def test_of_replicas_the_least_loaded_is_given_and_why_is_recorded() -> None:
     script.submit("r4", inputs=Inputs(text="duet"))
     assert script.last(RequestAdmitted, "r4").placement["talker"] == 1
     assert script.last(RequestAdmitted, "r4").reason == (
-        "talker on rank 1 of [1, 2]: the least loaded, 0 requests open; "
-        "vocoder on rank 3 of [3, 4]: the least loaded, 0 requests open; takes place 2 of 8"
+        "talker on rank 1 of [1, 2]: least loaded, 0 open requests; "
+        "vocoder on rank 3 of [3, 4]: least loaded, 0 open requests; concurrent request 2 of 8"
     )
 
 
@@ -501,7 +501,7 @@ def test_keys_and_values_do_not_move_where_they_need_not(decode: tuple[int, ...]
     given = [one.placement["talker"] for one in script.events(RequestAdmitted)]
     assert given == [1, 1] if decode == (1,) else [0, 1]
     assert all(one.walk_placement == {} for one in script.events(RequestAdmitted))
-    assert "it is there in other walks" in script.last(RequestAdmitted).reason
+    assert "the nodes run there in other walks" in script.last(RequestAdmitted).reason
 
 
 def test_the_pool_of_the_rank_that_is_given_limits_a_request() -> None:

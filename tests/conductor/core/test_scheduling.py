@@ -63,9 +63,9 @@ def test_tenants_take_turns_whoever_asks_for_more() -> None:
 
 
 def test_nobody_saves_up_turns_by_staying_away() -> None:
-    served_so_far = queue.welcome(Counter({"busy": 40}), {"busy", "new"})
+    served_so_far = queue.normalized_admissions(Counter({"busy": 40}), {"busy", "new"})
     assert served_so_far == {"busy": 40, "new": 40}
-    assert queue.welcome(served_so_far, {"new"}) == {"new": 40}
+    assert queue.normalized_admissions(served_so_far, {"new"}) == {"new": 40}
 
 
 def test_of_free_places_each_tenant_gets_as_many() -> None:
@@ -130,7 +130,7 @@ def test_cache_aware_goes_where_the_beginning_was_before() -> None:
         longer = Inputs(text=f"{long['hound'].text} and {number}")
         script.submit(f"c{number}", inputs=longer)
         assert rank_of(script, f"c{number}") == 1
-    assert "pieces of its beginning" in script.last(RequestAdmitted, "c0").reason
+    assert "pieces of the prompt" in script.last(RequestAdmitted, "c0").reason
     script.submit("d", inputs=long["fox"])
     assert rank_of(script, "d") == 0
 
@@ -143,7 +143,7 @@ def test_what_a_rank_had_is_gone_with_its_life() -> None:
     script.run_to_the_end("a")
     script.join("again", rank)
     script.submit("b", inputs=text)
-    assert "none had its beginning" in script.last(RequestAdmitted, "b").reason
+    assert "no rank has its prompt prefix cached" in script.last(RequestAdmitted, "b").reason
 
 
 def test_a_replica_that_has_as_many_as_it_may_is_passed_over() -> None:
@@ -224,6 +224,7 @@ def test_while_there_is_much_to_do_answers_are_shorter(asked: int | None, expect
     assert budgets == [whole, whole, expected]
 
 
+@pytest.mark.slow
 def test_a_long_line_is_let_in_each_once_the_urgent_first() -> None:
     script = served(max_concurrent_requests=2)
     for number in range(60):

@@ -96,7 +96,9 @@ class History(Script):
         request = self.cluster.open.get(str(order.request_id))
         step = request.step(order.index) if request is not None else None
         is_now = step is not None and order.attempt == (request.attempt if request is not None else 0)
-        return is_now and step is not None and order.rank in step.lives and order.rank not in step.parts
+        return (
+            is_now and step is not None and order.rank in step.incarnations and order.rank not in step.parts
+        )
 
     def pass_a_deadline(self) -> None:
         for deadline in self.cluster.deadlines()[:1]:
