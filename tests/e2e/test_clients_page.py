@@ -50,6 +50,7 @@ def run(*command: str, cwd: Path | None = None) -> Ended:
     )
 
 
+@pytest.mark.processes
 def test_every_python_program_prints_what_it_is_to(deployment: Running) -> None:
     printed = []
     for program in blocks(PAGE, "python"):
@@ -70,6 +71,7 @@ def test_every_python_program_prints_what_it_is_to(deployment: Running) -> None:
     assert tools == ["Weather Weather"]
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the page's commands are curl's")
 def test_every_command_gives_the_answer_shown(deployment: Running) -> None:
     told = list(sessions(PAGE))
@@ -81,7 +83,7 @@ def test_every_command_gives_the_answer_shown(deployment: Running) -> None:
 
 
 def test_everything_that_may_be_said_is_on_the_page() -> None:
-    [line] = [line for line in PAGE.splitlines() if line.startswith("What may be said beside the text")]
+    [line] = [line for line in PAGE.splitlines() if line.startswith("Optional arguments:")]
     said = set(re.findall(r"`(\w+)=", line))
 
     assert said == {*question.RequestOptions.__annotations__, "messages", "request_id"}

@@ -22,6 +22,9 @@ from tests.e2e import clients
 from tests.e2e.clients import Answer
 from tests.e2e.deploy import Running
 
+pytestmark = pytest.mark.processes
+
+
 REQUEST: Final = "replayed"
 Change = Callable[[dict[str, Any]], object]
 
@@ -171,7 +174,7 @@ async def test_a_changed_plan_fails_and_its_digest_is_named_first(
     )
     plan = tmp_path / "models" / "decoder_lm" / "graph.py"
     before = plan.read_text()
-    after = before.replace('"ignore_eos": request.params.ignore_eos', '"ignore_eos": True')
+    after = before.replace("ignore_eos=request.params.ignore_eos", "ignore_eos=True")
     assert after != before
     plan.write_text(after)
     copy.write(records)
