@@ -19,10 +19,12 @@ async def names_of(*names: str, network: ListenAddress = EVERYWHERE) -> list[str
         await store.close()
 
 
+@pytest.mark.processes
 async def test_the_cheapest_is_tried_first_in_whatever_order_they_are_asked_for() -> None:
     assert await names_of("tcp", "shm", "local") == ["local", "shm", "tcp"]
 
 
+@pytest.mark.processes
 async def test_what_is_not_asked_for_is_not_there() -> None:
     assert await names_of("tcp") == ["tcp"]
 
@@ -53,6 +55,7 @@ async def test_nixl_that_is_not_installed_is_told_with_what_to_do(monkeypatch: p
         await names_of("nixl")
 
 
+@pytest.mark.processes
 async def test_an_address_of_another_machine_is_told_at_the_start() -> None:
     with pytest.raises(OSError, match="assign requested address"):
         await names_of("tcp", network=ListenAddress("192.0.2.1"))

@@ -26,6 +26,9 @@ from workers.loading import tensor_store
 from workers.loading.tensor_store import open_tensors
 from workers.orders.inbox import StepKey
 
+pytestmark = pytest.mark.processes
+
+
 CPU = torch.device("cpu")
 GPU_ARENA = 1 << 16
 

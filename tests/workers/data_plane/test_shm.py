@@ -64,7 +64,7 @@ async def test_a_process_that_has_got_the_id_of_a_dead_one_is_not_touched(
 ) -> None:
     into, out = os.pipe()
     reader.add_peer(*OWNER, _endpoint(owner, descriptor=into))
-    with pytest.raises(TensorGone, match="and no arena"):
+    with pytest.raises(TensorGone, match="not an arena"):
         await reader.get(_put(owner))
     os.close(into)
     os.close(out)

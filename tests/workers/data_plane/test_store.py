@@ -223,6 +223,7 @@ async def test_where_no_way_is_left_a_tensor_is_gone_with_every_reason() -> None
     await owner.close()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("name", "endpoint"),
     [

@@ -29,6 +29,9 @@ from workers.data_plane.transports.endpoints import own_network
 from workers.data_plane.transports.tcp import TcpEndpoint, TcpTransport
 from workers.data_plane.transports.tcp_frames import Request, Status
 
+pytestmark = pytest.mark.processes
+
+
 MB: Final = 1024 * 1024
 LONG: Final = frames.WHOLE_BYTES + 1
 __all__ = ["folder"]

@@ -1,1 +1,1 @@
-"""How another worker's bytes are reached: one module each, one contract suite for all."""
+"""Transports: access to other workers' arenas, one module each, with one contract test suite for all."""

@@ -1,19 +1,19 @@
-"""CUDA IPC: another worker's GPU memory, mapped into this one's, on one machine.
+"""CUDA IPC: GPU memory of another process of this machine, mapped into this process.
 
-A peer's memory is opened once, with the device that is current here (the peer's own would make a context on
-its GPU). Then a tensor is a view of it (`borrow`): the reader's stream waits for the event behind the last
-write, the reader's thread for nothing.
+A peer's memory is opened once, with this process's current device; the peer's device would create a context
+on its GPU. Then a tensor is a view of it (`borrow`). The reader's stream waits for the event recorded after
+the last write; no thread of the reader waits.
 
-    borrow   a view on the GPU, for work on a stream; `check` once that work has ended, before its use is told
-    fetch    a copy in main memory for those who want bytes; what the peer has in main memory is read as ever
+    borrow   a view on the GPU, for work on a stream; `check` after that work has ended, before its result is
+    used fetch    a copy in main memory; a tensor that the peer has in main memory is read there
 
-Where CUDA refuses (containers without a common IPC namespace, gVisor, GPUs that do not see each other), this
-way says so, and an owner keeps what such a peer is to read in main memory.
+Where CUDA refuses (containers without a common IPC namespace, gVisor, GPUs without peer access), this
+transport reports it, and the owner publishes tensors for such a peer in main memory.
 
-A mapping is closed when the peer is forgotten and its last view is gone. What a view shows once its owner's
-process has died is undefined by CUDA: a peer that is down is to be forgotten, and is checked before.
+A mapping is closed when the peer is forgotten and its last view is gone. CUDA leaves undefined what a view
+shows after its owner's process has died: a dead peer has to be forgotten, and is checked before.
 
-Has not run on hardware yet: no GPU was at hand. What is tested is tested with a driver that pretends.
+Not run on hardware yet. The tests use a fake driver.
 """
 
 import asyncio
@@ -43,14 +43,14 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 
 class CudaEndpoint(msgspec.Struct, frozen=True, array_like=True):
-    """How a GPU's arena is opened.
+    """The endpoint of a GPU arena.
 
     Attributes:
-        host: how the arena in main memory is (`ShmEndpoint`), where the words are.
-        table: where in it.
-        bus_id: of the GPU on its machine; numbers of devices are each process's own.
-        memory: CUDA's handle.
-        events: CUDA's handles of the events that a locator's `event` counts.
+        host: the endpoint of the arena in main memory (`ShmEndpoint`), which holds the generations.
+        table: the slot of the generations in it.
+        bus_id: of the GPU on its machine; device numbers differ by process.
+        memory: CUDA's handle of the memory.
+        events: CUDA's handles of the events; a locator's `event` is an index into them.
     """
 
     host: bytes
@@ -63,7 +63,7 @@ class CudaEndpoint(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class _Opened:
-    """A peer's memory, as one of our devices sees it."""
+    """A peer's memory, mapped for one of our devices."""
 
     base: int
     nbytes: int
@@ -81,7 +81,7 @@ class _Opened:
 
 
 class CudaIpcTransport:
-    """Shows a GPU's arena, `own`, to others of this machine, and views theirs; closes it at its end."""
+    """Offers a GPU arena, `own`, to other processes of this machine, and views theirs; closes `own`."""
 
     name: Final = "cuda_ipc"
 
@@ -108,7 +108,7 @@ class CudaIpcTransport:
 
     @property
     def refused(self) -> int:
-        """Nothing: nobody asks this process."""
+        """Always 0: peers send no requests."""
         return 0
 
     def endpoint(self) -> bytes:
@@ -121,15 +121,15 @@ class CudaIpcTransport:
         try:
             theirs = self._driver.deviceGetByPCIBusId(endpoint.bus_id)
             return theirs == self._device or bool(self._driver.deviceCanAccessPeer(self._device, theirs))
-        except self._driver.CUDARuntimeError:  # a GPU that this process does not see
+        except self._driver.CUDARuntimeError:  # this process does not see that GPU
             return False
 
     def borrow(self, peer: Peer, at: Locator, *, stream: int) -> DeviceBytes:
-        """A view of a tensor on the peer's GPU, for work on `stream` of the device that is current.
+        """Return a view of a tensor on the peer's GPU, for work on `stream` of the current device.
 
         Raises:
-            TensorGone: there is no such slot (any more), or its owner has gone.
-            TransportError: CUDA does not let us.
+            TensorGone: the slot is gone, or its owner is.
+            TransportError: CUDA refuses.
         """
         opened = self._open(peer)
         opened.check(at)
@@ -273,7 +273,7 @@ def _close(driver: Driver, device: int, base: int, events: list[int]) -> None:
 def _known(peer: Peer) -> CudaEndpoint:
     endpoint = decode_endpoint(peer.endpoint, CudaEndpoint)
     if endpoint is None:
-        raise TransportError(f"rank {peer.rank}: its endpoint cannot be read")
+        raise TransportError(f"rank {peer.rank}: its endpoint cannot be decoded")
     return endpoint
 
 

@@ -1,8 +1,8 @@
-"""Cards: how a life is reached, by its `worker.joined`; and where this process is.
+"""Endpoints in `worker.joined`, by which an incarnation is reached; the location of this process.
 
-A endpoint is another's, and may be of any version or of none: one that cannot be read is no endpoint.
-Addresses and paths mean something only where they were written, so a endpoint says where that was: which
-running kernel, which network.
+An endpoint comes from another process, of any version: one that cannot be decoded counts as absent. Addresses
+and paths are valid only where they were written, so an endpoint names that place: the running kernel, or the
+network.
 """
 
 import logging
@@ -22,23 +22,23 @@ EndpointT = TypeVar("EndpointT", bound=msgspec.Struct)
 
 
 def decode_endpoint(endpoint: bytes, kind: type[EndpointT]) -> EndpointT | None:
-    """A peer's endpoint; None, and a line in the log, where it is none of this version."""
+    """Return a decoded endpoint; None, with a warning, if it is not of this version."""
     try:
         return msgspec.msgpack.decode(endpoint, type=kind)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: a text that is no UTF-8
-        _LOGGER.warning("data plane: a %s that cannot be read: %s", kind.__name__, error)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: text that is not UTF-8
+        _LOGGER.warning("data plane: a %s that cannot be decoded: %s", kind.__name__, error)
         return None
 
 
 @cache
 def boot() -> str:
-    """Of the running kernel: another machine's, and the same one's after a restart, is another."""
+    """Return the id of the running kernel; each machine, and each boot, has another."""
     return _BOOT_ID.read_text(encoding="ascii").strip()
 
 
 def own_network() -> str:
-    """Which loopback is ours: the machine's boot, and the network namespace in it."""
+    """Return the identity of our loopback: boot id and network namespace."""
     try:
-        return f"{boot()}/{os.stat('/proc/self/ns/net').st_ino}"  # noqa: PTH116 - a link that leads nowhere
-    except OSError:  # a sandbox without them; a machine's name is next best
+        return f"{boot()}/{os.stat('/proc/self/ns/net').st_ino}"  # noqa: PTH116 - a link without a target
+    except OSError:  # a sandbox without namespaces; the host name is the next best
         return socket.gethostname()

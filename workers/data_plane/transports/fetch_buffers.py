@@ -1,7 +1,8 @@
-"""Where fetched tensors land: in this worker's own arena, which is warm, bounded, and known to network cards.
+"""Buffers for fetched tensors, from this worker's own arena: resident, bounded, known to network cards.
 
-A landing is a slot that is freed at once. Nobody else has its handle, and its pages come home when the last
-view of them is gone, also a view of a view, numpy's or torch's: whoever fetches gives nothing back.
+A buffer is a slot that is freed at once. No other process has its handle, and its pages return to the arena
+when the last view of them is gone, including numpy's or torch's views of a view. So a fetcher releases
+nothing.
 """
 
 from typing import Protocol
@@ -13,19 +14,19 @@ from workers.data_plane.transport import TransportError
 
 
 class FetchBuffers(Protocol):
-    """Lends writable memory."""
+    """Provides writable memory."""
 
     def take(self, nbytes: int) -> Bytes:
-        """Memory of `nbytes`, with whatever was in it; nobody else's until its last view is gone.
+        """Return `nbytes` of uninitialised memory, private until its last view is gone.
 
         Raises:
-            TransportError: there is no room for so much.
+            TransportError: there is no room.
         """
         ...
 
 
 class ArenaFetchBuffers:
-    """Lends an arena's pages."""
+    """Provides pages of an arena."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena

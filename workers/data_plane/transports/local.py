@@ -1,4 +1,4 @@
-"""In this process: several ranks in one, as tests have them; a view of the very slot."""
+"""Transport within one process, as in tests with several ranks: a view of the very slot."""
 
 import weakref
 from typing import Final
@@ -11,11 +11,11 @@ from workers.data_plane.port import Bytes
 from workers.data_plane.transport import Locator, Peer
 
 _arenas: Final[weakref.WeakValueDictionary[int, Arena]] = weakref.WeakValueDictionary()
-"""By epoch: those of this process."""
+"""The arenas of this process, by epoch."""
 
 
 class LocalTransport:
-    """Finds a peer's arena among this process's own."""
+    """Finds a peer's arena among those of this process."""
 
     name: Final = "local"
     refused: Final = 0
@@ -41,7 +41,7 @@ class LocalTransport:
             arena.check(locator)
 
     def forget(self, peer: Peer) -> None:
-        """Nothing is held of a peer."""
+        """Nothing to release."""
 
     async def close(self) -> None:
         _arenas.pop(self._epoch, None)

@@ -1,7 +1,8 @@
-"""What the ways through shared memory have in common: a peer's arena is mapped once, at the first fetch.
+"""Common part of the shared-memory transports: a peer's arena is mapped once, at the first fetch.
 
-Then a tensor is a view of it, at any size and without a word to the owner. An owner that died cannot be
-opened any more; what was mapped before stays readable until the peer is forgotten, and its views beyond that.
+After that, a tensor of any size is a view of the mapping, without a message to the owner. A dead owner's
+arena cannot be opened any more. A mapping made before stays readable until the peer is forgotten, and its
+views even longer.
 """
 
 import abc
@@ -14,14 +15,14 @@ from workers.data_plane.port import Bytes
 from workers.data_plane.transport import Locator, Peer, TransportError
 
 OPEN_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-"""What is opened may turn out to be anything: a pipe must not keep us waiting, nor a terminal become ours."""
+"""The path may lead to any file: a pipe must not block, and a terminal must not become ours."""
 
 
 class MappedTransport(abc.ABC):
-    """Maps what `open` opens."""
+    """Maps the files that `open` opens."""
 
     refused: Final = 0
-    """Nobody asks an owner: the memory is there to be read, or is not."""
+    """Always 0: readers send no requests."""
 
     def __init__(self) -> None:
         self._readers: dict[tuple[int, int], ArenaReader] = {}
@@ -50,10 +51,10 @@ class MappedTransport(abc.ABC):
 
     @abc.abstractmethod
     def open(self, peer: Peer) -> tuple[int, int]:
-        """A descriptor of the peer's arena file, to be kept, and the epoch it is to have.
+        """Return a descriptor of the peer's arena file, which the caller closes, and its expected epoch.
 
         Raises:
-            TensorGone: the peer's arena is not there any more.
-            TransportError: this way does not lead there.
-            OSError: the same; a file that is not there is the former.
+            TensorGone: the peer's arena is gone.
+            TransportError: this transport does not reach it.
+            OSError: likewise; a missing file means that the arena is gone.
         """

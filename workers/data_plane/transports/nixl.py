@@ -1,17 +1,18 @@
-"""NIXL: one-sided reads, by the network card itself where there is RDMA. Off unless it is asked for.
+"""NIXL: one-sided reads, by the network card itself with RDMA. Used only if it is configured.
 
-The whole arena is registered once, and with that held in memory. A endpoint holds what NIXL needs to reach
-it; an agent has another name in each life. Everything of NIXL happens on one thread (`nixl_reads`): its own
-progress thread, off here, takes most of a core for nothing.
+The whole arena is registered once, and thereby locked in memory. An endpoint holds the data that NIXL needs
+to reach it; an agent has a new name in each incarnation. All calls of NIXL are made on one thread
+(`nixl_reads`): its own progress thread, which is off, takes most of a core for nothing.
 
-What that thread costs: where no card reads by itself, somebody has to look after peers' requests. It looks
-each millisecond while it knows of peers, ten times less often before, and without a pause while one reads.
+The cost of our thread: without a network card that reads by itself, peers' requests have to be polled for.
+The thread polls each millisecond while it knows of peers, ten times less often before, and continuously
+during a read.
 
-Not for strangers: NIXL asks for no token, and UCX over TCP checks no range at the owner. Whoever reaches the
-interface can read this worker's arena, as is usual with RDMA. UCX_NET_DEVICES says which interface that is;
-where it is not set it is the one of `data_plane.address`. No process may be forked off one that has an agent.
+For trusted networks only: NIXL has no token, and UCX over TCP checks no range at the owner. Every host that
+reaches the interface can read this worker's arena, as is usual with RDMA. UCX_NET_DEVICES names that
+interface; the default is the one of `data_plane.address`. A process with an agent must not be forked.
 
-Tried over UCX's TCP and shared memory. InfiniBand, RoCE and EFA have not been tried: no card was at hand.
+Tested over UCX's TCP and shared memory; not tested with InfiniBand, RoCE or EFA.
 """
 
 import array
@@ -43,11 +44,11 @@ from workers.data_plane.transports.nixl_reads import HERE, LEAVING, NixlEndpoint
 _LOGGER: Final = logging.getLogger(__name__)
 
 PACKAGES: Final = ("nixl_cu13", "nixl_cu12")
-"""Not `nixl`: that package imports torch to find out which of them to import."""
+"""Not `nixl`: that package imports torch to choose between these two."""
 _IDLE_S: Final = 0.001
 _ALONE_S: Final = 0.01
 _READER_S: Final = 2.0
-"""A reader that is still there says so again within half of that."""
+"""A live reader announces itself again within half of that."""
 _SIOCGIFADDR: Final = 0x8915
 
 
@@ -65,19 +66,19 @@ class _Forget:
 
 
 class _Stop:
-    """The last order."""
+    """Ends the thread."""
 
 
 _Order: TypeAlias = _Fetch | _Forget | _Stop
 
 
 class NixlTransport:
-    """Registers an arena, and reads from others'."""
+    """Registers an arena, and reads from other workers' arenas."""
 
     name: Final = "nixl"
 
     def __init__(self, arena: Arena, *, address: str) -> None:
-        """Make an agent, and have it know the arena.
+        """Make an agent, and register the arena with it.
 
         Raises:
             ValueError: NIXL is not installed, or `address` is on no interface of this machine.
@@ -99,7 +100,7 @@ class NixlTransport:
 
     @property
     def refused(self) -> int:
-        """Nothing: NIXL does not ask this process."""
+        """Always 0: NIXL does not report requests to this process."""
         return 0
 
     def endpoint(self) -> bytes:
@@ -116,7 +117,7 @@ class NixlTransport:
         endpoint = decode_endpoint(peer.endpoint, NixlEndpoint)
         if endpoint is None or self._is_closed:
             raise TransportError(
-                f"rank {peer.rank}: no endpoint that can be read, or this worker is at its end"
+                f"rank {peer.rank}: no endpoint that can be decoded, or this worker is closing"
             )
         found: list[Bytes] = []
         answer: Future[None] = Future()
@@ -125,7 +126,7 @@ class NixlTransport:
         return found.pop()
 
     def check(self, peer: Peer, locator: Locator) -> None:
-        """A copy stays what it is."""
+        """Nothing to check: a copy stays valid."""
 
     def forget(self, peer: Peer) -> None:
         self._peers.discard((peer.rank, peer.incarnation))
@@ -154,7 +155,7 @@ class NixlTransport:
 
 
 class _Loop:
-    """What the thread does until it is told to stop."""
+    """Run the thread's loop until it is stopped."""
 
     def __init__(self, reads: Reads, orders: queue.SimpleQueue[_Order], peers: set[tuple[int, int]]) -> None:
         self._reads = reads
@@ -173,7 +174,7 @@ class _Loop:
             answer.set_exception(TransportError("this worker is at its end"))
 
     def _obey(self) -> bool:
-        """Take what was ordered, and wait a little for it where there is time; False at the end."""
+        """Take queued orders, after a short wait if the thread is idle; return False at the end."""
         wait = _IDLE_S if self._peers else _ALONE_S
         if self._active or self._readers:
             time.sleep(0)  # other threads' turn
@@ -225,7 +226,7 @@ def _package() -> ModuleType:
             package = importlib.import_module(f"{name}._api")
         except ModuleNotFoundError:
             continue
-        # It writes lines of its own shape to stdout, and says at length that all is well.
+        # NIXL logs to stdout in a format of its own, at length and without a problem.
         logger = logging.getLogger("nixl")
         logger.handlers.clear()
         logger.propagate = True
@@ -238,7 +239,7 @@ def _package() -> ModuleType:
 
 
 def errors_of(package: ModuleType) -> tuple[type[Exception], ...]:
-    """What NIXL raises; its errors have nothing in common but their names."""
+    """Return the exceptions of NIXL; they have no common base class, only similar names."""
     bindings = vars(package.nixlBind)
     return tuple(
         value for name, value in bindings.items() if name.startswith("nixl") and name.endswith("Error")
@@ -260,7 +261,7 @@ def _open(package: ModuleType, arena: Arena, network: str) -> tuple[Any, Any, Ni
 
 
 def interface_of(address: str) -> str:
-    """The interface that has an IPv4 address; UCX wants its name.
+    """Return the name of the interface with an IPv4 address, for UCX.
 
     Raises:
         ValueError: none has it.

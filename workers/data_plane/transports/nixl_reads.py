@@ -1,16 +1,16 @@
-"""Reads by NIXL, one after the other or many at once, on the one thread that an agent belongs to.
+"""Reads by NIXL, one after the other or many at once, on the one thread that owns the agent.
 
-    READ the payload ──> READ the slot's generation ──> as asked for: there it is, else TensorGone
+    READ the payload ──> READ the slot's generation ──> it matches: the tensor; otherwise TensorGone
 
-The two are separate transfers: NIXL promises no order within one. A generation that holds once the payload is
-there held all the while.
+The two reads are separate transfers, because NIXL guarantees no order within one. A generation that matches
+after the payload has arrived was valid throughout.
 
-A read is a generator that yields while it waits, so that nothing here sleeps, and a test needs no network.
-Memory that a transfer may still write into is nobody else's: what came to no end in time is kept, with the
-memory it was to fill, until NIXL says that it is over.
+A read is a generator that yields while it waits, so nothing here sleeps, and tests need no network. Memory
+that a transfer may still write to is not reused: a transfer that exceeds its time limit is kept, together
+with its destination, until NIXL reports its end.
 
-Where the network card does not read by itself (UCX over TCP), the peer's processor does it, whenever the peer
-asks for news. So a reader announces itself, and takes its leave.
+Without a network card that reads by itself (UCX over TCP), the peer's processor serves the read whenever the
+peer polls. So a reader announces itself, and signs off.
 """
 
 import contextlib
@@ -33,13 +33,13 @@ LEAVING: Final = b"-"
 _ANNOUNCE_S: Final = 1.0
 _STALLED_S: Final = 5.0
 _SLOWEST_BYTES_S: Final = 50_000_000
-"""A read may take so long as its bytes need at this pace, and `_STALLED_S` more."""
+"""The assumed minimum speed: the time limit of a read is its bytes at this speed, plus `_STALLED_S`."""
 
 Reading: TypeAlias = Generator[None, None, None]
 
 
 class Agent(Protocol):
-    """What is used of `nixl_agent`; its errors are `errors` of `Reads`."""
+    """The used part of `nixl_agent`; it raises the `errors` of `Reads`."""
 
     def add_remote_agent(self, metadata: bytes) -> str | bytes: ...
     def remove_remote_agent(self, agent: str) -> None: ...
@@ -55,13 +55,13 @@ class Agent(Protocol):
 
 
 class NixlEndpoint(msgspec.Struct, frozen=True, array_like=True):
-    """How an arena is read by its network card.
+    """The endpoint of an arena that a network card reads.
 
     Attributes:
-        metadata: of the agent, as NIXL wants it.
+        metadata: the agent's, in NIXL's format.
         base: the address of the arena in its owner's process.
-        epoch, length, payload_at: where things are in it (`layout.Layout`).
-        network: whose loopback it is reached by; empty for a network that others see.
+        epoch, length, payload_at: its layout (`layout.Layout`).
+        network: the identity of the loopback it is reached by; empty for a real network.
     """
 
     metadata: bytes
@@ -86,11 +86,11 @@ class _Remote:
 
 @dataclass(slots=True)
 class Reads:
-    """The peers of one agent, and what is read of them.
+    """The peers of one agent, and the reads from them.
 
     Attributes:
-        errors: what the agent raises when something is wrong with a peer or a transfer.
-        strays: transfers that came to no end in time, and the memory they may yet write into.
+        errors: the exceptions that the agent raises for a failed peer or transfer.
+        strays: transfers that exceeded their time limit, and the memory they may still write to.
     """
 
     agent: Agent
@@ -101,7 +101,7 @@ class Reads:
     _remotes: dict[bytes, _Remote] = field(default_factory=dict)
 
     def read(self, endpoint: NixlEndpoint, at: Locator, found: list[Bytes]) -> Reading:
-        """Yields while it waits; at its end `found` has the bytes.
+        """Read a tensor; yields while waiting, and appends the bytes to `found`.
 
         Raises:
             TensorGone: there is no such slot (any more).
@@ -135,14 +135,14 @@ class Reads:
         found.append(memory[: at.nbytes])
 
     def forget(self, endpoint: NixlEndpoint) -> None:
-        """Let go of a peer; the next read meets it anew."""
+        """Release a peer; the next read adds it again."""
         remote = self._remotes.pop(endpoint.metadata, None)
         if remote is not None:
-            with contextlib.suppress(*self.errors):  # gone already, which is what was wanted
+            with contextlib.suppress(*self.errors):  # released already
                 self.agent.remove_remote_agent(remote.name)
 
     def reap(self) -> None:
-        """Let go of strays that are over."""
+        """Release strays that have ended."""
         self.strays = [stray for stray in self.strays if not self._is_over(stray[0])]
 
     # ---- one transfer ----------------------------------------------------------------------------------
@@ -185,12 +185,12 @@ class Reads:
             if self.agent.check_xfer_state(handle) == "PROC":
                 return False
         except self.errors:
-            pass  # with an error, but over
+            pass  # ended with an error
         self._release(handle)
         return True
 
     def _release(self, handle: Any) -> None:
-        with contextlib.suppress(*self.errors):  # what NIXL still holds of it, it frees with the agent
+        with contextlib.suppress(*self.errors):  # NIXL frees the rest with the agent
             self.agent.release_xfer_handle(handle)
 
     def _meet(self, endpoint: NixlEndpoint) -> _Remote:

@@ -1,6 +1,6 @@
 """Shared memory without a name: a peer's arena is a descriptor of its process, `/proc/<pid>/fd/<n>`.
 
-That takes the same kernel, the same sight of processes and the same user, which the endpoints say.
+Both processes need the same kernel, process namespace and user; the endpoints say so.
 """
 
 import os
@@ -17,12 +17,12 @@ from workers.data_plane.transports.mapped import OPEN_FLAGS, MappedTransport
 
 
 class ShmEndpoint(msgspec.Struct, frozen=True, array_like=True):
-    """How an arena without a name is opened.
+    """The endpoint of an arena without a name.
 
     Attributes:
-        boot: of the kernel.
-        namespace: in which the process id counts.
-        user: who may open it.
+        boot: the kernel's boot id.
+        namespace: the process namespace of `pid`.
+        user: the user who may open it.
         epoch: of the arena.
     """
 
@@ -35,7 +35,7 @@ class ShmEndpoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ShmTransport(MappedTransport):
-    """Opens peers' descriptors."""
+    """Opens descriptors of peers' processes."""
 
     name: Final = "shm"
 
@@ -60,12 +60,12 @@ class ShmTransport(MappedTransport):
     def open(self, peer: Peer) -> tuple[int, int]:
         endpoint = decode_endpoint(peer.endpoint, ShmEndpoint)
         if endpoint is None:
-            raise TransportError(f"rank {peer.rank}: its endpoint cannot be read")
+            raise TransportError(f"rank {peer.rank}: its endpoint cannot be decoded")
         path = Path(f"/proc/{endpoint.pid}/fd/{endpoint.descriptor}")
-        # Looked at before it is opened: of a process that has got a dead one's id nothing is touched.
+        # Checked before opening: nothing is opened of a process that reuses a dead one's id.
         target = str(path.readlink())
         if MEMFD_NAME not in target:
-            raise TransportError(f"rank {peer.rank}: {path} is {target!r}, and no arena")
+            raise TransportError(f"rank {peer.rank}: {path} is {target!r}, not an arena")
         return os.open(path, OPEN_FLAGS), endpoint.epoch
 
 

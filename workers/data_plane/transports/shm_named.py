@@ -1,6 +1,7 @@
-"""Shared memory with a name: a file in /dev/shm, for workers that do not see each other's processes.
+"""Shared memory with a name: a file in /dev/shm, for workers that do not share a process namespace.
 
-Containers that share /dev/shm are such. A file whose lock nobody holds is a dead owner's, and is not read.
+Containers that share /dev/shm are an example. A file whose lock is not held belongs to a dead owner, and is
+not read.
 """
 
 import os
@@ -18,10 +19,10 @@ from workers.data_plane.transports.mapped import OPEN_FLAGS, MappedTransport
 
 
 class NamedShmEndpoint(msgspec.Struct, frozen=True, array_like=True):
-    """How an arena with a name is opened.
+    """The endpoint of an arena with a name.
 
     Attributes:
-        boot: of the kernel, of which `device` is.
+        boot: the boot id of the kernel that `device` belongs to.
         device: the file system.
         epoch: of the arena.
     """
@@ -33,7 +34,7 @@ class NamedShmEndpoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class NamedShmTransport(MappedTransport):
-    """Opens peers' files; whose own arena has no name, is not read this way."""
+    """Opens peers' files. A worker whose arena has no name has no endpoint."""
 
     name: Final = "shm_named"
 
@@ -59,11 +60,11 @@ class NamedShmTransport(MappedTransport):
     def open(self, peer: Peer) -> tuple[int, int]:
         endpoint = decode_endpoint(peer.endpoint, NamedShmEndpoint)
         if endpoint is None:
-            raise TransportError(f"rank {peer.rank}: its endpoint cannot be read")
+            raise TransportError(f"rank {peer.rank}: its endpoint cannot be decoded")
         fd = os.open(endpoint.path, OPEN_FLAGS | os.O_NOFOLLOW)
         try:
             if is_abandoned(fd):
-                raise TensorGone(f"rank {peer.rank} is gone: nobody holds {endpoint.path}")
+                raise TensorGone(f"rank {peer.rank} is gone: the lock of {endpoint.path} is not held")
         except BaseException:
             os.close(fd)
             raise

@@ -1,11 +1,11 @@
-"""TCP: any worker that the network reaches. The reader asks, the owner sends, nothing is pushed.
+"""TCP: reads from any worker that the network reaches. The reader requests, the owner sends.
 
-The owner listens on one address (`tcp_server`) and puts it into its endpoint with a token, new in each life.
-The reader keeps a few connections to each peer, with a thread each, and reads straight into memory that is
-warm (`landing`); what it gives out is a copy, the reader's own.
+The owner listens on one address (`tcp_server`) and puts the address into its endpoint, with a token that is
+new in each incarnation. The reader keeps a few connections to each peer, each with a thread, and receives
+straight into resident memory (`fetch_buffers`). The result is a private copy.
 
-Nothing is encrypted: the token keeps strangers from reading, not from listening. On a network that others
-share, put the data plane on an address of its own, or below a tunnel.
+Nothing is encrypted: the token prevents reading, but not eavesdropping. On a shared network, use a separate
+address for the data plane, or a tunnel.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 _CONNECT_S: Final = 2.0
 _STALLED_S: Final = 5.0
-"""A peer that sends nothing for so long is not waited for any longer."""
+"""The time limit for the next bytes of a peer."""
 _CONNECTIONS: Final = 4
-"""To one peer: reads beyond that wait for one another."""
+"""Connections to one peer; further reads wait for one of them."""
 
 
 class TcpEndpoint(msgspec.Struct, frozen=True, array_like=True):
-    """Where a life listens.
+    """The address that an incarnation listens at.
 
     Attributes:
         token: what a request must show.
@@ -53,7 +53,7 @@ class TcpEndpoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TcpTransport:
-    """Serves an arena, and reads from others'."""
+    """Serves an arena, and reads from other workers' arenas."""
 
     name: Final = "tcp"
 
@@ -70,7 +70,7 @@ class TcpTransport:
 
         Raises:
             ValueError: `address` stands for all addresses of this machine.
-            OSError: `address` is not this machine's, or the port is taken.
+            OSError: `address` is not one of this machine, or the port is taken.
         """
         self._buffers = buffers
         self._stalled_s = stalled_s
@@ -81,7 +81,7 @@ class TcpTransport:
 
     @property
     def refused(self) -> int:
-        """Requests that were refused because nobody of ours would have sent them."""
+        """The number of invalid requests."""
         return sum(self.server.refused.values())
 
     def endpoint(self) -> bytes:
@@ -94,13 +94,13 @@ class TcpTransport:
         )
 
     async def fetch(self, peer: Peer, locator: Locator) -> Bytes:
-        # Not as the thread's result: it would hold on to that a little longer than it takes to read it.
+        # Not as the thread's result, which would keep the memory alive longer than its reader does.
         found: list[Bytes] = []
         await asyncio.wrap_future(self._link(peer).submit(locator, found))
         return found.pop()
 
     def check(self, peer: Peer, locator: Locator) -> None:
-        """A copy stays what it is."""
+        """Nothing to check: a copy stays valid."""
 
     def forget(self, peer: Peer) -> None:
         link = self._links.pop((peer.rank, peer.incarnation), None)
@@ -124,13 +124,13 @@ class TcpTransport:
         if key not in self._links:
             endpoint = _read(peer.endpoint)
             if endpoint is None:
-                raise TransportError(f"rank {peer.rank} has no tcp endpoint that can be read")
+                raise TransportError(f"rank {peer.rank} has no tcp endpoint that can be decoded")
             self._links[key] = _Link(peer, endpoint, self._buffers, self._stalled_s)
         return self._links[key]
 
 
 class _Link:
-    """The connections to one peer's life, and the threads that wait at them."""
+    """The connections to one incarnation of a peer, and the threads that wait on them."""
 
     def __init__(self, peer: Peer, endpoint: TcpEndpoint, buffers: FetchBuffers, stalled_s: float) -> None:
         self._who = f"rank {peer.rank} at {endpoint.address}:{endpoint.port}"
@@ -148,7 +148,7 @@ class _Link:
         return self._threads.submit(self._fetch, locator, found, time.monotonic())
 
     def close(self) -> None:
-        """Whoever waits at a connection wakes, and says that the peer is gone."""
+        """Wake the threads that wait on a connection; they report that the peer is gone."""
         with self._lock:
             self._is_closed = True
             for connection in self._open:
@@ -165,7 +165,7 @@ class _Link:
     # ---- in a thread -----------------------------------------------------------------------------------
 
     def _fetch(self, at: Locator, found: list[Bytes], asked_at: float) -> None:
-        if asked_at < self._stalled_at:  # not one such wait behind the other, for all who stand in line
+        if asked_at < self._stalled_at:  # queued reads do not repeat the wait one after the other
             raise TransportError(
                 f"{self._who}: no byte came for {self._stalled_s} s, to one who asked before"
             )
@@ -182,7 +182,7 @@ class _Link:
                 self._drop(connection)
                 if is_fresh or self._is_closed:
                     raise TransportError(f"{self._who}: {error}") from error
-                # The peer may have closed it while it was idle: that says nothing of now.
+                # The peer may have closed an idle connection; that is no error now.
             except BlockingIOError as error:
                 self._stalled_at = time.monotonic()
                 self._drop(connection)
@@ -237,7 +237,7 @@ class _Link:
         try:
             connection = socket.create_connection((self._endpoint.address, self._endpoint.port), _CONNECT_S)
             prepare(connection, send_s=self._stalled_s, receive_s=self._stalled_s)
-        except (OSError, ValueError) as error:  # ValueError: a scope of an IPv6 address that no name can be
+        except (OSError, ValueError) as error:  # ValueError: an invalid scope of an IPv6 address
             raise TransportError(f"{self._who} does not answer: {error}") from error
         self._begin(connection)
         return connection, True

@@ -1,10 +1,10 @@
-"""What goes over a connection: requests of 64 bytes, replies of 16 bytes and the tensor behind them.
+"""Frames of the TCP transport: requests of 64 bytes; replies of 16 bytes, followed by the tensor.
 
     READ   the bytes at segment, offset           HELD and nbytes, then the bytes     or a refusal
-    CHECK  whether the generation is still there  HELD                                or a refusal
+    CHECK  is the generation still there?         HELD                                or a refusal
 
-Each request carries the token, so a connection has no state. Little-endian, fixed sizes, no lengths to trust:
-a reader knows how long the tensor is that it asks for.
+Each request carries the token, so a connection has no state. All fields are little-endian with fixed sizes.
+No length has to be trusted: the reader knows the length of the tensor it requests.
 """
 
 import struct
@@ -24,11 +24,11 @@ CHECK: Final = b"DSc1"
 _ANSWER: Final = b"DSa1"
 
 WHOLE_BYTES: Final = 64 * 1024
-"""Up to so many bytes are copied by the server before it checks, and need no CHECK of the reader's."""
+"""The largest tensor that the server copies before it checks; the reader then needs no CHECK."""
 
 
 class Status(IntEnum):
-    """What a request came to; with each but HELD and STALE the connection is closed."""
+    """The result of a request; the connection is closed after any but HELD and STALE."""
 
     HELD = 0
     STALE = 1
@@ -40,7 +40,7 @@ class Status(IntEnum):
 
 
 class Request(NamedTuple):
-    """One question of a reader's."""
+    """One request of a reader."""
 
     verb: bytes
     locator: Locator
@@ -48,11 +48,11 @@ class Request(NamedTuple):
 
 
 class FrameError(ValueError):
-    """Bytes that are no frame of ours."""
+    """The bytes are not a valid frame."""
 
 
 def pack_request(request: Request) -> bytes:
-    """The request's 64 bytes.
+    """Return the request's 64 bytes.
 
     Raises:
         FrameError: a number of the locator does not fit its place.
@@ -65,7 +65,7 @@ def pack_request(request: Request) -> bytes:
 
 
 def unpack_request(data: bytes | bytearray) -> Request:
-    """The request in 64 bytes.
+    """Return the request in 64 bytes.
 
     Raises:
         FrameError: it begins with no verb.
@@ -77,12 +77,12 @@ def unpack_request(data: bytes | bytearray) -> Request:
 
 
 def pack_reply(status: Status, nbytes: int = 0) -> bytes:
-    """The reply's 16 bytes; `nbytes` of the tensor follow."""
+    """Return the reply's 16 bytes; `nbytes` of the tensor follow."""
     return _REPLY.pack(_ANSWER, status, nbytes)
 
 
 def unpack_reply(data: bytes | bytearray) -> tuple[Status, int]:
-    """A reply's status, and how many bytes follow.
+    """Return a reply's status, and the number of bytes that follow.
 
     Raises:
         FrameError: it is no reply of this protocol.

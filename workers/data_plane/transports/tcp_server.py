@@ -1,20 +1,19 @@
-"""The serving half of `tcp`: an arena's bytes, for whoever shows the token of this life.
+"""The serving half of `tcp`: sends an arena's bytes to readers that present the token of this incarnation.
 
-One listening socket on one address, one thread to accept, one for each connection, and a limit to them. Bytes
-go from the arena's file into the socket in the kernel (`os.sendfile`); Python sees none of them.
+It has one listening socket on one address, one accepting thread, and one thread per connection, up to a
+limit. The bytes go from the arena's file into the socket in the kernel (`os.sendfile`), not through Python.
 
-**Who checks when.** `sendfile` does not copy: it queues references to the arena's pages, and what is written
-there until the reader has read goes over the wire (tried: all of 256 KB, overwritten after `sendfile` had
-returned). So no check of the sender's, however late, says what the reader got. It asks again (CHECK) when it
-has all bytes: a generation that holds then held all the while. What is short is copied before it is checked,
-and needs no second question.
+**Who checks when.** `sendfile` does not copy: it queues references to the arena's pages, and later writes to
+the pages are sent until the reader has read them (tested: all of 256 KB, overwritten after `sendfile` had
+returned). So no check by the sender, however late, covers what the reader received. The reader asks again
+(CHECK) when it has all bytes: a generation that is still valid then was valid throughout. Short tensors are
+copied before the check, and need no second request.
 
-A request that nobody of ours would send (no frame, a wrong token, a range outside the arena, not the tensor's
-length) is answered with its reason, counted and logged, and its connection closed. A tensor that is gone is
-normal.
+An invalid request (no frame, a wrong token, a range outside the arena, a wrong length) is answered with its
+reason, counted and logged, and its connection is closed. A tensor that is gone is normal.
 
-Where all places are taken, whoever has shown no token yet gives way to the next, the oldest first, and then a
-reader that has asked for nothing lately, which connects again: strangers keep no worker from being read.
+When all connections are in use, the oldest one without a token yields to a new one; then a reader without a
+recent request yields, which connects again. So strangers cannot prevent a worker from being read.
 """
 
 import hmac
@@ -36,15 +35,15 @@ from workers.data_plane.transports.tcp_frames import Status
 _LOGGER: Final = logging.getLogger(__name__)
 
 _FIRST_REQUEST_S: Final = 5.0
-"""A stranger that says nothing holds one of few places for so long."""
+"""The time limit for the first request of a connection."""
 _IDLE_S: Final = 120.0
-"""A reader that comes back later connects again."""
+"""The time limit between requests; a reader that returns later connects again."""
 _RESTS_S: Final = 1.0
-"""A reader that has asked for nothing for so long gives its place to one that has none."""
+"""A connection without a request for this time yields to a new one when all are in use."""
 _STALLED_S: Final = 10.0
-"""A reader that takes nothing for so long is gone."""
+"""The time limit for a reader to take bytes."""
 _READ_BYTES: Final = 256 * 1024
-"""Taken at a time: 64 MB over loopback came at 4.0 GB/s so, and at 2.2 taken in one call."""
+"""The most bytes per call: 64 MB over loopback arrived at 4.0 GB/s this way, and at 2.2 GB/s in one call."""
 _LOST: Final = (ConnectionError, TimeoutError, BlockingIOError)
 
 
@@ -52,16 +51,16 @@ class TcpServer:
     """Serves one arena's slots until it is closed.
 
     Attributes:
-        address: where it listens: one address, and the port that was asked for or found.
-        token: what requests must show; another in each life.
+        address: the listening address and port.
+        token: required in each request; new in each incarnation.
     """
 
     def __init__(self, source: Source, *, address: str, port: int, max_connections: int = 64) -> None:
-        """Listen, and begin to answer.
+        """Listen, and start to serve.
 
         Raises:
             ValueError: `address` stands for all addresses of this machine.
-            OSError: `address` is not this machine's, or the port is taken.
+            OSError: `address` is not one of this machine, or the port is taken.
         """
         self.token = secrets.token_bytes(frames.TOKEN_BYTES)
         self._source = source
@@ -80,7 +79,7 @@ class TcpServer:
 
     @property
     def refused(self) -> dict[str, int]:
-        """How many requests were refused, by the reason they were told; stale ones are not among them."""
+        """The number of refused requests, by reason; stale ones are not counted."""
         with self._lock:
             return dict(self._refused)
 
@@ -89,7 +88,7 @@ class TcpServer:
         return len(self._connections)
 
     def close(self) -> None:
-        """Stop answering; once it returns, no thread reads the arena any more."""
+        """Stop serving; after it returns, no thread reads the arena."""
         self._closing.set()
         shut(self._listener)
         self._acceptor.join()
@@ -110,7 +109,7 @@ class TcpServer:
                 except OSError as error:
                     if not self._closing.is_set():
                         _LOGGER.warning("data plane: cannot take a connection: %s", error)
-                        self._closing.wait(0.1)  # out of descriptors, as a rule: others may give some back
+                        self._closing.wait(0.1)  # usually out of descriptors, which others may release
                     continue
                 self._begin(connection)
 
@@ -127,20 +126,20 @@ class TcpServer:
             return
         try:
             thread.start()
-        except RuntimeError as error:  # the system's limit of threads: later there may be room again
+        except RuntimeError as error:  # the system's limit of threads; a later attempt may succeed
             self._end(connection)
             self._refuse(connection, Status.BUSY, str(error))
             connection.close()
 
     def _has_room(self) -> bool:
-        """Whether there is a place for one more, or somebody gives up theirs; with the lock held."""
+        """Return True if there is room for a connection, or another one yields. Call with the lock held."""
         if len(self._connections) - len(self._leaving) < self._max_connections:
             return True
         if len(self._leaving) >= self._max_connections:
             return False
         last = next(iter(self._strangers), None)
         if last is not None:
-            self._note(last, "silent", "it has shown no token, and another waits for its place")
+            self._note(last, "silent", "no token, and another connection needs its place")
         else:
             last, since = next(iter(self._resting.items()), (None, 0.0))
             if last is None or time.monotonic() - since < _RESTS_S:
@@ -175,7 +174,7 @@ class TcpServer:
             connection.close()
 
     def _answer_next(self, connection: socket.socket) -> bool:
-        """Whether the connection goes on."""
+        """Answer one request; return True if the connection stays open."""
         head = bytearray(frames.REQUEST_BYTES)
         count = connection.recv_into(head)
         if count == 0:
@@ -188,7 +187,7 @@ class TcpServer:
         except frames.FrameError as error:
             return self._refuse(connection, Status.MALFORMED, str(error))
         if not hmac.compare_digest(token, self.token):
-            return self._refuse(connection, Status.WRONG_TOKEN, "it is not this life's")
+            return self._refuse(connection, Status.WRONG_TOKEN, "it is not this incarnation's")
         with self._lock:
             self._strangers.pop(connection, None)
         status, reason = self._judge(locator)
@@ -251,14 +250,14 @@ class TcpServer:
         try:
             connection.sendall(frames.pack_reply(status))
         except OSError as error:
-            _LOGGER.debug("data plane: it did not wait to be told: %s", error)
+            _LOGGER.debug("data plane: a refused reader has left: %s", error)
         return False
 
     def _note(self, connection: socket.socket, name: str, reason: str) -> None:
-        """Count and log it; with the lock held."""
+        """Count and log a refusal. Call with the lock held."""
         self._refused[name] += 1
         count = self._refused[name]
-        if count.bit_count() == 1:  # the 1st, 2nd, 4th, 8th: a flood of them is no flood of lines
+        if count.bit_count() == 1:  # the 1st, 2nd, 4th, 8th: the log is not flooded
             name, who = name.replace("_", " "), _peer(connection)
             _LOGGER.warning(
                 "data plane: refused a request of %s: %s: %s (%d so far)", who, name, reason, count
@@ -287,7 +286,7 @@ def _listen(address: str, port: int) -> socket.socket:
 
 
 def prepare(connection: socket.socket, *, send_s: float, receive_s: float) -> None:
-    """Blocking, with the kernel's own timeouts: a wait costs no extra call, and one read may take it all."""
+    """Make a socket blocking, with the kernel's time limits: no extra call per wait, and whole reads."""
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -296,7 +295,7 @@ def prepare(connection: socket.socket, *, send_s: float, receive_s: float) -> No
 
 
 def receive_within(connection: socket.socket, seconds: float) -> None:
-    """How long a read may wait for the next byte; then it raises BlockingIOError."""
+    """Set the time limit for the next byte of a read; then it raises BlockingIOError."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
 
 
@@ -304,8 +303,8 @@ def receive_rest(connection: socket.socket, into: memoryview) -> None:
     """Fill `into`.
 
     Raises:
-        ConnectionError: the connection ended before.
-        BlockingIOError: nothing came for as long as a read may wait.
+        ConnectionError: the connection ended early.
+        BlockingIOError: no byte arrived within the time limit.
     """
     got = 0
     while got < len(into):
@@ -316,7 +315,7 @@ def receive_rest(connection: socket.socket, into: memoryview) -> None:
 
 
 def send_both(connection: socket.socket, head: bytes, body: bytes) -> None:
-    """Both in one packet, as far as they fit."""
+    """Send both in one packet if they fit."""
     sent = connection.sendmsg([head, body])
     if sent < len(head) + len(body):
         rest = (head + body)[sent:]
@@ -324,7 +323,7 @@ def send_both(connection: socket.socket, head: bytes, body: bytes) -> None:
 
 
 def shut(connection: socket.socket) -> None:
-    """Wake whoever waits at it, in any thread; who owns it closes it."""
+    """Wake the threads that wait on the socket; its owner closes it."""
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError as error:

@@ -134,6 +134,7 @@ def test_an_arena_is_full_and_then_it_is_not(arena: Arena) -> None:
         arena.allocate(TOTAL * 2)
 
 
+@pytest.mark.slow
 def test_a_full_arena_finds_what_dead_views_in_a_cycle_have_kept(arena: Arena) -> None:
     locator = _put(arena, 1, TOTAL)
     cycle: list[object] = [arena.look(locator)]
@@ -226,6 +227,7 @@ def test_of_a_closed_arena_views_stay_and_nothing_else(arena: Arena) -> None:
     assert arena.stats().slots == 0
 
 
+@pytest.mark.processes
 def test_in_a_forked_child_an_arena_is_refused_and_the_parents_is_untouched(arena: Arena) -> None:
     locator = _put(arena, 5)
     with warnings.catch_warnings():

@@ -74,6 +74,7 @@ def test_a_file_that_is_swept_before_it_is_locked_is_made_again(
     made.close()
 
 
+@pytest.mark.processes
 def test_a_forked_child_does_not_hold_the_lock_for_its_parent(folder: Path) -> None:
     """The owner is killed while a child of its lives on: its file is swept."""
     owner = (
@@ -141,6 +142,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.processes
 def test_a_tiny_shared_memory_is_a_lack_of_capacity_and_none_for_arenas_without_a_name() -> None:
     """As a container has it, only smaller: 4 MB."""
     mount = "mount -t tmpfs -o size=4m none /dev/shm"
