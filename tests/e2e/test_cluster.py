@@ -15,6 +15,9 @@ from tests.shared.log import cluster
 from tests.shared.log.cluster import Cluster
 from tests.tiny import tiny_checkpoint
 
+pytestmark = pytest.mark.processes
+
+
 TOKENS = 300
 STREAMS = 8
 PARAMS = {"temperature": 0, "max_tokens": TOKENS, "ignore_eos": True}
@@ -57,4 +60,4 @@ async def test_with_its_leader_killed_every_stream_goes_on_and_nobody_is_taken_f
     async with clients.reader(running) as reader:
         history = reader.log.history([subjects.lost])
         assert [record.data async for record in history] == [], "a worker was taken for dead"
-    assert "Durability: cluster; what is acked survives the loss of one" in running.log()
+    assert "Durability: cluster; acked events survive the loss of one" in running.log()
