@@ -1,1 +1,1 @@
-"""Arenas: the memory that tensors are published from, on hosts and on GPUs."""
+"""Arenas: the memory that tensors are published from, on the host and on the GPU."""

@@ -1,15 +1,15 @@
-"""One piece of memory per worker, and the slots in it that tensors live in.
+"""An arena: one piece of memory per worker, divided into slots for tensors.
 
-The file has its full length from the start and takes memory only as far as it was used, in chunks that are
-made ready before they are written: those a slot needs at once, some more ahead of it in a thread. So a worker
-that never hands on a tensor pays nothing, and one that does pays for no page fault on its way.
+The file has its full length from the start, but takes memory only as it is used, in chunks that are made
+resident before they are written: the chunks of a slot at once, and some more ahead of it in a thread. So an
+unused arena costs nothing, and a used one causes no page faults.
 
-A slot has a generation, given once in the arena's life. Freeing takes it away first; then the pages may be
-another slot's. What this process itself looks at is not handed out again until the last look at it is gone:
-an engine that still computes into a slot whose scope has ended writes into nobody else's. Readers in other
-processes hold nothing: they check the generation when they have read.
+A slot has a generation, assigned once in the arena's lifetime. Freeing a slot removes the generation first;
+then its pages may be reused. Pages that this process views are not reused until the last view is gone, so an
+engine that still computes into a slot of an ended scope overwrites no other tensor. Readers in other
+processes hold nothing: they check the generation after reading.
 
-Thread-safe. Waits for memory to be made ready, and for nothing else.
+Thread-safe. Waits only for memory to become resident.
 """
 
 import gc
@@ -34,12 +34,12 @@ from workers.data_plane.port import Bytes
 from workers.data_plane.transport import SEGMENT, Locator
 
 OVERSIZE_BYTES: Final = 256 << 20
-"""A slot longer than this gives its memory back to the system."""
+"""A longer slot returns its memory to the system when it is freed."""
 
 
 @dataclass(slots=True, eq=False)
 class _Taken:
-    """Pages that are not free: a tensor's, or kept by looks at what was one."""
+    """Allocated pages: a tensor's, or those of a freed tensor with live views."""
 
     offset: int
     nbytes: int
@@ -50,7 +50,7 @@ class _Taken:
 
 @dataclass(frozen=True, slots=True)
 class ArenaStats:
-    """Bytes and slots; `ready_bytes` is the memory it has taken so far."""
+    """Bytes and slots; `ready_bytes` is the resident memory."""
 
     total_bytes: int
     free_bytes: int
@@ -60,18 +60,18 @@ class ArenaStats:
 
 
 class Arena:
-    """Slots over a backing made by `create(layout)`.
+    """Slots in a file made by `create(layout)`.
 
     Attributes:
-        layout: where things are in its file.
-        backing: that file.
+        layout: the layout of the file.
+        backing: the file.
     """
 
     def __init__(self, total_bytes: int, create: Callable[[Layout], Backing]) -> None:
         """An arena of at least one page.
 
         Raises:
-            OSError: there is no such file to be had.
+            OSError: the file cannot be made.
         """
         self.layout: Final = Layout.holding(total_bytes, epoch=secrets.randbits(63))
         self.backing: Final = create(self.layout)
@@ -81,10 +81,10 @@ class Arena:
         self._reading = memoryview(self.backing.memory).toreadonly()
         self._lock = threading.Lock()
         self._slots: dict[int, _Taken] = {}
-        # By chance, so that no two arenas have one in common, and a reader that is led to another arena by a
-        # reused process id, port or address finds nothing of its own there.
+        # Random, so that no two arenas share a generation: a reader that a reused process id, port or address
+        # leads to another arena finds no tensor there.
         self._generation = secrets.randbits(62)
-        # A view may die anywhere, also in a thread that holds the lock: its end is noted here, without it.
+        # A view may be collected in any thread, even one that holds the lock; so its end is noted without it.
         self._ends: deque[_Taken] = deque()
         self._watched: dict[int, weakref.ref[Bytes]] = {}
         self._kept_pages = 0
@@ -92,13 +92,13 @@ class Arena:
         self._is_parents = False
         _alive.add(self)
 
-    # ---- the owner's side ------------------------------------------------------------------------------
+    # ---- for the owner ---------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> Locator:
-        """A slot of `nbytes`, with whatever was in it.
+        """Return a slot of `nbytes`, uninitialised.
 
         Raises:
-            CapacityError: there is no room, or the system has no memory for it.
+            CapacityError: the arena is full, or the system has no memory.
         """
         pages = pages_of(nbytes)
         with self._lock:
@@ -112,8 +112,8 @@ class Arena:
             with self._lock:
                 self._blocks.give(start, pages)
             raise CapacityError(
-                f"no memory for a tensor of {nbytes} bytes: {error.strerror}; the arena may have "
-                f"{self._total_bytes}, of which {self._chunks.ready_bytes} were to be had"
+                f"no memory for a tensor of {nbytes} bytes: {error.strerror}; the arena has "
+                f"{self._chunks.ready_bytes} bytes of at most {self._total_bytes}"
             ) from error
         with self._lock:
             self._generation += 1
@@ -125,13 +125,13 @@ class Arena:
         return Locator(SEGMENT, offset, nbytes, taken.generation)
 
     def free(self, generation: int) -> bool:
-        """End a slot; False where it has ended already."""
+        """Free a slot; return False if it is free already."""
         with self._lock:
             taken = self._slots.pop(generation, None)
             if taken is None:
                 return False
-            # Ordered before any later write to these pages, also as other processes see it: whoever writes
-            # there has taken this lock after us.
+            # Other processes see this before any later write to the pages, because the writer takes this lock
+            # later.
             word = self.layout.word_of(taken.offset)
             self._words[word] = 0
             self._words[word + 1] = 0
@@ -144,10 +144,10 @@ class Arena:
             return True
 
     def look(self, locator: Locator, *, writable: bool = False) -> Bytes:
-        """The bytes of a slot; its pages are no other tensor's until every view of them is gone.
+        """Return a view of a slot; its pages are not reused until every view of them is gone.
 
         Raises:
-            TensorGone: there is no such slot.
+            TensorGone: the slot does not exist.
         """
         with self._lock:
             taken = self._find(locator)
@@ -155,16 +155,16 @@ class Arena:
         view = np.frombuffer(
             self.backing.memory if writable else self._reading, np.uint8, taken.nbytes, taken.offset
         )
-        # Views of this view hold on to it: numpy's, torch's, a buffer's.
+        # Views of this view keep it alive: numpy's, torch's, a buffer's.
         ref = weakref.ref(view, lambda ref: self._end_look(taken, id(ref)))
         self._watched[id(ref)] = ref
         return view
 
     def check(self, locator: Locator) -> None:
-        """Whether there is such a slot.
+        """Check that a slot is live.
 
         Raises:
-            TensorGone: there is none any more, or never was.
+            TensorGone: the slot was freed, or never existed.
         """
         with self._lock:
             self._find(locator)
@@ -184,15 +184,15 @@ class Arena:
             )
 
     def hold(self) -> None:
-        """Have all memory ready and give none back: it is going to be registered with a device.
+        """Make all memory resident and keep it, for registration with a device.
 
         Raises:
-            OSError: the system does not have that much.
+            OSError: the system has not that much memory.
         """
         self._chunks.hold(self.layout.pages)
 
     def close(self) -> None:
-        """Every slot is gone; views of them stay readable as long as there are any."""
+        """Free all slots; existing views stay readable."""
         with self._lock:
             if self._is_closed:
                 return
@@ -239,15 +239,15 @@ class Arena:
         return taken
 
     def _take(self, pages: int) -> int | None:
-        """With the lock held; None where there is no room."""
+        """Take pages; None if there is no room. Call with the lock held."""
         self._must_be_own()
         if self._is_closed:
-            raise CapacityError("the arena is closed: nothing goes in any more")
+            raise CapacityError("the arena is closed")
         self._note_ends()
         return self._blocks.take(pages)
 
     def _take_with_effort(self, pages: int, nbytes: int) -> int:
-        """Look for room again, where dead views in a cycle may have kept some."""
+        """Collect garbage, which may hold views in reference cycles, and take pages again."""
         if self._kept_pages:
             gc.collect()
         with self._lock:
@@ -266,7 +266,7 @@ class Arena:
         self._watched.pop(watched, None)
 
     def _note_ends(self) -> None:
-        """Take note of views that died; with the lock held."""
+        """Process the ends of views. Call with the lock held."""
         while self._ends:
             taken = self._ends.popleft()
             taken.looks -= 1
@@ -287,12 +287,14 @@ class Arena:
 
     def _must_be_own(self) -> None:
         if self._is_parents:
-            raise BugError("this arena is the parent process's: a forked child has none; start it by `spawn`")
+            raise BugError(
+                "this arena belongs to the parent process; start the child with `spawn`, not `fork`"
+            )
 
     def disown(self) -> None:
-        """In a forked child: what is mapped is the parent's."""
+        """Detach from the parent's arena, in a forked child."""
         self._is_closed = self._is_parents = True
-        self._lock = threading.Lock()  # one that another thread held has nobody left to give it back
+        self._lock = threading.Lock()  # the thread that held the old one does not exist in the child
         self.backing.let_go()
 
 

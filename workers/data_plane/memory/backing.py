@@ -1,15 +1,15 @@
-"""The file an arena is made of: anonymous (`memfd`), or named in /dev/shm.
+"""The file of an arena: anonymous (`memfd`), or named in /dev/shm.
 
-Anonymous is the rule: others open it as `/proc/<pid>/fd/<n>`, and when its owner is gone, however it went, so
-is the memory. No name, so nothing to clean up.
+Anonymous is the default: other processes open it as `/proc/<pid>/fd/<n>`. The memory is freed with its owner,
+however that ends, and there is no name to clean up.
 
-Named is for workers that do not see each other's processes (containers that share /dev/shm). Such a file
-would outlive a killed owner, so its owner holds a lock on it for life: the kernel drops the lock with the
-process, and whoever starts next removes files that nobody holds (`sweep`). The lock has a descriptor of its
-own, closed in a forked child, or a child that lives on would hold its dead parent's lock.
+Named is for workers without a common process namespace (containers that share /dev/shm). Such a file outlives
+a killed owner. So the owner holds a lock on it: the kernel drops the lock with the process, and the next
+worker that starts removes unlocked files (`sweep`). The lock has a descriptor of its own, which is closed in
+a forked child; else a surviving child would hold its dead parent's lock.
 
-A page is zeroed by the kernel when it is first touched, and that costs ten times what writing it costs: pages
-are made ready before they are used. That also says clearly, and not by SIGBUS, when there is no memory left.
+The kernel zeroes a page at the first access, which costs ten times as much as writing it. So pages are made
+resident before they are used. A lack of memory is then a clear error, and not a SIGBUS.
 """
 
 import contextlib
@@ -31,18 +31,18 @@ _NEW: Final = ".new"
 _TRIES: Final = 5
 
 _MADV_POPULATE_WRITE: Final = 23
-"""Linux 5.14; `mmap` does not name it."""
+"""Linux 5.14; `mmap` has no name for it."""
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
-"""Its calls let other threads run meanwhile; `mmap.madvise` does not."""
+"""These calls release the GIL; `mmap.madvise` does not."""
 
 
 class Backing:
-    """A file of a layout's length, mapped for writing; sparse until pages of it are made ready.
+    """A file of a layout's length, mapped for writing; sparse until its pages are made resident.
 
     Attributes:
-        fd: open for life.
-        path: where it is a named file.
+        fd: open until the backing is closed.
+        path: of a named file.
         memory: the whole mapping.
     """
 
@@ -55,14 +55,14 @@ class Backing:
 
     @property
     def may_shrink(self) -> bool:
-        """Whether pages can be given back: a reader of a hole in a full /dev/shm would die of it."""
+        """Return True if pages can be returned; a reader of a hole in a full /dev/shm would get a SIGBUS."""
         return self.path is None
 
     def make_ready(self, start: int, stop: int) -> None:
-        """Take memory for these bytes, whole pages, now.
+        """Make these bytes, whole pages, resident.
 
         Raises:
-            OSError: there is none.
+            OSError: there is no memory.
         """
         if self.path is not None:
             os.posix_fallocate(self.fd, start, stop - start)
@@ -73,17 +73,17 @@ class Backing:
             raise OSError(errno.ENOMEM, "the system has no memory left for tensors")
 
     def give_back(self, start: int, stop: int) -> None:
-        """These bytes, whole pages, are not needed now: they are zeros, and take no memory."""
+        """Return the memory of these bytes, whole pages; they read as zeros."""
         self._advise(mmap.MADV_REMOVE, start, stop)
 
     def close(self) -> None:
-        """The name is gone at once, the memory with the last view of it."""
+        """Remove the name at once; the memory is freed with its last view."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
         self.let_go()
 
     def let_go(self) -> None:
-        """Close what is open here; in a forked child, whose parent has it open."""
+        """Close this process's descriptors, without removing the file."""
         for fd in (self.fd, self._lock):
             if fd is not None:
                 os.close(fd)
@@ -98,21 +98,21 @@ class Backing:
 
 
 def anonymous(layout: Layout) -> Backing:
-    """Memory that others reach as a descriptor of this process.
+    """Make memory that other processes open as a descriptor of this process.
 
     Raises:
-        OSError: the system gives none.
+        OSError: the system provides none.
     """
     fd = os.memfd_create(MEMFD_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, layout.length)
-    # Nobody can cut off what a reader has mapped, which would be the reader's death.
+    # The file cannot be truncated, which would kill its readers.
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     os.pwrite(fd, layout.header(), 0)
     return Backing(fd, layout)
 
 
 def named(layout: Layout, folder: Path = FOLDER) -> Backing:
-    """A locked file in `folder`, which is in memory.
+    """Make a locked file in `folder`, which lies in memory.
 
     Raises:
         OSError: the folder cannot be written, or is full.
@@ -123,7 +123,7 @@ def named(layout: Layout, folder: Path = FOLDER) -> Backing:
         fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         lock = os.open(new, os.O_RDWR | os.O_CLOEXEC)
         try:
-            # Under its final name nobody ever sees it without its lock. Before, a sweep may have taken it.
+            # Under its final name the file is always locked. Before, a sweep may have removed it.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.posix_fallocate(fd, 0, len(layout.header()))
             os.ftruncate(fd, layout.length)
@@ -143,10 +143,10 @@ def named(layout: Layout, folder: Path = FOLDER) -> Backing:
 
 
 def sweep(folder: Path = FOLDER) -> int:
-    """Remove the files of owners that are gone; how many there were."""
+    """Remove the files of dead owners, and return their number."""
     removed = 0
     for path in folder.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # another user's, or gone meanwhile
+        with contextlib.suppress(OSError):  # another user's, or removed meanwhile
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 if is_abandoned(fd):
@@ -158,7 +158,7 @@ def sweep(folder: Path = FOLDER) -> int:
 
 
 def is_abandoned(fd: int) -> bool:
-    """Whether nobody holds the lock of a named file; by a shared lock, so that askers do not disturb."""
+    """Return True if a named file's lock is not held. The check takes a shared lock only."""
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -7,11 +7,11 @@ import importlib
 from typing import Final, Protocol, cast
 
 EVENT_FLAGS: Final = 2 | 4
-"""Without timing, and for other processes."""
+"""Without timing, interprocess."""
 LAZY_PEER_ACCESS: Final = 1
 DEVICE_TO_HOST: Final = 2
 ANY_TO_ANY: Final = 4
-"""CUDA finds out from the pointers."""
+"""The direction follows from the pointers."""
 NON_BLOCKING: Final = 1
 HANDLE_BYTES: Final = 64
 
@@ -51,7 +51,7 @@ class Driver(Protocol):
 
 
 def find_driver() -> Driver | None:
-    """CUDA, where there is cupy (the extra `gpu`) and a GPU."""
+    """Return CUDA's runtime; None without cupy (the extra `gpu`) or without a GPU."""
     try:
         runtime = importlib.import_module("cupy.cuda.runtime")
     except ImportError:

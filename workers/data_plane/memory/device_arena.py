@@ -1,16 +1,16 @@
-"""The arena's twin on a GPU: one `cudaMalloc`, exported once, with slots as the arena has them.
+"""The arena on a GPU: one `cudaMalloc`, exported once, with slots like those of the arena in main memory.
 
-    device memory                      the tensors, nothing else
-    a slot of the arena in memory      for each page there its generation and length (`words`)
+    device memory                      the tensors
+    a slot of the arena in memory      per page, its generation and length (`words`)
 
-So whoever reads, wherever, checks a generation in main memory. The memory is CUDA's own and of no pool:
-`expandable_segments` and the like have no say in it, and a handle for other processes can be had.
+So a reader in any process checks a generation in main memory. The memory is CUDA's own and not from a pool:
+`expandable_segments` and the like have no effect on it, and it can be exported to other processes.
 
-Who writes a tensor records its end on the stream that does so (`written`); readers have their own stream wait
-for that event. No thread waits for a GPU. Events are a few that take turns: one that is recorded anew before
-a reader has waited for it lets that reader wait a little longer, and harms nothing.
+The writer of a tensor records an event on its stream (`written`); a reader's stream waits for that event.
+Events take turns. If one is recorded again before a reader has waited for it, the reader waits a little
+longer, which does no harm.
 
-Has not run on hardware yet: no GPU was at hand. What is tested is tested with a driver that pretends.
+Not run on hardware yet. The tests use a fake driver.
 """
 
 import itertools
@@ -39,7 +39,7 @@ class DeviceBytes:
     """A tensor's bytes on a GPU: `torch.as_tensor(found, device="cuda")` views them, cupy does, too.
 
     Attributes:
-        keeps: what has to live as long as this does.
+        keeps: an object that has to live as long as this one.
     """
 
     pointer: int
@@ -48,7 +48,7 @@ class DeviceBytes:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        # No stream: what was written has been waited for on the reader's own.
+        # No stream: the reader's own stream has waited for the write already.
         return {
             "shape": (self.nbytes,),
             "typestr": "|u1",
@@ -62,9 +62,9 @@ class DeviceArena:
     """Memory of one GPU, `device`, for tensors that others read.
 
     Attributes:
-        handle: by which other processes open the memory.
-        event_handles: by which they open its events.
-        table: where in `arena` the words are.
+        handle: other processes open the memory by it.
+        event_handles: other processes open its events by them.
+        table: the slot of the words in `arena`.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class DeviceArena:
         """Allocate the memory. With `pin`, also make the host arena resident and pin it, for faster copies.
 
         Raises:
-            CapacityError: the GPU does not have that much memory, or the arena no room for the words.
-            OSError: CUDA gives no handles for other processes here.
+            CapacityError: the GPU has not that much memory, or the arena no room for the words.
+            OSError: CUDA exports no handles to other processes here.
         """
         self.arena = arena
         self.driver = driver
@@ -108,10 +108,10 @@ class DeviceArena:
         self._pinned = self._pin() if pin else 0
 
     def allocate(self, nbytes: int) -> tuple[Locator, DeviceBytes]:
-        """A slot to compute into; `written` has to follow before its locator is told to anybody.
+        """Return a slot to compute into; call `written` before its locator is published.
 
         Raises:
-            CapacityError: there is no room.
+            CapacityError: the arena is full.
         """
         pages = pages_of(nbytes)
         with self._lock:
@@ -127,7 +127,7 @@ class DeviceArena:
         return at, DeviceBytes(self._base + at.offset, nbytes, self)
 
     def written(self, at: Locator, stream: int) -> None:
-        """What `stream` has been told so far includes all that is written into the slot."""
+        """Record that the work launched on `stream` so far includes all writes to the slot."""
         self.driver.eventRecord(self._events[at.event], stream)
 
     def check(self, at: Locator) -> None:
@@ -141,17 +141,17 @@ class DeviceArena:
                 raise TensorGone(f"slot {at.generation} of the GPU was freed, or never was")
 
     def look(self, at: Locator, stream: int) -> DeviceBytes:
-        """An own slot's bytes, for work on `stream`.
+        """Return an own slot's bytes, for work on `stream`.
 
         Raises:
-            TensorGone: there is no such slot (any more).
+            TensorGone: the slot was freed, or never existed.
         """
         self.check(at)
         self.driver.streamWaitEvent(stream, self._events[at.event])
         return DeviceBytes(self._base + at.offset, at.nbytes, self)
 
     def free(self, generation: int) -> bool:
-        """End a slot; False where it has ended already. Work that reads it must have ended before."""
+        """Free a slot; return False if it is free already. Readers check it after their work has ended."""
         with self._lock:
             at = self._slots.pop(generation, None)
             if at is None:
@@ -167,7 +167,7 @@ class DeviceArena:
         return self._blocks.free * PAGE
 
     def close(self) -> None:
-        """Give everything back; work on its slots must have ended before."""
+        """Release all memory; work on its slots must have ended before."""
         with self._lock:
             if self._is_closed:
                 return

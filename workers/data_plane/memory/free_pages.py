@@ -1,15 +1,14 @@
-"""Which pages of an arena are free: first fit from the bottom, so that what was used is used again.
+"""Free pages of an arena: first fit from the bottom, so that used memory is reused.
 
-Pure: page numbers only. Neighbours that are free are one extent. Extents stand in classes by the power of two
-of their length: in the classes above that of what is asked for, each extent is long enough, and the lowest is
-the first.
+Pure: page numbers only. Adjacent free pages form one extent. Extents are grouped by the power of two of their
+length. In the groups above that of a request each extent is long enough, and the lowest one is chosen.
 """
 
 from bisect import bisect_left, insort
 
 
 class FreePages:
-    """The pages `0..total`, all free at first."""
+    """The pages `0..total`, initially all free."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -28,7 +27,7 @@ class FreePages:
         return 0
 
     def take(self, length: int) -> int | None:
-        """The first page of `length` pages that are taken now, as low as there are any; else None."""
+        """Take `length` pages, as low as possible, and return the first; None if there is no such extent."""
         start = self._lowest(length)
         if start is None:
             return None
@@ -38,7 +37,7 @@ class FreePages:
         return start
 
     def give(self, start: int, length: int) -> None:
-        """These pages are free again."""
+        """Free pages."""
         if (before := self._start_before.get(start)) is not None:
             length += self._remove(before)
             start = before

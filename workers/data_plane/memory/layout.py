@@ -1,12 +1,12 @@
-"""Where things are in an arena's file: a header, one word pair for each page, then the pages.
+"""The layout of an arena's file: a header, one pair of words per page, then the pages.
 
     0              magic, epoch, length of the file, where the pages begin       64 bytes
     4096           for each page its generation and its tensor's length          16 bytes a page
     `payload_at`   the pages; a tensor begins at the beginning of one
 
-The word pairs stand apart from the pages, so no tensor is ever written over a generation: a reader with a
-stale handle finds what the owner has said of that page last, whatever lies there now. Both of a pair are 0
-while no tensor begins at that page. The file is sparse: a page of it that nobody has written takes no memory.
+The words are apart from the pages, so no tensor ever overwrites a generation: a reader with a stale handle
+finds the owner's latest word about that page, whatever the page contains now. Both words are 0 while no
+tensor begins at the page. The file is sparse: an unwritten page takes no memory.
 """
 
 import struct
@@ -17,7 +17,7 @@ PAGE: Final = 4096
 HEADER_BYTES: Final = 64
 WORDS_AT: Final = PAGE
 PAIR: Final = struct.Struct("=QQ")
-"""What is said of a page: the generation of the tensor that begins there, and its length."""
+"""The words of a page: the generation of the tensor that begins there, and its length."""
 PAIR_BYTES: Final = PAIR.size
 
 _MAGIC: Final = b"dalsegn1"
@@ -25,17 +25,17 @@ _HEADER: Final = struct.Struct("<8sQQQ")
 
 
 class LayoutError(Exception):
-    """These bytes are no arena's header."""
+    """The bytes are not an arena's header."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Of one arena's file.
+    """The layout of one arena's file.
 
     Attributes:
-        epoch: chosen by chance for each arena; tells it from another one that stands in its place.
-        length: of the file in bytes.
-        payload_at: where the first page begins.
+        epoch: random; distinguishes the arena from another one in its place.
+        length: the length of the file in bytes.
+        payload_at: the offset of the first page.
     """
 
     epoch: int
@@ -44,17 +44,17 @@ class Layout:
 
     @classmethod
     def holding(cls, payload_bytes: int, epoch: int) -> "Layout":
-        """For an arena with room for so many bytes, rounded up to whole pages."""
+        """Return the layout of an arena with that capacity, rounded up to whole pages."""
         pages = pages_of(payload_bytes)
         payload_at = WORDS_AT + pages_of(pages * PAIR_BYTES) * PAGE
         return cls(epoch, payload_at + pages * PAGE, payload_at)
 
     @classmethod
     def read(cls, header: bytes, length: int) -> "Layout":
-        """What a file says of itself, whose length is `length`.
+        """Decode the header of a file of length `length`.
 
         Raises:
-            LayoutError: it is no arena, or its parts do not fit one another.
+            LayoutError: the file is not an arena, or its header is inconsistent.
         """
         if len(header) < HEADER_BYTES:
             raise LayoutError(f"a header has {HEADER_BYTES} bytes, found {len(header)}")
@@ -72,18 +72,18 @@ class Layout:
         return (self.length - self.payload_at) // PAGE
 
     def begins_tensor(self, offset: int) -> bool:
-        """Whether a tensor may begin there."""
+        """Return True if a tensor may begin there."""
         return self.payload_at <= offset < self.length and offset % PAGE == 0
 
     def word_of(self, offset: int) -> int:
-        """The place of its generation, counted in words of 8 bytes from `WORDS_AT`; its length is next."""
+        """Return the index of its generation, in 8-byte words from `WORDS_AT`; its length is next."""
         return (offset - self.payload_at) // PAGE * 2
 
     def pair_at(self, offset: int) -> int:
-        """Where in the file the pair of the page at `offset` is."""
+        """Return the file offset of the words of the page at `offset`."""
         return WORDS_AT + 8 * self.word_of(offset)
 
 
 def pages_of(nbytes: int) -> int:
-    """So many pages hold `nbytes`; none takes less than one."""
+    """Return the number of pages for `nbytes`, at least one."""
     return max(1, -(-nbytes // PAGE))

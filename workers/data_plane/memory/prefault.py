@@ -1,4 +1,4 @@
-"""Which memory of an arena is ready to be written, and how more of it gets so before it is needed."""
+"""Resident memory of an arena, in chunks; more is made resident before it is needed."""
 
 import logging
 import threading
@@ -10,9 +10,9 @@ from workers.data_plane.memory.layout import PAGE, PAIR_BYTES, WORDS_AT, Layout
 _LOGGER: Final = logging.getLogger(__name__)
 
 CHUNK: Final = 1 << 20
-"""Memory is made ready in such pieces."""
+"""The size of a chunk."""
 AHEAD: Final = 32
-"""So many chunks beyond what is needed are ready soon after."""
+"""The number of chunks made resident beyond the needed ones."""
 
 _CHUNK_PAGES: Final = CHUNK // PAGE
 _CHUNK_WORDS: Final = _CHUNK_PAGES * PAIR_BYTES
@@ -20,7 +20,7 @@ assert _CHUNK_WORDS % PAGE == 0
 
 
 class ReadyChunks:
-    """A backing's pages, by chunks; none is ready at first."""
+    """The resident chunks of a backing; none at first."""
 
     def __init__(self, backing: Backing, layout: Layout) -> None:
         self._backing = backing
@@ -36,7 +36,7 @@ class ReadyChunks:
         return self._ready.count(1) * CHUNK
 
     def make_ready(self, start: int, stop: int) -> None:
-        """Make these pages ready, and have some behind them made ready meanwhile.
+        """Make these pages resident, and start to do so with some after them.
 
         Raises:
             OSError: the system has no memory for them.
@@ -49,14 +49,14 @@ class ReadyChunks:
             self._go_ahead(last + AHEAD)
 
     def give_back(self, start: int, stop: int) -> None:
-        """These pages are not needed: chunks that are among them whole go back to the system."""
+        """Return chunks that lie completely within these pages to the system."""
         first, last = -(-start // _CHUNK_PAGES), stop // _CHUNK_PAGES
         if first < last and self._backing.may_shrink and not self._is_held:
             self._ready[first:last] = bytes(last - first)
             self._backing.give_back(*self._payload(first, last))
 
     def hold(self, pages: int) -> None:
-        """Give nothing back from here on, and have all pages ready.
+        """Return nothing from now on, and make all pages resident.
 
         Raises:
             OSError: the system has no memory for them.
@@ -70,7 +70,7 @@ class ReadyChunks:
             self._ahead.join()
 
     def _make_ready(self, first: int, last: int) -> None:
-        """Two threads may do the same at a time: it is done twice then."""
+        """Make chunks resident. Two threads may do so for the same chunk, which is harmless."""
         words = WORDS_AT + first * _CHUNK_WORDS, WORDS_AT + last * _CHUNK_WORDS
         self._backing.make_ready(words[0], min(words[1], self._layout.payload_at))
         self._backing.make_ready(*self._payload(first, last))
@@ -96,6 +96,6 @@ class ReadyChunks:
             try:
                 self._make_ready(chunk, chunk + 1)
             except OSError as error:
-                # Whoever needs it will be told; it may be there by then.
+                # The allocation that needs it reports the lack; there may be memory by then.
                 _LOGGER.debug("no memory ahead of what tensors need now: %s", error)
                 return

@@ -1,7 +1,7 @@
-"""Another process's arena, mapped to be read and nothing else.
+"""A read-only mapping of another process's arena.
 
-Views are of the owner's memory, without a copy, and the owner is not told: it frees when it pleases. So a
-view is good only if its slot's generation still stands after it was read (`check`).
+Views show the owner's memory, without a copy. The owner does not know of them and frees slots at any time. So
+a view was valid only if its slot's generation is still there after reading (`check`).
 """
 
 import mmap
@@ -18,10 +18,10 @@ from workers.data_plane.transport import SEGMENT, Locator
 
 
 class ArenaReader:
-    """An arena file that is open as `fd`, which belongs to the reader from here on.
+    """A mapped arena file; the reader owns its descriptor `fd`.
 
     Raises:
-        TensorGone: it is not the arena of that epoch.
+        TensorGone: the file is not the arena of that epoch.
         OSError: it cannot be mapped.
     """
 
@@ -34,28 +34,28 @@ class ArenaReader:
             os.close(fd)
             raise
         self._bytes = np.frombuffer(memory, np.uint8)
-        # With the last reference, and not before: another thread may be in `check`.
+        # Closed with the last reference, because another thread may be in `check`.
         weakref.finalize(self, os.close, fd).atexit = False
 
     def view(self, locator: Locator) -> Bytes:
-        """The bytes of a slot, not to be written.
+        """Return the bytes of a slot, read-only.
 
         Raises:
-            TensorGone: there is no such slot (any more).
+            TensorGone: the slot was freed, or never existed.
         """
         self.check(locator)
         return self._bytes[locator.offset : locator.offset + locator.nbytes]
 
     def check(self, locator: Locator) -> None:
-        """Whether the slot is still that tensor's.
+        """Check that the slot is still that tensor's.
 
         Raises:
-            TensorGone: it is not, or never was.
+            TensorGone: the slot was freed, or never existed.
         """
         if locator.segment != SEGMENT or not self._layout.begins_tensor(locator.offset):
             raise TensorGone(f"there is no slot at {locator.offset} of segment {locator.segment}")
-        # Read by a call of the system: it orders the read behind those of the bytes, on any processor, and a
-        # word that was never written takes no memory to look at.
+        # A system call orders this read after those of the bytes, on any processor; and reading an unwritten
+        # word takes no memory.
         pair = os.pread(self._fd, PAIR_BYTES, self._layout.pair_at(locator.offset))
         generation, nbytes = PAIR.unpack(pair)
         if generation != locator.generation or not locator.generation:

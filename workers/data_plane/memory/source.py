@@ -1,14 +1,14 @@
-"""What a transport that serves others asks of its own arena: where bytes are, and whose they are now."""
+"""The arena as seen by a transport that serves it: positions of bytes, and their current owners."""
 
 from typing import NamedTuple, Protocol
 
 
 class Slot(NamedTuple):
-    """What is in a slot now.
+    """The current content of a slot.
 
     Attributes:
-        generation: another one than a reader knows means that its tensor is gone.
-        nbytes: the length of the tensor, from the slot's offset.
+        generation: if it differs from a reader's, the reader's tensor is gone.
+        nbytes: the length of the tensor.
     """
 
     generation: int
@@ -18,12 +18,12 @@ class Slot(NamedTuple):
 class Source(Protocol):
     """An arena, read by threads of any transport while its owner writes, frees and allocates.
 
-    A slot that is freed shows that first, and is written anew after: whoever has read all bytes and then
-    still finds the generation has read the tensor and nothing else.
+    A freed slot loses its generation before it is written again. So a reader that finds the generation after
+    reading all bytes has read the tensor.
     """
 
     def descriptor(self, segment: int) -> int:
-        """The file descriptor of a segment, open until the arena is closed.
+        """Return the file descriptor of a segment, open until the arena is closed.
 
         Raises:
             LookupError: there is no such segment.
@@ -31,7 +31,7 @@ class Source(Protocol):
         ...
 
     def length(self, segment: int) -> int:
-        """How many bytes a segment has.
+        """Return the length of a segment in bytes.
 
         Raises:
             LookupError: there is no such segment.
@@ -39,5 +39,5 @@ class Source(Protocol):
         ...
 
     def slot(self, segment: int, offset: int) -> Slot | None:
-        """The slot whose tensor begins at `offset` of a segment; None where none does, or it is free."""
+        """Return the slot whose tensor begins at `offset` of a segment; None if none does, or it is free."""
         ...
