@@ -27,7 +27,7 @@ from models import registry
 from models.base import ModelGraph
 from models.checkpoints import hub_cache as hub
 from shared.closest_match import closest_match
-from shared.validation_errors import Misfit, described, misfit
+from shared.validation_errors import ValidationProblem, described, validation_problem
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def check(
     try:
         config = msgspec.convert(raw, DeploymentConfig, str_keys=True)  # a rank in `devices` may be "0"
     except msgspec.ValidationError as error:
-        found = misfit(error, raw, DeploymentConfig)
+        found = validation_problem(error, raw, DeploymentConfig)
         raise ConfigError(f"{origins.of(found.place)}: {discreet(found)}") from error
     assert graph is not None  # a `model` that is not a string does not convert
     config = _with_paths(_with_checkpoint(config, graph, hub_cache, origins), graph, folder, origins)
@@ -173,7 +173,7 @@ def _with_checkpoint(
     return msgspec.structs.replace(config, checkpoint=str(found))
 
 
-def discreet(found: Misfit) -> str:
+def discreet(found: ValidationProblem) -> str:
     """The message of a validation error, without the value if that is a secret."""
     key = found.place.partition("[")[0]
     if key not in SECRETS:

@@ -18,7 +18,7 @@ from shared.errors import ClientError, DalSegnoError
 from shared.events import Failure
 from shared.log.port import LogRegressedError
 from shared.telemetry.log_fields import MAY_QUOTE
-from shared.validation_errors import Misfit, described
+from shared.validation_errors import ValidationProblem, described
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -142,10 +142,10 @@ def of_failure(failure: Failure) -> HttpError:
     return HttpError(status=status, code=failure.code, message=failure.message)
 
 
-def of_misfit(misfit: Misfit, where: str = "") -> InvalidParamError:
+def of_validation_problem(problem: ValidationProblem, where: str = "") -> InvalidParamError:
     """The error for a value of the wrong type or out of its range; `where` is prefixed to its name."""
-    code = "missing_required_parameter" if misfit.is_missing else "invalid_value"
-    return InvalidParamError(f"{where}{misfit.place}", f"{where}{misfit.message}", code=code)
+    code = "missing_required_parameter" if problem.is_missing else "invalid_value"
+    return InvalidParamError(f"{where}{problem.place}", f"{where}{problem.message}", code=code)
 
 
 def _type_of(status: int) -> str:

@@ -1,9 +1,9 @@
-"""Validation errors of msgspec in plain words: the place, what was expected, what was found.
+"""Messages for a value that does not fit its type: the place, what was expected, and what was found.
 
     stop[0]: expected a string of at least 1 character, found an empty string
 
-msgspec finds the misfit and says where; the words are made from the type and the value that are there, so
-that a client of the API and the author of a configuration read one style, and no library's.
+msgspec finds the problem and its place. The message is made from the type and the value there, so that the
+API and the configuration report errors in one style, independent of the library.
 """
 
 import re
@@ -21,13 +21,13 @@ _FIELD: Final = re.compile(r"^Object (missing required|contains unknown) field `
 
 
 @dataclass(frozen=True, slots=True)
-class Misfit:
-    """What does not fit.
+class ValidationProblem:
+    """One problem of a value.
 
     Attributes:
         place: `messages[0].content`; empty for the whole value.
         problem: `expected an integer >= 1, found 0`.
-        is_missing: nothing was found there, and something must be.
+        is_missing: a required field is missing.
     """
 
     place: str
@@ -39,8 +39,8 @@ class Misfit:
         return f"{self.place}: {self.problem}" if self.place else self.problem
 
 
-def misfit(error: msgspec.ValidationError, value: object, kind: Any) -> Misfit:
-    """What `error` says of `value`, which was to become a `kind`."""
+def validation_problem(error: msgspec.ValidationError, value: object, kind: Any) -> ValidationProblem:
+    """Return the problem that `error` reports about `value`, which was converted to `kind`."""
     text = str(error)
     at = _AT.search(text)
     place, text = (at[1], text[: at.start()]) if at else ("", text)
@@ -48,25 +48,25 @@ def misfit(error: msgspec.ValidationError, value: object, kind: Any) -> Misfit:
     if field:
         place = f"{place}.{field[2]}".lstrip(".")
         if field[1] == "contains unknown":
-            return Misfit(place, "unknown name")
+            return ValidationProblem(place, "unknown name")
         expected = " or ".join(_nouns(_kind_at(place, inspect.type_info(kind)), None)) or "a value"
-        return Misfit(place, f"expected {expected}, found nothing", is_missing=True)
+        return ValidationProblem(place, f"expected {expected}, found nothing", is_missing=True)
     if "[...]" in place:
         place = _with_key(place, value, inspect.type_info(kind))
-    if "[...]" in place or " in `" in place:  # somewhere in a map, and it is not plain where
-        return Misfit(place, f"{text[:1].lower()}{text[1:]}")
+    if "[...]" in place or " in `" in place:  # in a map, at an unknown key
+        return ValidationProblem(place, f"{text[:1].lower()}{text[1:]}")
     found = _value_at(place, value)
     nouns = list(_nouns(_kind_at(place, inspect.type_info(kind)), found))
-    if not nouns or text[:1].islower():  # a rule of the type's own, which has said it all
+    if not nouns or text[:1].islower():  # an error of the type's own check, with a complete message
         name, colon, problem = text.partition(": ")
-        if colon and name.isidentifier():  # of one field of several
-            return Misfit(f"{place}.{name}".lstrip("."), problem)
-        return Misfit(place, text)
-    return Misfit(place, f"expected {' or '.join(nouns)}, found {described(found)}")
+        if colon and name.isidentifier():  # about one field
+            return ValidationProblem(f"{place}.{name}".lstrip("."), problem)
+        return ValidationProblem(place, text)
+    return ValidationProblem(place, f"expected {' or '.join(nouns)}, found {described(found)}")
 
 
 def described(value: object) -> str:
-    """A value as people speak of it: short ones as they are, long ones by their kind and size."""
+    """Return a value for a message: short ones as they are, long ones by their type and size."""
     match value:
         case None:
             return "null"
@@ -78,7 +78,7 @@ def described(value: object) -> str:
             return repr(value)
         case str():
             return f"a string of {len(value)} characters"
-        case int() if value.bit_length() > 64:  # which may have a million digits
+        case int() if value.bit_length() > 64:  # it may have a million digits
             return "an integer beyond 64 bits"
         case int() | float():
             return repr(value)
@@ -102,9 +102,9 @@ def _value_at(place: str, value: Any) -> Any:
 
 
 def _with_key(place: str, value: Any, kind: inspect.Type) -> str:
-    """`place` with the key of the item that does not fit, which msgspec leaves out; else as it is.
+    """Return `place` with the key of the wrong item, which msgspec omits; unchanged if the key is unknown.
 
-    One pass over the items, whatever their number: a client may send a million.
+    It takes one pass over the items, because a client may send a million.
     """
     before, _, behind = place.partition("[...]")
     map_ = _kind_at(before, kind)
@@ -119,7 +119,7 @@ def _with_key(place: str, value: Any, kind: inspect.Type) -> str:
 
 
 def _fits(kind: inspect.Type, found: object) -> bool:
-    """Whether `found` is of a plain kind and within its bounds; True for what is not plain."""
+    """Return whether `found` fits a scalar type and its bounds; True for other types."""
     match kind:
         case inspect.IntType():
             return isinstance(found, int) and not isinstance(found, bool) and not _bound(kind, found)
@@ -160,7 +160,7 @@ def _members(kind: inspect.Type) -> tuple[inspect.Type, ...]:
 
 
 def _nouns(kind: inspect.Type, found: object) -> Iterator[str]:
-    """What may stand there: with the bounds that `found` breaks; none for what may be anything."""
+    """Yield the expected types, with the bounds that `found` violates; nothing if any value is allowed."""
     for member in _members(kind):
         match member:
             case inspect.IntType():

@@ -15,7 +15,7 @@ from configs.checks import hint_for
 from configs.deployment import ConfigError, DeploymentConfig
 from configs.renamed_keys import warning, with_current_names
 from models import registry
-from shared.validation_errors import misfit
+from shared.validation_errors import validation_problem
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -113,4 +113,5 @@ def parse(kwargs: Mapping[str, Any], own: Collection[str] = ()) -> EngineSetting
     try:
         return msgspec.convert(given, EngineSettings)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"model_kwargs.{misfit(error, given, EngineSettings).message}") from error
+        problem = validation_problem(error, given, EngineSettings)
+        raise ConfigError(f"model_kwargs.{problem.message}") from error

@@ -16,7 +16,7 @@ from shared.closest_match import did_you_mean
 from shared.errors import ClientError
 from shared.events import Inputs, Media, Params
 from shared.ids import RequestId, parse_request_id
-from shared.validation_errors import misfit
+from shared.validation_errors import validation_problem
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -162,7 +162,7 @@ def _fitted(plain: dict[str, Any], kind: Any) -> Any:
     try:
         return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
-        found = misfit(error, plain, kind)
+        found = validation_problem(error, plain, kind)
         wrong = ClientError(found.message, code="invalid_value")
         wrong.param = found.place or None
         raise wrong from error

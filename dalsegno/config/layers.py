@@ -24,7 +24,7 @@ from configs.checks import check, discreet, hint_for
 from configs.deployment import SECRETS, SECTIONS, ConfigError, DeploymentConfig, paths
 from configs.files import Base, is_integer_of_64_bits, is_text, parse_yaml
 from configs.renamed_keys import RENAMED
-from shared.validation_errors import Misfit, misfit
+from shared.validation_errors import ValidationProblem, validation_problem
 
 VARIABLE_PREFIX: Final = "DALSEGNO_"
 DEFAULT: Final = "default"
@@ -174,9 +174,9 @@ def setting(name: str, text: str, source: str) -> Setting:
     try:
         msgspec.convert(value, key.type)
     except msgspec.ValidationError as error:
-        found = misfit(error, value, key.type)
+        found = validation_problem(error, value, key.type)
         place = name + (f".{found.place}" if found.place and not found.place.startswith("[") else found.place)
-        raise ConfigError(f"{source}: {discreet(Misfit(place, found.problem))}") from error
+        raise ConfigError(f"{source}: {discreet(ValidationProblem(place, found.problem))}") from error
     return Setting(key=name, text=text, value=value, source=source)
 
 

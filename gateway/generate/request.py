@@ -24,7 +24,7 @@ from gateway.served_model import ServedModel
 from models.base import OF_PROMPTS
 from shared.errors import ClientError
 from shared.events import Inputs, Params, Priority
-from shared.validation_errors import described, misfit
+from shared.validation_errors import described, validation_problem
 
 QUESTIONS: Final = ("text", "messages", "token_ids")
 """The prompt: exactly one of these is required."""
@@ -273,7 +273,8 @@ def _priority(fields: Mapping[str, Any]) -> int:
     try:
         return msgspec.convert(found, Priority, strict=not isinstance(found, str))
     except msgspec.ValidationError as error:
-        raise InvalidParamError("priority", f"priority: {misfit(error, found, Priority).problem}") from error
+        problem = validation_problem(error, found, Priority).problem
+        raise InvalidParamError("priority", f"priority: {problem}") from error
 
 
 def _listed(names: Iterable[str]) -> str:

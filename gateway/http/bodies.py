@@ -11,7 +11,7 @@ from gateway.errors import InvalidParamError
 from shared.closest_match import closest_match
 from shared.errors import ClientError
 from shared.events import Params
-from shared.validation_errors import described, misfit
+from shared.validation_errors import described, validation_problem
 
 _T = TypeVar("_T")
 
@@ -75,7 +75,7 @@ def converted(value: object, kind: type[_T], where: str = "") -> _T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise errors.of_misfit(misfit(error, value, kind), where) from error
+        raise errors.of_validation_problem(validation_problem(error, value, kind), where) from error
 
 
 def check_known(

@@ -6,7 +6,7 @@ import msgspec
 
 from gateway.errors import InvalidParamError
 from shared.events import Inputs
-from shared.validation_errors import described, misfit
+from shared.validation_errors import described, validation_problem
 
 
 def prompt_list(name: str, found: object) -> list[tuple[str, Any]]:
@@ -40,5 +40,5 @@ def prompt_inputs(name: str, where: str, prompt: str | list[Any], **fields: Any)
     try:
         return msgspec.convert(given, Inputs)
     except msgspec.ValidationError as error:
-        wrong = misfit(error, given, Inputs)
+        wrong = validation_problem(error, given, Inputs)
         raise InvalidParamError(name, f"{wrong.place.replace(key, where, 1)}: {wrong.problem}") from error

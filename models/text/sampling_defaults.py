@@ -10,7 +10,7 @@ from models.checkpoints.files import CheckpointError, read_json_if_present
 from models.sequence_request import SamplingParams
 from models.text.tokenizer import PromptTokenizer
 from shared.events import Params
-from shared.validation_errors import misfit
+from shared.validation_errors import validation_problem
 
 _LOGGER: Final = logging.getLogger(__name__)
 _DEFAULTS: Final = {
@@ -53,7 +53,7 @@ def generation_defaults(checkpoint: Path) -> Params:
     try:
         return msgspec.convert(wanted, Params)
     except msgspec.ValidationError as error:
-        raise CheckpointError(f"{path}: {misfit(error, wanted, Params).message}") from error
+        raise CheckpointError(f"{path}: {validation_problem(error, wanted, Params).message}") from error
 
 
 def effective_sampling(params: Params, defaults: Params, tokenizer: PromptTokenizer) -> SamplingParams:

@@ -129,7 +129,7 @@ def test_a_conductor_takes_no_other_ranks_word_for_a_life() -> None:
     script.say(SUBJECTS.worker(1), encode(WorkerLeaving(rank=0, incarnation=before)))
 
     assert script.cluster.world.ranks[Rank(0)].incarnation == before
-    assert all("ignored" in str(folded.note) for folded in script.folded[-2:])
+    assert all("unreadable" in str(folded.note) for folded in script.folded[-2:])
 
 
 def _joined(id: str) -> WorkerJoined:

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from shared.validation_errors import described, misfit
+from shared.validation_errors import described, validation_problem
 
 
 class Part(msgspec.Struct):
@@ -68,21 +68,21 @@ def test_a_misfit_says_where_it_is_and_what_was_expected_and_found(value: Any, m
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.convert(value, Whole)
 
-    assert misfit(caught.value, value, Whole).message == message
+    assert validation_problem(caught.value, value, Whole).message == message
 
 
 def test_only_what_is_not_there_is_missing() -> None:
     for value, is_missing in (({"parts": [{}]}, True), ({"parts": [{"text": None}]}, False)):
         with pytest.raises(msgspec.ValidationError) as caught:
             msgspec.convert(value, Whole)
-        assert misfit(caught.value, value, Whole).is_missing is is_missing
+        assert validation_problem(caught.value, value, Whole).is_missing is is_missing
 
 
 def test_a_rule_over_several_fields_names_the_field_it_is_of() -> None:
     for value, place in (({"count": 7}, ""), ({"count": 8}, "count")):
         with pytest.raises(msgspec.ValidationError) as caught:
             msgspec.convert(value, Whole)
-        assert misfit(caught.value, value, Whole).place == place
+        assert validation_problem(caught.value, value, Whole).place == place
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_misfit_in_a_map_names_the_key_where_that_can_be_written(map_: Any, me
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.convert({"map": map_}, Whole)
 
-    assert misfit(caught.value, {"map": map_}, Whole).message == message
+    assert validation_problem(caught.value, {"map": map_}, Whole).message == message
 
 
 def test_a_misfit_in_a_map_by_itself_names_the_key() -> None:
@@ -106,7 +106,7 @@ def test_a_misfit_in_a_map_by_itself_names_the_key() -> None:
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.convert({"a": 2, "b": -1.5}, kind)
 
-    found = misfit(caught.value, {"a": 2, "b": -1.5}, kind)
+    found = validation_problem(caught.value, {"a": 2, "b": -1.5}, kind)
     assert (found.place, found.problem) == ("b", "expected a number > 0, found -1.5")
 
 

@@ -7,7 +7,7 @@ from shared.log.nats.connection import NatsConnection
 from shared.log.nats.credentials import Credentials
 
 
-class HeartbeatConnection:
+class NatsHeartbeatConnection:
     """Sends heartbeats. It belongs to the event loop in which `open_heartbeat_connection` made it."""
 
     def __init__(self, connection: NatsConnection) -> None:
@@ -23,7 +23,7 @@ class HeartbeatConnection:
 
 async def open_heartbeat_connection(
     url: str, *, credentials: Credentials, name: str, timeout_s: float
-) -> HeartbeatConnection:
+) -> NatsHeartbeatConnection:
     """Connect; `name` labels the connection on the server.
 
     Raises:
@@ -36,4 +36,4 @@ async def open_heartbeat_connection(
     except BaseException:
         await connection.close()
         raise
-    return HeartbeatConnection(connection)
+    return NatsHeartbeatConnection(connection)

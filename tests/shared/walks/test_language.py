@@ -79,7 +79,10 @@ UNTYPED: Any = CLIENT, "x", None, StreamInput("x")
             lambda: Edge("a", KEEP, lambda _i, _args: True),
             "edge 'a': when must be a module-level function",
         ),
-        (lambda: Edge("a", KEEP, UNTYPED[1]), "edge 'a': when must be a module-level function, .*; found 'x'"),
+        (
+            lambda: Edge("a", KEEP, UNTYPED[1]),
+            "edge 'a': when must be a module-level function, .*; found 'x'",
+        ),
         (Sequential, "a Sequential is empty"),
         (Parallel, "a Parallel is empty"),
         (

@@ -99,7 +99,7 @@ def test_one_name_may_stream_to_several_nodes_and_a_node_may_take_several_stream
         ),
         (
             {"decode": SPEAK, "voice": Loop("outer", VOICE, 2)},
-            r"node 'vocoder' takes the stream 'token' inside of the loops \['outer', 'voice'\]; the stream's end",
+            r"'vocoder' takes the stream 'token' inside of the loops \['outer', 'voice'\]; the stream's end",
         ),
         ({"prefill": other(only=None), "decode": SPEAK, "voice": VOICE}, "as .*100.*, and walk .* as .*None"),
     ],
