@@ -19,8 +19,8 @@ _STARTS_PROCESS: Final = frozenset(
     {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}
 )
 _USES_NETWORK: Final = frozenset({"socket.bind", "socket.connect"})
-_NEED_A_SERVER: Final = frozenset({"log_url", "nats_server"})
-"""Fixtures that start a process: their tests are marked `processes` by themselves."""
+_NEED_A_SERVER: Final = frozenset({"deployment", "log_url", "nats_server", "random_deployment"})
+"""Fixtures that start a process. Tests that use them, and all of tests/e2e, need no marker."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,7 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if not _NEED_A_SERVER.isdisjoint(getattr(item, "fixturenames", ())):
+        is_end_to_end = item.path.parent.name == "e2e"
+        if is_end_to_end or not _NEED_A_SERVER.isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.processes)
     if config.getoption("--fast"):
         slow = [item for item in items if any(map(item.get_closest_marker, ("processes", "slow")))]

@@ -10,6 +10,7 @@ import pytest
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("told", "command"),
     [

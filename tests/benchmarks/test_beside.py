@@ -28,6 +28,7 @@ def test_without_a_gpu_it_says_so_and_ends_with_2(
     assert "nothing was measured" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 async def test_decodes_go_on_for_as_long_as_they_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     answer, answers = 3, 4
     monkeypatch.setattr(beside, "_LAYERS", 1)

@@ -39,6 +39,7 @@ def test_without_a_gpu_it_says_so_and_ends_with_2(
     assert "nothing was measured" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_everybody_is_measured_in_turns_and_ratios_come_first() -> None:
     shape = Shape(name="tiny", model=Qwen3ForCausalLM, config=TINY, goals={1: 1.0, 2: 0.7})
 
@@ -64,6 +65,7 @@ def test_everybody_is_measured_in_turns_and_ratios_come_first() -> None:
     assert "goal 70%" in figures[19].note
 
 
+@pytest.mark.slow
 def test_where_flashinfer_attends_it_is_measured_beside_our_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = Shape(name="tiny", model=Qwen3ForCausalLM, config=TINY, goals={1: 1.0})
     monkeypatch.setattr(flashinfer, "_MIN_WORKSPACE_BYTES", 1 << 10)

@@ -12,6 +12,9 @@ from benchmarks.peers.session import Entrant
 from benchmarks.report import RATIO, Figure
 from tests.benchmarks.peers.test_checkpoint import SMALL
 
+pytestmark = pytest.mark.processes
+
+
 FAKE = "tests.benchmarks.peers.fake"
 
 

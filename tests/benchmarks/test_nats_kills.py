@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks import nats_kills
 from shared.log.port import StoredRecord
 
 
+@pytest.mark.processes
 async def test_three_kills_of_the_server_under_load_lose_nothing_acked(tmp_path: Path) -> None:
     outcome = await nats_kills.run(tmp_path / "nats", rounds=3, seed=3)
 

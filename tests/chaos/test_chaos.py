@@ -87,6 +87,7 @@ async def _told_by(deployment: Deployment, question: Question, lie: Lie) -> list
     return check([*(one for one in epochs if one.seq < start_seq), *records], [seen])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 def test_everything_is_survived_with_nothing_lost_and_nothing_twice(cell: Cell, proof: Proof) -> None:
     [result] = [one for one in proof.report.results if one.cell == cell]
@@ -99,10 +100,12 @@ def _told(result: Result) -> str:
     return "\n".join(str(finding) for finding in result.outcome.findings)
 
 
+@pytest.mark.processes
 def test_a_proxy_that_changes_nothing_is_found_honest(proof: Proof) -> None:
     assert not proof.honest
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("question", [one.name for one in LIED_ABOUT])
 @pytest.mark.parametrize("kind", LIES)
 def test_a_proxy_that_lies_is_found_out(kind: str, question: str, proof: Proof) -> None:
@@ -151,6 +154,7 @@ def _args(command: str) -> list[str]:
     return args or [""]
 
 
+@pytest.mark.processes
 def test_the_report_says_what_went_wrong_and_how_to_see_it_again(proof: Proof) -> None:
     [first, *_] = proof.report.results
     finding = Finding(kind="twice", request_id="r1", message="it was told chunk 3 twice", tokens=5)

@@ -41,12 +41,14 @@ async def connected(
         writer.close()
 
 
+@pytest.mark.processes
 async def test_what_is_said_passes_both_ways() -> None:
     async with echoing() as proxy, connected(proxy) as (reader, writer):
         writer.write(b"hello\n")
         assert await reader.readline() == b"hello\n"
 
 
+@pytest.mark.processes
 async def test_a_cut_resets_what_there_is_and_what_comes_until_it_heals() -> None:
     async with echoing() as proxy:
         async with connected(proxy) as (reader, writer):
@@ -64,6 +66,7 @@ async def test_a_cut_resets_what_there_is_and_what_comes_until_it_heals() -> Non
             assert await reader.readline() == b"again\n"
 
 
+@pytest.mark.processes
 async def test_what_is_stalled_goes_on_where_it_was() -> None:
     async with echoing() as proxy, connected(proxy) as (reader, writer):
         passed: list[Moment] = []
@@ -77,6 +80,7 @@ async def test_what_is_stalled_goes_on_where_it_was() -> None:
         assert passed == [Moment.FORWARDING, Moment.FORWARDED]
 
 
+@pytest.mark.processes
 async def test_events_and_acks_are_told_and_beats_are_not() -> None:
     async with echoing() as proxy, connected(proxy) as (reader, writer):
         passed: list[Moment] = []

@@ -6,13 +6,13 @@ from configs.placement import (
     NodeGroup,
     PlacementError,
     assign,
-    tp_group_of,
     home_of,
     leaders_of,
     nodes_on,
     rank_of,
     ranks_of,
     resolve,
+    tp_group_of,
 )
 from models.base import EngineKind, ModelGraph
 from shared.walks import CLIENT, Edge, Loop, Node, Sequential, compile_walk

@@ -168,6 +168,7 @@ def make_token(folder: Path, said: str = "") -> str:
     return (folder / "token").read_text(encoding="utf-8")
 
 
+@pytest.mark.processes
 def test_the_token_is_made_once_and_read_by_nobody_else(tmp_path: Path) -> None:
     made = make_token(tmp_path)
 
@@ -180,6 +181,7 @@ def test_the_token_is_made_once_and_read_by_nobody_else(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("said", ["", 'with "quotes" and a \\'])
 def test_nats_takes_its_configuration(said: str, tmp_path: Path) -> None:
     folder = tmp_path / "token"
@@ -189,6 +191,7 @@ def test_nats_takes_its_configuration(said: str, tmp_path: Path) -> None:
     assert checked(tmp_path).returncode == 0
 
 
+@pytest.mark.processes
 def test_nats_takes_no_configuration_without_a_token(tmp_path: Path) -> None:
     told = checked(tmp_path)
 
@@ -239,6 +242,7 @@ def test_every_variable_the_build_is_given_is_one_it_reads() -> None:
     assert given <= set(re.findall(r"^ARG (\w+)", DOCKERFILE, re.MULTILINE))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("script", ["smoke.sh"])
 def test_the_scripts_can_be_read_by_bash(script: str) -> None:
     subprocess.run(["bash", "-n", DEPLOY / script], check=True)

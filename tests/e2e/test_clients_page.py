@@ -50,7 +50,6 @@ def run(*command: str, cwd: Path | None = None) -> Ended:
     )
 
 
-@pytest.mark.processes
 def test_every_python_program_prints_what_it_is_to(deployment: Running) -> None:
     printed = []
     for program in blocks(PAGE, "python"):
@@ -71,7 +70,6 @@ def test_every_python_program_prints_what_it_is_to(deployment: Running) -> None:
     assert tools == ["Weather Weather"]
 
 
-@pytest.mark.processes
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the page's commands are curl's")
 def test_every_command_gives_the_answer_shown(deployment: Running) -> None:
     told = list(sessions(PAGE))

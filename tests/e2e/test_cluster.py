@@ -15,9 +15,6 @@ from tests.shared.log import cluster
 from tests.shared.log.cluster import Cluster
 from tests.tiny import tiny_checkpoint
 
-pytestmark = pytest.mark.processes
-
-
 TOKENS = 300
 STREAMS = 8
 PARAMS = {"temperature": 0, "max_tokens": TOKENS, "ignore_eos": True}

@@ -59,8 +59,6 @@ NOT_IN_THE_INDEX: Final = {"CHANGELOG.md", "README.md", "benchmarks/README.md", 
 
 
 # ---- commands, programs, settings ----------------------------------------------------------------------
-
-
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the pages' commands are curl's")
 @pytest.mark.parametrize("name", ON_THE_DEMO)
 def test_every_command_and_program_of_a_page_gives_what_is_shown(

@@ -22,9 +22,6 @@ from tests.e2e import clients
 from tests.e2e.clients import Answer
 from tests.e2e.deploy import Running
 
-pytestmark = pytest.mark.processes
-
-
 REQUEST: Final = "replayed"
 Change = Callable[[dict[str, Any]], object]
 

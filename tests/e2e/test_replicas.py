@@ -60,7 +60,6 @@ async def not_computed(reader: clients.Reader, rank: int, *, of: int) -> int:
     return found
 
 
-@pytest.mark.processes
 async def test_a_request_goes_to_the_replica_that_was_warmed_and_computes_its_own_part_alone(
     replicas: Running,
 ) -> None:
@@ -82,7 +81,6 @@ async def test_a_request_goes_to_the_replica_that_was_warmed_and_computes_its_ow
     assert kept["cached_tokens"] == hits == hits_there == len(BEGINNING) // BLOCK * BLOCK == 96
 
 
-@pytest.mark.processes
 async def test_no_replica_has_more_requests_than_it_may_nor_all_of_them_together(replicas: Running) -> None:
     """The requests share a prefix, so one replica would get them all; there are twice as many as may run."""
     names = [f"at-once-{number}" for number in range(2 * IN_ALL)]

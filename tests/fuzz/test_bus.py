@@ -17,6 +17,9 @@ from tests.e2e import deploy
 from tests.e2e.deploy import Running
 from tests.fuzz.damage import FUZZED, damaged_bytes
 
+pytestmark = pytest.mark.processes
+
+
 _SUBMITTED: Final = encode(
     RequestSubmitted(
         id="x.1", writer="x", number=1, request_id="r", model="demo", inputs=Inputs(text="hello"),

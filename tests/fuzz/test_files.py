@@ -17,6 +17,9 @@ from shared.errors import ClientError
 from tests.fuzz.damage import FUZZED, damaged_bytes, damaged_value
 from tests.tiny import tiny_checkpoint
 
+pytestmark = pytest.mark.slow
+
+
 _CONFIG: Final[dict[str, Any]] = {
     "model": "decoder_lm",
     "checkpoint": ".",

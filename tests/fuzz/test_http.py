@@ -77,6 +77,7 @@ def assert_answered(answer: httpx.Response) -> None:
     assert len(error["message"]) < 4000
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("route", list(_ROUTES))
 @given(data=st.data())
 @FUZZED
@@ -86,6 +87,7 @@ def test_damaged_values_are_answered(client: httpx.Client, route: str, data: st.
     assert_answered(client.post(route, content=body, headers={"content-type": "application/json"}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("route", list(_ROUTES))
 @given(data=st.data())
 @FUZZED

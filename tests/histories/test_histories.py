@@ -75,6 +75,7 @@ def test_the_altered_history_does_not_match_and_it_is_said_where_and_how() -> No
     assert mismatch.seq == bundle_file.read(str(WRONG / "altered.bundle")).records[-1].seq
 
 
+@pytest.mark.processes
 def test_the_folder_is_a_gate_as_it_stands() -> None:
     def replay(folder: Path) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-m", "dalsegno", "replay", str(folder)]

@@ -16,5 +16,5 @@ def test_nothing_is_suggested_for_a_word_that_is_like_none() -> None:
 
 
 def test_the_cutoff_decides_how_similar_is_enough() -> None:
-    assert closest_match("tok", KNOWN) is None
-    assert closest_match("tok", KNOWN, cutoff=0.4) == "max_tokens"
+    assert closest_match("maxt", KNOWN) is None
+    assert closest_match("maxt", KNOWN, cutoff=0.4) == "max_tokens"

@@ -28,6 +28,7 @@ def soaked() -> soak.Soaked:
     return soak.Soaked()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_the_invariants_hold_in_every_history(batch: int, soaked: soak.Soaked) -> None:
@@ -45,6 +46,7 @@ def test_nearly_everything_that_can_happen_happens_in_some_of_them(soaked: soak.
     assert set(soaked.never) <= soak.RARE
 
 
+@pytest.mark.processes
 def test_the_same_seed_is_the_same_history_in_every_process() -> None:
     program = "from tests.simulation.test_simulation import digest; print(digest(7))"
     told = {
@@ -66,6 +68,7 @@ def digest(seed: int) -> str:
     return hashlib.blake2b(repr(Simulation(seed).run().log.records).encode(), digest_size=8).hexdigest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(0, 60, 4))
 def test_from_any_prefix_of_the_log_a_right_end_is_reached(seed: int) -> None:
     whole = Simulation(seed).run()

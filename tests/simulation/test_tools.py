@@ -72,6 +72,7 @@ def test_all_of_a_history_has_what_the_log_has_lost() -> None:
     assert sum(line.startswith("[") for line in told) == sim.log.last_seq
 
 
+@pytest.mark.processes
 def test_a_history_that_breaks_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors_for_ever(monkeypatch)
     sim = Simulation(1, Plan.of(1).changed(QUIET | {"layout": "one", "requests": 1}))
@@ -84,6 +85,7 @@ def test_a_history_that_breaks_says_how_to_see_it_again(monkeypatch: pytest.Monk
     assert "--set 'layout=\"one\"'" in str(broken.value)
 
 
+@pytest.mark.slow
 def test_a_broken_history_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     nobody_looks_after_workers(monkeypatch)
     monkeypatch.setattr(shrinking, "SEEDS", 4)
@@ -99,6 +101,7 @@ def test_a_broken_history_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> No
     assert small.sim.plan.requests == small.sim.plan.conductors == 1
 
 
+@pytest.mark.processes
 def test_many_histories_are_counted_and_the_broken_named(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = soak.batch(0, 3, ONE_DEATH)
     nobody_looks_after_workers(monkeypatch)
@@ -113,6 +116,7 @@ def test_many_histories_are_counted_and_the_broken_named(monkeypatch: pytest.Mon
     assert any("never" in line and "log is full" in line for line in whole.table())
 
 
+@pytest.mark.processes
 def test_the_command_runs_one_history_and_goes_through_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +131,7 @@ def test_the_command_runs_one_history_and_goes_through_it(
     assert "[2/" in out
 
 
+@pytest.mark.processes
 def test_the_command_says_what_breaks_by_its_status(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

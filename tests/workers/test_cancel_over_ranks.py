@@ -156,6 +156,7 @@ async def test_a_row_that_is_stopped_in_its_decode_is_out_of_both_ranks_within_t
         assert not cluster.events(WalkCompleted)
 
 
+@pytest.mark.slow
 async def test_a_speech_that_is_stopped_while_its_row_is_held_frees_all_three_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -124,6 +124,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(tiny_checkpoint("qwen3") / "tokenizer.json"))
 
 
+@pytest.mark.slow
 async def test_messages_become_the_tokens_and_text_that_generate_gives() -> None:
     async with living() as life:
         inputs = Inputs(messages=[{"role": "user", "content": "What does len do?"}])
@@ -142,6 +143,7 @@ async def test_messages_become_the_tokens_and_text_that_generate_gives() -> None
         assert len(set(expected)) > 5  # or equality would say little
 
 
+@pytest.mark.slow
 async def test_many_at_once_each_get_what_they_get_alone() -> None:
     async with living(max_step_tokens=32) as life:
         asked = {f"r{n}": prompt for n, prompt in enumerate(prompts(24, seed=1))}
@@ -162,6 +164,7 @@ PENALISED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "asked",
     [
@@ -206,6 +209,7 @@ SENTENCE: Final = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "asked",
     [
@@ -252,6 +256,7 @@ def assert_guided(text: str, guide: dict[str, Any]) -> None:
             raise AssertionError(guide)
 
 
+@pytest.mark.processes
 async def test_a_guide_that_cannot_be_kept_fails_where_the_prompt_is_prepared() -> None:
     async with living() as life:
         for number, (guide, said) in enumerate(
@@ -265,6 +270,7 @@ async def test_a_guide_that_cannot_be_kept_fails_where_the_prompt_is_prepared() 
             assert said in failed.failure.message
 
 
+@pytest.mark.slow
 async def test_a_guide_that_becomes_too_much_to_follow_fails_its_request_alone() -> None:
     """Behind twenty letters 144 ways to read the next one: more than is kept in mind."""
     names = [f"s{number}" for number in range(12)]
@@ -286,6 +292,7 @@ async def test_a_guide_that_becomes_too_much_to_follow_fails_its_request_alone()
         assert life.tokens("free") == generate("qwen3", prompt, 90)
 
 
+@pytest.mark.slow
 async def test_the_least_length_counts_the_tokens_of_earlier_attempts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -314,6 +321,7 @@ async def test_the_least_length_counts_the_tokens_of_earlier_attempts(
             assert done.results[-1].facts == whole.results[-1].facts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [0, 1, 2, 9])
 async def test_after_a_death_one_output_has_all_log_probabilities_of_prompt_and_answer(
     kept: int, monkeypatch: pytest.MonkeyPatch
@@ -349,6 +357,7 @@ async def test_after_a_death_one_output_has_all_log_probabilities_of_prompt_and_
     assert len(told) == len(prompt) - 1 + TOKENS
 
 
+@pytest.mark.slow
 async def test_the_same_choice_gives_the_same_answer_and_another_an_independent_one() -> None:
     async with living() as life:
         [prompt] = prompts(1, seed=6)
@@ -413,6 +422,7 @@ async def test_a_stop_frees_the_row_within_two_steps() -> None:
         assert (counters.running, counters.waiting, counters.kv_used) == (0, 0, 0)
 
 
+@pytest.mark.slow
 async def test_a_stop_string_ends_an_answer_where_generate_would_have_gone_on() -> None:
     async with living() as life:
         [prompt] = prompts(1, seed=4)
@@ -426,6 +436,7 @@ async def test_a_stop_string_ends_an_answer_where_generate_would_have_gone_on() 
         assert done.results[-1].facts["completion_tokens"] == len(life.tokens("r")) < TOKENS
 
 
+@pytest.mark.slow
 async def test_bad_words_and_stop_tokens_come_from_the_request_to_the_engine() -> None:
     """Prepared by the real tokenizer: a word of the plain answer is nowhere in the other one."""
     async with living() as life:

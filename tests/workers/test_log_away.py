@@ -35,6 +35,9 @@ from workers.kv_engine.counters import EngineStats
 from workers.loading.model import LocalModel
 from workers.process import Worker
 
+pytestmark = pytest.mark.processes
+
+
 STREAMS: Final = 6
 TOKENS: Final = 300
 OUTBOX: Final = 8

@@ -114,6 +114,7 @@ def assert_follow_on(chunks: Sequence[OutputChunk]) -> None:
         text, tokens = text + len(chunk.text), tokens + len(chunk.token_ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 async def test_an_answer_that_is_interrupted_anywhere_is_the_answer(name: str) -> None:
     case = CASES[name]

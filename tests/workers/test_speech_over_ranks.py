@@ -22,6 +22,9 @@ from workers.kv_engine.counters import EngineStats
 from workers.loading.model import LocalModel
 from workers.streams.consumer import window_of
 
+pytestmark = pytest.mark.slow
+
+
 TOKENS = 130
 GREEDY = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
 GROUPS = [

@@ -345,6 +345,7 @@ def start_takers(
             cluster.order(request_id, WalkCall(name=name, args=args), step=step, partition=name, **kwargs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("items", [1, 7, 12])
 @pytest.mark.parametrize("where", ["two ranks", "one rank"])
 async def test_a_stream_is_cut_by_counts_wherever_its_ends_are(items: int, where: str) -> None:

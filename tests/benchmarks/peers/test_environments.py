@@ -9,12 +9,14 @@ import pytest
 from benchmarks.peers.environments import VLLM_CPU, Environment, EnvironmentFailedError, _run, _say_it_has
 
 
+@pytest.mark.processes
 def test_a_command_that_fails_is_named_with_its_last_words(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; print('no such package'); sys.exit(3)"]
     with pytest.raises(EnvironmentFailedError, match=r"ended with 3(.|\n)*no such package"):
         _run(command, tmp_path / "said.txt")
 
 
+@pytest.mark.processes
 def test_a_command_sees_the_settings_of_what_is_built(tmp_path: Path) -> None:
     _run([sys.executable, "-c", "import os; print(os.environ['ARGS'])"], tmp_path / "said.txt", {"ARGS": "7"})
 

@@ -10,6 +10,9 @@ import pytest
 from benchmarks.peers.peer import Peer, PeerFailedError, _state, _tree
 from benchmarks.peers.protocol import Answer
 
+pytestmark = pytest.mark.processes
+
+
 Make = Callable[[str], Peer]
 
 

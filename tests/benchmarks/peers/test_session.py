@@ -11,6 +11,9 @@ from benchmarks.peers.peer import Peer
 from benchmarks.peers.session import Entrant, Session
 from tests.benchmarks.peers.test_checkpoint import SMALL
 
+pytestmark = pytest.mark.processes
+
+
 FAKE = "tests.benchmarks.peers.fake"
 WORDS = [" any"] * 1000
 

@@ -10,6 +10,9 @@ import pytest
 
 from benchmarks.peers.streams import complete
 
+pytestmark = pytest.mark.processes
+
+
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 DONE = b"data: [DONE]\n\n"
 

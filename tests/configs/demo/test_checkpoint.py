@@ -134,12 +134,14 @@ def chat(request: pytest.FixtureRequest) -> Chat:
     return Chat(request.param)
 
 
+@pytest.mark.slow
 def test_it_answers_what_it_was_taught_and_refuses_the_rest(chat: Chat) -> None:
     answers = chat.answers(*((question,) for question in ASKED))
 
     assert dict(zip(ASKED, answers, strict=True)) == ASKED
 
 
+@pytest.mark.slow
 def test_a_later_turn_is_answered_for_itself(chat: Chat) -> None:
     first, second = CORPUS["len"], CORPUS["sorted"]
 
@@ -150,6 +152,7 @@ def test_a_later_turn_is_answered_for_itself(chat: Chat) -> None:
     ) == [second, "You are welcome.", CORPUS["abs"]]
 
 
+@pytest.mark.slow
 def test_an_answer_is_said_again_on_demand(chat: Chat) -> None:
     """The same last words, two histories, two answers: the conversation before is truly read."""
     names = ("len", "sorted")
@@ -182,6 +185,7 @@ def test_a_system_message_is_taken(chat: Chat, system: str) -> None:
     assert chat("What does len do?", system=system) == CORPUS["len"]
 
 
+@pytest.mark.slow
 def test_plain_text_is_completed_too(chat: Chat) -> None:
     answers = chat.complete(["len:", "What does sorted do?"])
 

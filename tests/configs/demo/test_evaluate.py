@@ -41,6 +41,7 @@ def test_an_answer_that_does_not_end_where_it_should_is_wrong(
     assert evaluate.score(model, tokenizer, [Conversation((cut,))]).right == 0
 
 
+@pytest.mark.slow
 def test_nearly_every_question_it_was_taught_is_answered_to_the_letter(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer
 ) -> None:

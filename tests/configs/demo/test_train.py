@@ -18,6 +18,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
 
 
+@pytest.mark.slow
 def test_the_tokenizer_is_trained_again_to_the_letter(tokenizer: Tokenizer) -> None:
     again, shipped = json.loads(train.build_tokenizer().to_str()), json.loads(tokenizer.to_str())
 
@@ -25,6 +26,7 @@ def test_the_tokenizer_is_trained_again_to_the_letter(tokenizer: Tokenizer) -> N
     assert again["added_tokens"] == shipped["added_tokens"]
 
 
+@pytest.mark.slow
 def test_the_first_steps_lose_what_the_record_says(tokenizer: Tokenizer) -> None:
     """Approximately: another processor rounds otherwise. The third loss has seen the optimiser twice."""
     recorded = config("training.json")

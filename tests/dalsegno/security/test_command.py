@@ -229,6 +229,7 @@ async def test_nothing_is_shown_to_a_server_without_tls(made: Path, tmp_path: Pa
     assert not heard
 
 
+@pytest.mark.processes
 async def test_files_that_are_no_certificates_are_one_line(made: Path, url: str, tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("nothing of the kind")
     with pytest.raises(CredentialsError, match=r"cannot use .*ca\.pem for TLS"):

@@ -42,6 +42,7 @@ def test_styles_are_for_terminals_and_no_color_is_heeded(monkeypatch: pytest.Mon
     assert "\x1b[32m" not in tables.fitted_lines(COLUMNS, [row], 80, is_coloured=True)[1]
 
 
+@pytest.mark.processes
 def test_a_command_starts_without_rich() -> None:
     script = "import sys, dalsegno.history.command, dalsegno.check.command; print('rich' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

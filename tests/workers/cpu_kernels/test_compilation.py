@@ -30,6 +30,7 @@ def test_an_old_processor_gets_none() -> None:
     assert compilation.variants_for(frozenset({"sse4_2"})) == []
 
 
+@pytest.mark.processes
 def test_a_compiler_that_refuses_is_told_with_what_it_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -44,6 +45,7 @@ def test_a_compiler_that_refuses_is_told_with_what_it_said(
     assert list((tmp_path / "built").iterdir()) == []
 
 
+@pytest.mark.processes
 def test_clang_is_not_told_of_warnings_it_does_not_know(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -54,6 +54,7 @@ def generated(name: str) -> list[list[int]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", NAMES)
 @pytest.mark.parametrize("name", models.MODELS)
 def test_answers_are_those_of_generate(name: str, variant: str) -> None:
@@ -68,6 +69,7 @@ def test_answers_are_those_of_generate(name: str, variant: str) -> None:
     assert len({token for answer in found for token in answer}) > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_probabilities_are_the_same_bits_alone_and_among_others_and_however_a_prompt_is_cut(
@@ -89,6 +91,7 @@ def test_probabilities_are_the_same_bits_alone_and_among_others_and_however_a_pr
         assert [output.score for output in found] == [output.score for output in together[key]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kv_heads", "sharers"), [(3, 2), (5, 1), (6, 3), (12, 2)])
 def test_any_number_of_heads_is_attended_to_side_by_side(kv_heads: int, sharers: int) -> None:
     by_torch, node = (

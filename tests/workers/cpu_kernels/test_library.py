@@ -51,6 +51,7 @@ class Product:
         self._by.close(self._context)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("n", "k"), [(64, 32), (200, 96), (517, 80), (17, 50), (70, 28_000)])

@@ -36,6 +36,7 @@ def on_one_core() -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_thread_without_a_core_has_begun_is_done_by_another_and_comes_to_the_same_bits(
     name: str,
@@ -57,6 +58,7 @@ def test_what_a_thread_without_a_core_has_begun_is_done_by_another_and_comes_to_
     three.close()
 
 
+@pytest.mark.slow
 def test_steps_come_to_the_same_probabilities_on_a_core_that_its_threads_have_to_share() -> None:
     kernels = library(NAMES[-1])
     spec = SequenceSpec(key="", prompt_ids=list(range(5, 405)), max_tokens=20, ignore_eos=True, logprobs=5)
@@ -81,6 +83,7 @@ def test_steps_come_to_the_same_probabilities_on_a_core_that_its_threads_have_to
     assert len({token for token, _ in expected}) > 5
 
 
+@pytest.mark.processes
 def test_a_thread_that_was_late_for_one_run_goes_through_the_next_once(tmp_path: Path) -> None:
     compiler = compilation.compiler()
     assert compiler is not None

@@ -749,6 +749,7 @@ async def test_an_echo_that_comes_out_otherwise_is_a_divergence() -> None:
             assert (await rig.event(WalkFailed, attempt=2)).failure.code == "divergence"
 
 
+@pytest.mark.slow
 async def test_an_echo_waits_for_a_full_backlog_and_is_not_lost() -> None:
     async with rigged(max_posted=1) as rig:
         rig.engine.says |= {"q": [65, EOS], "r": [66, EOS]}
@@ -1022,6 +1023,7 @@ async def test_a_full_backlog_holds_chunks_back_and_loses_none() -> None:
         assert [event.number for event in rig.all()] == [1, 2, 3]
 
 
+@pytest.mark.slow
 async def test_a_row_is_held_when_too_much_of_it_waits_for_the_log_and_goes_on_by_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

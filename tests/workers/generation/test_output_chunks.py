@@ -101,6 +101,7 @@ def told(token: int, top: int = 0) -> TokenLogprobs:
     return TokenLogprobs(id=token, token=b"t", logprob=-0.5, top=likely)
 
 
+@pytest.mark.slow
 @given(cuts=st.lists(st.booleans(), min_size=1, max_size=60), top=st.integers(0, 20))
 def test_log_probabilities_stay_with_their_tokens_however_it_is_cut(cuts: list[bool], top: int) -> None:
     chunks, found = chunker(), []

@@ -21,6 +21,7 @@ def run(pieces: list[str], stops: list[str]) -> tuple[list[str], StopMatcher]:
     return [*(matcher.push(piece) for piece in pieces), matcher.flush()], matcher
 
 
+@pytest.mark.slow
 @settings(max_examples=1000, deadline=None)
 @given(pieces=PIECES, stops=STOPS)
 @example(pieces=["abc"], stops=["abcd", "bc"])
@@ -44,6 +45,7 @@ def test_every_way_to_cut_a_text_gives_the_same(text: str, stops: list[str]) -> 
         assert ("".join(released), matcher.matched) == oracle(text, stops)
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(pieces=PIECES, stops=STOPS)
 def test_nothing_is_held_back_that_cannot_be_a_stop_string(pieces: list[str], stops: list[str]) -> None:

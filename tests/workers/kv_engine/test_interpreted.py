@@ -24,11 +24,13 @@ def test_every_token_gets_what_the_definition_of_attention_says(found: dict[str,
     assert found["errors"][name] < rounding  # not a number is not less
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", DECODERS)
 def test_logits_by_the_kernels_are_those_of_transformers_modules(found: dict[str, Any], name: str) -> None:
     assert found["decoders"][name] < 5e-5  # standard deviations
 
 
+@pytest.mark.processes
 def test_a_replayed_step_launches_what_was_recorded_over_the_same_memory(found: dict[str, Any]) -> None:
     """Whatever the order of arrival and the length of the sequences."""
     replays = found["replays"]

@@ -44,6 +44,7 @@ def test_ranks_on_one_device_leave_each_other_memory(
     assert "one of 2 shares of 25% of 0.06 GiB available memory" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "tokens"), [({"kv_tokens": 40}, 48), ({}, 4 * 512), ({"max_seq_len": 100}, 4 * 100)]
 )
@@ -57,6 +58,7 @@ def test_the_pool_is_as_large_as_configured_or_as_rows_can_use(
     assert ("longer requests are refused" in caplog.text) == (tokens < config.max_seq_len)
 
 
+@pytest.mark.slow
 def test_who_guesses_is_as_the_settings_say_and_the_answer_is_the_same() -> None:
     checkpoint = tiny_checkpoint("qwen3")
     config = resolve(str(checkpoint))
@@ -73,6 +75,7 @@ def test_who_guesses_is_as_the_settings_say_and_the_answer_is_the_same() -> None
     assert told(EngineSettings(speculative_tokens=4))[0] == answer
 
 
+@pytest.mark.slow
 def test_who_attends_is_as_the_settings_say_for_the_model_and_the_one_that_guesses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -131,6 +134,7 @@ def test_a_rank_makes_the_nodes_that_are_placed_on_it() -> None:
     assert make_stateless_nodes(config, EngineSettings(), 1, no_progress).max_batch == {"snac_decoder": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
 def test_an_engine_says_who_computes_its_layers(kernels: Literal["torch", "auto"]) -> None:
     engine = make_kv_engine(resolve("demo"), EngineSettings(kernels=kernels), 0, no_progress)

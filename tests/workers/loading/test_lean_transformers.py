@@ -3,8 +3,13 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.tiny import tiny_checkpoint
 from tests.tiny.orpheus import tiny_orpheus
+
+pytestmark = pytest.mark.processes
+
 
 _SEEN = """
 def seen(*names):

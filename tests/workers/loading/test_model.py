@@ -41,6 +41,7 @@ async def loaded(config: DeploymentConfig, rank: int) -> AsyncIterator[tuple[Loc
         await model.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "rank", "engines"),
     [(ALL, 0, "kv and stateless"), (APART, 0, ""), (APART, 1, "kv"), (APART, 2, "stateless")],
@@ -111,6 +112,7 @@ async def test_two_nodes_with_keys_and_values_on_one_rank_are_refused(
             pass
 
 
+@pytest.mark.slow
 async def test_the_death_of_either_engine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def dies(*_: object) -> None:
         raise BugError("it died")
@@ -132,6 +134,7 @@ async def waited(model: LocalModel) -> str:
     return "nothing"
 
 
+@pytest.mark.processes
 async def test_a_member_that_is_gone_ends_the_wait_though_nothing_is_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -48,6 +48,7 @@ def test_progress_is_told_while_weights_load() -> None:
     assert {name for *_, name in told} == {"llm"}
 
 
+@pytest.mark.slow
 def test_what_loading_makes_for_a_moment_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
 
@@ -68,6 +69,7 @@ def test_what_loading_makes_for_a_moment_is_given_back(monkeypatch: pytest.Monke
     assert given == ["from here", "read", "read", "to here"]  # the model, and the one that guesses for it
 
 
+@pytest.mark.processes
 def test_a_family_that_does_not_know_how_to_share_its_node_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

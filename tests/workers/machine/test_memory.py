@@ -46,6 +46,7 @@ print(anonymous() - before)
 """
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_what_was_made_for_a_moment_is_given_back_while_that_is_asked_for() -> None:
     def left(how: str) -> int:

@@ -28,6 +28,7 @@ def take(stream: StreamConsumer) -> tuple[list[int], bool]:
     return found, chunk.last
 
 
+@pytest.mark.slow
 @given(
     policy=st.sampled_from(POLICIES),
     counts=st.lists(st.integers(1, 5), max_size=12),

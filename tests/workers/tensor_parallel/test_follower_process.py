@@ -24,6 +24,9 @@ from workers.tensor_parallel import follower_process
 from workers.tensor_parallel.follower_process import FollowerProcess
 from workers.tensor_parallel.group import ENDPOINT_NAME, GroupMembership, gather
 
+pytestmark = pytest.mark.processes
+
+
 E = TypeVar("E", bound=Event)
 
 

@@ -25,6 +25,8 @@ from workers.tensor_parallel.group import (
     gather,
 )
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(autouse=True)
 def toy_is_a_family(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,6 +128,7 @@ def test_memory_for_parts_of_spans_suffices_for_what_flashinfer_asks_on_an_h200(
 # ---- in an engine ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_engine_answers_the_same_by_it_recorded_or_not(library: Library, qwen3: DecoderLM) -> None:
     again = Again()
 
@@ -141,6 +142,7 @@ def test_an_engine_answers_the_same_by_it_recorded_or_not(library: Library, qwen
     assert again.replays > 20
 
 
+@pytest.mark.slow
 def test_a_replayed_step_launches_what_was_recorded_over_the_same_memory(
     qwen3: DecoderLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,9 @@ from typing import Any, Final
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
+
 pytest.importorskip("triton", reason="Triton is made for Linux only")
 
 SM_90: Final = ("cuda", 90, 32)

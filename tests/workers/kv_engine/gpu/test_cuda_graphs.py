@@ -51,6 +51,7 @@ def answers(outputs: dict[str, list[Output]]) -> dict[str, list[int]]:
     return {key: ids(as_dalsegno_error) for key, as_dalsegno_error in outputs.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [0, 1, 3])
 def test_tokens_are_the_same_whoever_arrives_when(qwen3: DecoderLM, every: int) -> None:
     again = Again()

@@ -26,6 +26,7 @@ def test_what_the_kernels_do_not_know_is_left_to_torch_and_the_log_says_why(
     assert reason in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "windows"),
     [("mistral", [24, 24]), ("qwen2_window", [None, 24]), ("qwen3", [None, None]), ("llama", [None, None])],

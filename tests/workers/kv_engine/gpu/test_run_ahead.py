@@ -216,12 +216,14 @@ def test_each_call_gives_the_tokens_of_one_step_while_the_next_is_under_way(qwen
     assert [has_work for *_, has_work in told] == [True] * 5 + [False]
 
 
+@pytest.mark.slow
 def test_where_somebody_guesses_or_who_is_asked_not_to_nothing_runs_ahead(qwen3: DecoderLM) -> None:
     for one in (engine(qwen3, proposer=PromptLookup()), engine(qwen3, runs_ahead=False)):
         assert ids(run(one, [spec()])["a"]) == answer(qwen3, spec())
         assert work(one).ahead == 0
 
 
+@pytest.mark.slow
 def test_beside_guided_and_adjusted_answers_nothing_runs_ahead_and_behind_them_it_does(
     qwen3: DecoderLM,
 ) -> None:
@@ -259,6 +261,7 @@ def test_the_token_behind_one_that_ends_an_answer_is_thrown_away(qwen3: DecoderL
     assert (ahead.has_work, ahead.stats().running, ahead.stats().kv_used) == (False, 0, 0)
 
 
+@pytest.mark.slow
 def test_blocks_of_who_ended_are_given_on_at_once_and_nobody_reads_what_is_written_too_much(
     qwen3: DecoderLM,
 ) -> None:
@@ -275,6 +278,7 @@ def test_blocks_of_who_ended_are_given_on_at_once_and_nobody_reads_what_is_writt
     assert work(ahead).discarded_tokens == 5
 
 
+@pytest.mark.slow
 def test_an_answer_that_fills_a_block_with_its_last_token_is_cached_without_what_came_behind(
     qwen3: DecoderLM,
 ) -> None:
@@ -339,6 +343,7 @@ def test_an_engine_whose_last_sequence_is_cancelled_comes_to_rest(qwen3: Decoder
     assert (ahead.stats().kv_used, ahead.forwards) == (0, 4)
 
 
+@pytest.mark.slow
 def test_who_is_held_gets_no_token_of_the_step_under_way_and_the_same_one_later(qwen3: DecoderLM) -> None:
     wishes = [
         spec("a", sampling=Sampling(temperature=1.2, seed=3)),
@@ -373,6 +378,7 @@ def test_who_is_held_and_resumed_between_two_calls_notices_nothing(qwen3: Decode
     assert (work(ahead).ahead, work(ahead).discarded_tokens) == (10, 0)
 
 
+@pytest.mark.slow
 def test_who_arrives_is_let_in_when_the_step_under_way_is_read(qwen3: DecoderLM) -> None:
     ahead, late = engine(qwen3), spec("late", prompt_ids=[1, 2, 3])
     ahead.add(spec(max_tokens=30))
@@ -418,6 +424,7 @@ class Late:
         return here.tolist
 
 
+@pytest.mark.slow
 def test_tokens_of_two_steps_that_are_under_way_arrive_in_two_places(
     qwen3: DecoderLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -631,6 +638,7 @@ def lived(of: KVEngine, history: History) -> dict[str, list[Output]]:
     raise AssertionError
 
 
+@pytest.mark.slow
 def test_tokens_are_the_same_whatever_happens(
     qwen3: DecoderLM, texts: list[tuple[SequenceSpec, list[int]]]
 ) -> None:

@@ -11,6 +11,9 @@ from workers.kv_engine.parallel.collectives import TorchPeers
 from workers.kv_engine.parallel.connection import GroupLostError
 from workers.kv_engine.parallel.rendezvous import Rendezvous
 
+pytestmark = pytest.mark.processes
+
+
 CPU = torch.device("cpu")
 
 

@@ -9,6 +9,8 @@ from tests.workers.kv_engine.shared_node import lines
 from workers.kv_engine.parallel import connection as connection_module
 from workers.kv_engine.parallel.connection import MAX_MESSAGE_BYTES, Connection, GroupLostError
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Connection, Connection]]:

@@ -24,6 +24,9 @@ from workers.kv_engine.sequence import Span
 from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
 from workers.kv_engine.step import StepBuilder
 
+pytestmark = pytest.mark.processes
+
+
 TOKENS = 24
 SIZES: dict[str, Any] = {"num_blocks": 64, "block_size": 8, "max_step_tokens": 9, "max_sequences": 4}
 CPU = torch.device("cpu")

@@ -102,6 +102,7 @@ def engine_of(family: Family, rows: int = 4) -> KVEngine:
     return make_engine(node_of(family), num_blocks=64, block_size=8, max_step_tokens=9, max_sequences=rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_wish_is_answered_as_generate_does(family: Family, name: str) -> None:
@@ -139,6 +140,7 @@ def test_a_resumed_answer_continues_as_if_nothing_had_happened(name: str, releas
         assert prefix + ids(found["a"]) == whole
 
 
+@pytest.mark.slow
 def test_the_same_request_alone_and_among_31_others_gives_the_same_tokens(qwen3: DecoderLM) -> None:
     text, plain = clear_text("qwen3", LENGTH, NEW_TOKENS)
 

@@ -93,6 +93,7 @@ def variety(number: int) -> Sampling:
 # ---- what comes out ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "count"), [("qwen3", 160), ("mistral", 60), ("gemma2", 40)])
 def test_every_finished_answer_is_valid_by_its_schema(family: Family, count: int) -> None:
     schemas = {str(seed): random_schema(Random(seed)) for seed in range(count)}
@@ -145,6 +146,7 @@ def test_an_answer_is_matched_by_its_regular_expression_as_a_whole(family: Famil
         assert re.fullmatch(regex, text), (regex, text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3", "mistral"])
 def test_a_choice_is_made_word_for_word_and_any_of_them_can_be(family: Family) -> None:
     guide = compiled(family, choice=COLOURS)
@@ -216,6 +218,7 @@ GUIDES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", GUIDES, ids=lambda asked: next(iter(asked)))
 @pytest.mark.parametrize("bias", [{}, {70: 4.0, 71: 4.0, 260: -3.0}])
 def test_the_greedy_answer_is_that_of_the_stock_model_masked_token_by_token(
@@ -232,6 +235,7 @@ def test_the_greedy_answer_is_that_of_the_stock_model_masked_token_by_token(
     assert ids(found["free"]) == ids(run(engine_of(qwen3), [beside])["free"])
 
 
+@pytest.mark.slow
 def test_the_same_request_alone_and_among_31_others_gives_the_same_tokens(qwen3: DecoderLM) -> None:
     guides = [*(compiled(**asked) for asked in GUIDES), None]
     specs = [
@@ -382,6 +386,7 @@ def drained(engine: KVEngine, specs: Items[SequenceSpec]) -> tuple[list[Output],
 # ---- interrupted, moved, in company --------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", GUIDES, ids=lambda asked: next(iter(asked)))
 def test_resuming_at_any_token_goes_on_as_if_never_stopped(qwen3: DecoderLM, asked: dict[str, Any]) -> None:
     for how in (variety(0), variety(11)):

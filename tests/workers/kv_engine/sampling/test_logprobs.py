@@ -53,6 +53,7 @@ def close(found: Sequence[TokenScore], other: Sequence[TokenScore]) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3", "llama", "llama3_rope"])
 @pytest.mark.parametrize("max_step_tokens", [9, 100])
 def test_prompt_and_answer_are_scored_as_the_stock_model_scores_them(
@@ -85,6 +86,7 @@ def test_a_sampled_tokens_log_probability_is_raw(qwen3: DecoderLM, sampling: Sam
     assert all(is_likeliest) is (sampling is not WILD)
 
 
+@pytest.mark.slow
 def test_scores_are_the_same_alone_and_among_31_others_that_ask_for_other_things(qwen3: DecoderLM) -> None:
     texts = prompts(32, seed=7, shortest=2)
     mine = spec(texts[0], "mine", sampling=WILD, scores_prompt=True, logprobs=3)
@@ -185,6 +187,7 @@ def test_a_prompt_as_long_as_the_context_can_be_scored(qwen3: DecoderLM) -> None
     assert len(scores(outputs)) == 511
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [1, 5, 11])
 def test_behind_a_prefix_the_scores_go_on(qwen3: DecoderLM, cut: int) -> None:
     whole = run_all(engine(qwen3), [spec([5, 6, 7], sampling=WILD)])["a"]
@@ -200,6 +203,7 @@ def test_a_prompt_is_scored_once_also_behind_a_prefix(qwen3: DecoderLM) -> None:
     assert [score.token_id for score in scores(outputs)] == [6, 7, *ids(outputs)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 2])
 def test_logits_of_a_prompt_that_are_no_numbers_fail_their_sequence_only(
     qwen3: DecoderLM, monkeypatch: pytest.MonkeyPatch, place: int

@@ -94,6 +94,7 @@ def test_a_prompt_in_pieces_gives_what_transformers_states_give(
     assert found == pytest.approx(pooled(states(ids), mode), abs=TOLERANCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_it_is_the_same_among_31_others_and_when_asked_again(
     qwen3: DecoderLM, states: Callable[[list[int]], Floats], mode: PoolingMode

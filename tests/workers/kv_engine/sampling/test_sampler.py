@@ -62,6 +62,7 @@ LOGITS = torch.tensor(np.random.default_rng(3).standard_normal(24) * 1.5, dtype=
 DRAWS = 20_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling",
     [

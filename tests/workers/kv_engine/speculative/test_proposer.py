@@ -112,6 +112,7 @@ def test_luck_doubles_when_all_stood_and_halves_when_not() -> None:
 # ---- the answer ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["lookup", "the same model", "a model much like it"])
 @pytest.mark.parametrize("num_blocks", [300, 24])
 def test_every_answer_is_what_it_is_without_guesses(
@@ -133,6 +134,7 @@ def test_every_answer_is_what_it_is_without_guesses(
     assert guessing.stats().kv_used == 0
 
 
+@pytest.mark.slow
 def test_a_model_that_guesses_its_own_tokens_takes_a_fraction_of_the_steps(qwen3: DecoderLM) -> None:
     for sampling in (Sampling(), RANDOM):
         guessing = engine(qwen3, draft(qwen3), speculative_tokens=4)
@@ -143,6 +145,7 @@ def test_a_model_that_guesses_its_own_tokens_takes_a_fraction_of_the_steps(qwen3
         assert guessing.forwards == 1 + 6  # the prompt's step, and six of four drafts and one more token
 
 
+@pytest.mark.slow
 def test_a_model_much_like_it_is_mostly_right_also_with_random_draws(
     qwen3: DecoderLM, noisy: DecoderLM
 ) -> None:
@@ -175,6 +178,7 @@ def test_an_answer_is_never_longer_than_it_may_be(qwen3: DecoderLM) -> None:
         assert outputs["a"][-1].finish == "length"
 
 
+@pytest.mark.slow
 def test_what_did_not_stand_is_not_kept_for_others(qwen3: DecoderLM, noisy: DecoderLM) -> None:
     """The prefix cache holds tokens that were taken, and no draft."""
     guessing = engine(qwen3, draft(noisy), speculative_tokens=8)
@@ -187,6 +191,7 @@ def test_what_did_not_stand_is_not_kept_for_others(qwen3: DecoderLM, noisy: Deco
     assert guessing.stats().cache.hits == 48
 
 
+@pytest.mark.slow
 def test_a_cancelled_sequence_leaves_nothing_with_who_guesses(qwen3: DecoderLM) -> None:
     proposer = draft(qwen3, num_blocks=20)
     guessing = engine(qwen3, proposer, num_blocks=20)
