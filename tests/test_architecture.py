@@ -1,4 +1,4 @@
-"""The import graph has no cycles, and the tree of ARCHITECTURE.md is complete. import-linter has the layers."""
+"""The import graph has no cycles, and the tree of ARCHITECTURE.md is complete."""
 
 import re
 from pathlib import Path
