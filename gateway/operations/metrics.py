@@ -32,7 +32,6 @@ SCHEDULER: Final = "priority"
 MEDIA_TYPES: Final = ("text/plain", "application/openmetrics-text")
 
 _Meters = TypeVar("_Meters", bound=msgspec.Struct)
-_PartMeters: TypeAlias = TensorMeters | EdgeMeters | PrefixMeters
 _Names: TypeAlias = Sequence[tuple[str, str, str]]
 """Metrics of one kind: the field of the number, the metric's name, and its help."""
 
@@ -41,6 +40,19 @@ _LOG_GAUGES: Final[_Names] = (
     ("messages", "events", "Events in the log."),
     ("bytes", "bytes", "Bytes in the log."),
     ("max_bytes", "max_bytes", "Bytes that the log may hold."),
+)
+_LATENCIES: Final[_Names] = (
+    ("first_token_s", "time_to_first_token_seconds", "From the request's body to the first token sent."),
+    ("inter_token_s", "inter_token_seconds", "From one token to the next of the same choice."),
+    ("request_s", "request_seconds", "From the request's body to the end of an answer that finished."),
+)
+_LOG_CLIENT_GAUGES: Final[_Names] = (
+    ("unacked", "unacked_events", "Events published and not acked."),
+    ("behind", "log_lag_events", "Events of its subjects that it has not read yet."),
+)
+_CONDUCTOR_COUNTERS: Final[_Names] = (
+    ("folded", "folded_events", "Events it has read from the log and applied."),
+    ("decisions", "decisions", "Decisions it has published."),
 )
 _CONDUCTOR_FACTS: Final[_Names] = (
     ("epoch", "epoch", "The epoch in force, as it knows."),
@@ -54,6 +66,10 @@ _WORKER_FACTS: Final[_Names] = (
     ("waiting", "waiting_sequences", "Sequences that wait for room in the batch."),
     ("kv_used", "kv_used_tokens", "Tokens of KV cache in use or reserved."),
     ("kv_total", "kv_total_tokens", "Tokens of KV cache."),
+)
+_WORKER_HISTOGRAMS: Final[_Names] = (
+    ("step_s", "step_seconds", "Duration of an engine step."),
+    ("batch_rows", "batch_sequences", "Sequences in an engine step."),
 )
 _TENSOR_GAUGES: Final[_Names] = (
     ("total_bytes", "tensor_arena_bytes", "Memory for tensors that other ranks may read."),
@@ -146,76 +162,33 @@ class Snapshot:
         gateway, meter = self._gateway, self._meter
         served = (_version(), gateway.served.name, gateway.served.family)
         yield gauge("build_info", "Version and served model.", ("version", "model", "family"), {served: 1})
-        yield counter(
-            "requests",
-            "Answers that ended.",
-            ("route", "outcome"),
-            {(route, outcome): count for (route, outcome), count in meter.outcomes.items()},
-        )
+        yield counter("requests", "Answers that ended.", ("route", "outcome"), meter.outcomes)
         yield gauge("requests_in_flight", "Answers in progress.", (), {(): gateway.in_flight.count})
         yield counter("prompt_tokens", "Prompt tokens of answers that ended.", (), {(): meter.prompt_tokens})
         yield counter("generated_tokens", "Tokens sent to clients.", (), {(): meter.generated_tokens})
-        yield counter(
-            "http_requests",
-            "HTTP responses.",
-            ("method", "route", "status"),
-            {(method, route, str(status)): count for (method, route, status), count in meter.http.items()},
-        )
+        responses = {(method, route, str(status)): n for (method, route, status), n in meter.http.items()}
+        yield counter("http_requests", "HTTP responses.", ("method", "route", "status"), responses)
 
     def _recoveries(self) -> Iterator[Metric]:
         meter = self._meter
-        yield counter(
-            "answers_resumed",
-            "Answers resumed by a client that had a part of them.",
-            ("route",),
-            {(route,): count for route, count in meter.resumed.items()},
-        )
-        yield counter(
-            "requests_resumed",
-            "Requests, of all gateways, that continued after the loss of a worker.",
-            (),
-            {(): meter.requests_resumed},
-        )
-        yield counter(
-            "workers_lost",
-            "Incarnations of workers that were declared lost.",
-            ("rank",),
-            {(str(rank),): meter.workers_lost[rank] for rank in self._gateway.served.ranks},
-        )
+        resumed = {(route,): count for route, count in meter.resumed.items()}
+        help_ = "Answers resumed by a client that had a part of them."
+        yield counter("answers_resumed", help_, ("route",), resumed)
+        help_ = "Requests, of all gateways, that continued after the loss of a worker."
+        yield counter("requests_resumed", help_, (), {(): meter.requests_resumed})
+        lost = {(str(rank),): meter.workers_lost[rank] for rank in self._gateway.served.ranks}
+        yield counter("workers_lost", "Incarnations of workers that were declared lost.", ("rank",), lost)
 
     def _latencies(self) -> Iterator[Metric]:
-        routes = self._meter.latency.items()
-        yield histogram(
-            "time_to_first_token_seconds",
-            "From the request's body to the first token sent.",
-            ("route",),
-            {(route,): latency.first_token_s for route, latency in routes},
-        )
-        yield histogram(
-            "inter_token_seconds",
-            "From one token to the next of the same choice.",
-            ("route",),
-            {(route,): latency.inter_token_s for route, latency in routes},
-        )
-        yield histogram(
-            "request_seconds",
-            "From the request's body to the end of an answer that finished.",
-            ("route",),
-            {(route,): latency.request_s for route, latency in routes},
-        )
+        latencies = {(route,): latency for route, latency in self._meter.latency.items()}
+        for field, name, help_ in _LATENCIES:
+            yield histogram(name, help_, ("route",), _field(latencies, field))
         hops = self._meter.hops
-        yield histogram(
-            "hop_seconds",
-            "Hops of a request over the log, measured at this gateway.",
-            ("hop",),
-            {(hop,): took_s for hop, took_s in hops.took_s.items()},
-        )
-        yield histogram(
-            "log_delivery_seconds",
-            "From the storing of an event to its reading at this gateway.",
-            (),
-            {(): hops.delivery_s},
-        )
+        took_s = {(hop,): took_s for hop, took_s in hops.took_s.items()}
+        help_ = "Hops of a request over the log, measured at this gateway."
+        yield histogram("hop_seconds", help_, ("hop",), took_s)
+        help_ = "From the storing of an event to its reading at this gateway."
+        yield histogram("log_delivery_seconds", help_, (), {(): hops.delivery_s})
 
     # ---- the log -------------------------------------------------------------------------------------
     def _log_state(self) -> Iterator[Metric]:
@@ -232,185 +205,88 @@ class Snapshot:
         for role, processes in (("conductor", self.conductors), ("worker", self.workers)):
             stats |= {(role, one.name): one.meters.log for one in processes if one.is_fresh and one.meters}
         labels = ("role", "name")
-        yield histogram(
-            "publish_ack_seconds",
-            "From publishing an event to its ack.",
-            labels,
-            {who: each.publish_ack_s for who, each in stats.items()},
-        )
-        yield gauge(
-            "unacked_events",
-            "Events published and not acked.",
-            labels,
-            {who: each.unacked for who, each in stats.items()},
-        )
-        yield gauge(
-            "log_lag_events",
-            "Events of its subjects that it has not read yet.",
-            labels,
-            {who: each.behind for who, each in stats.items()},
-        )
+        acks = _field(stats, "publish_ack_s")
+        yield histogram("publish_ack_seconds", "From publishing an event to its ack.", labels, acks)
+        for field, name, help_ in _LOG_CLIENT_GAUGES:
+            yield gauge(name, help_, labels, _field(stats, field))
 
     # ---- the other roles -----------------------------------------------------------------------------
     def _conductors(self) -> Iterator[Metric]:
         label, fresh = ("conductor",), [one for one in self.conductors if one.is_fresh]
-        yield gauge(
-            "conductor_up",
-            "1 while its heartbeats arrive.",
-            label,
-            {(one.name,): one.is_fresh for one in self.conductors},
-        )
-        yield gauge(
-            "conductor_leading",
-            "1 for the conductor that decides.",
-            label,
-            {(one.name,): one.state == "leading" for one in fresh},
-        )
+        up = {(one.name,): one.is_fresh for one in self.conductors}
+        yield gauge("conductor_up", "1 while its heartbeats arrive.", label, up)
+        leading = {(one.name,): one.state == "leading" for one in fresh}
+        yield gauge("conductor_leading", "1 for the conductor that decides.", label, leading)
         for fact, name, help_ in _CONDUCTOR_FACTS:
             yield gauge(f"conductor_{name}", help_, label, {(one.name,): one.number(fact) for one in fresh})
-        counted = {(one.name,): one.meters for one in fresh if one.meters}
-        yield counter(
-            "conductor_folded_events",
-            "Events it has read from the log and applied.",
-            label,
-            {who: each.folded for who, each in counted.items()},
-        )
-        yield counter(
-            "conductor_decisions",
-            "Decisions it has published.",
-            label,
-            {who: each.decisions for who, each in counted.items()},
-        )
+        meters = {(one.name,): one.meters for one in fresh if one.meters}
+        for field, name, help_ in _CONDUCTOR_COUNTERS:
+            yield counter(f"conductor_{name}", help_, label, _field(meters, field))
 
     def _workers(self) -> Iterator[Metric]:
         label, fresh = ("rank",), [one for one in self.workers if one.is_fresh]
         up: dict[LabelValues, float] = {(str(rank),): 0 for rank in self._gateway.served.ranks}
-        yield gauge(
-            "worker_up",
-            "1 while its heartbeats arrive.",
-            label,
-            up | {(one.name,): one.is_fresh for one in self.workers},
-        )
-        yield gauge(
-            "worker_ready",
-            "1 while it takes orders.",
-            label,
-            {(one.name,): one.state == "ready" for one in fresh},
-        )
+        up |= {(one.name,): one.is_fresh for one in self.workers}
+        yield gauge("worker_up", "1 while its heartbeats arrive.", label, up)
+        ready = {(one.name,): one.state == "ready" for one in fresh}
+        yield gauge("worker_ready", "1 while it takes orders.", label, ready)
         for fact, name, help_ in _WORKER_FACTS:
             yield gauge(f"worker_{name}", help_, label, {(one.name,): one.number(fact) for one in fresh})
-        kernels: dict[LabelValues, float] = {
-            (one.name, str(one.facts["kernels"])): 1 for one in fresh if one.facts.get("kernels")
-        }
-        yield gauge(
-            "worker_info", "The kernels that compute its model's layers.", ("rank", "kernels"), kernels
-        )
-        yield counter(
-            "worker_steps", "Engine steps.", label, {(one.name,): one.number("steps") for one in fresh}
-        )
-        counted: dict[LabelValues, WorkerMeters] = {(one.name,): one.meters for one in fresh if one.meters}
-        yield counter(
-            "worker_sequences",
-            "Sequences that the engine has admitted.",
-            label,
-            {who: each.sequences for who, each in counted.items()},
-        )
-        computed = {(*who, "computed"): each.computed_tokens for who, each in counted.items()}
-        sampled = {(*who, "sampled"): each.sampled_tokens for who, each in counted.items()}
-        yield counter(
-            "worker_tokens",
-            "Tokens run through the model, and tokens sampled from it.",
-            ("rank", "kind"),
-            computed | sampled,
-        )
-        yield histogram(
-            "worker_step_seconds",
-            "Duration of an engine step.",
-            label,
-            {who: each.step_s for who, each in counted.items()},
-        )
-        yield histogram(
-            "worker_batch_sequences",
-            "Sequences in an engine step.",
-            label,
-            {who: each.batch_rows for who, each in counted.items()},
-        )
-        yield from _tensors({who: each.tensors for who, each in counted.items()})
-        yield from _edges({who: each.edges for who, each in counted.items()})
-        yield from _prefixes({who: each.prefix for who, each in counted.items()})
+        kernels = {(one.name, str(one.facts["kernels"])): 1 for one in fresh if one.facts.get("kernels")}
+        help_ = "The kernels that compute its model's layers."
+        yield gauge("worker_info", help_, ("rank", "kernels"), kernels)
+        steps = {(one.name,): one.number("steps") for one in fresh}
+        yield counter("worker_steps", "Engine steps.", label, steps)
+        meters: dict[LabelValues, WorkerMeters] = {(one.name,): one.meters for one in fresh if one.meters}
+        help_ = "Sequences that the engine has admitted."
+        yield counter("worker_sequences", help_, label, _field(meters, "sequences"))
+        tokens = _by_kind(meters, {"computed_tokens": "computed", "sampled_tokens": "sampled"})
+        help_ = "Tokens run through the model, and tokens sampled from it."
+        yield counter("worker_tokens", help_, ("rank", "kind"), tokens)
+        for field, name, help_ in _WORKER_HISTOGRAMS:
+            yield histogram(f"worker_{name}", help_, label, _field(meters, field))
+        yield from _tensors(_field(meters, "tensors"))
+        yield from _edges(_field(meters, "edges"))
+        yield from _prefixes(_field(meters, "prefix"))
 
 
-def _prefixes(counted: Mapping[LabelValues, PrefixMeters]) -> Iterator[Metric]:
-    yield counter(
-        "worker_prefix_cache_tokens",
-        "Tokens of admitted sequences (queries), and those found in the prefix cache (hits).",
-        ("rank", "kind"),
-        _by_kind(counted, _PREFIX_KINDS),
-    )
-    yield gauge(
-        "worker_kv_kept_tokens",
-        "Tokens of KV cache that are cached for other requests, and not in use.",
-        ("rank",),
-        _field(counted, "kept"),
-    )
-    yield counter(
-        "worker_preemptions",
-        "Sequences that released their KV cache, and are computed again later.",
-        ("rank",),
-        _field(counted, "preempted"),
-    )
-    yield counter(
-        "worker_speculative_tokens",
-        "Tokens drafted by speculative decoding, and those that were accepted.",
-        ("rank", "kind"),
-        _by_kind(counted, _SPECULATION_KINDS),
-    )
+def _prefixes(meters: Mapping[LabelValues, PrefixMeters]) -> Iterator[Metric]:
+    help_ = "Tokens of admitted sequences (queries), and those found in the prefix cache (hits)."
+    yield counter("worker_prefix_cache_tokens", help_, ("rank", "kind"), _by_kind(meters, _PREFIX_KINDS))
+    help_ = "Tokens of KV cache that are cached for other requests, and not in use."
+    yield gauge("worker_kv_kept_tokens", help_, ("rank",), _field(meters, "kept"))
+    help_ = "Sequences that released their KV cache, and are computed again later."
+    yield counter("worker_preemptions", help_, ("rank",), _field(meters, "preempted"))
+    help_ = "Tokens drafted by speculative decoding, and those that were accepted."
+    yield counter("worker_speculative_tokens", help_, ("rank", "kind"), _by_kind(meters, _SPECULATION_KINDS))
 
 
-def _tensors(counted: Mapping[LabelValues, TensorMeters]) -> Iterator[Metric]:
+def _tensors(meters: Mapping[LabelValues, TensorMeters]) -> Iterator[Metric]:
     for field, name, help_ in _TENSOR_GAUGES:
-        yield gauge(f"worker_{name}", help_, ("rank",), _field(counted, field))
-    yield counter(
-        "worker_tensors",
-        "Tensors put, read, gone before they were read, and refused.",
-        ("rank", "kind"),
-        _by_kind(counted, _TENSOR_KINDS),
-    )
-    yield counter(
-        "worker_tensor_fetched_bytes",
-        "Bytes read from other workers.",
-        ("rank",),
-        _field(counted, "fetched_bytes"),
-    )
+        yield gauge(f"worker_{name}", help_, ("rank",), _field(meters, field))
+    help_ = "Tensors put, read, gone before they were read, and refused."
+    yield counter("worker_tensors", help_, ("rank", "kind"), _by_kind(meters, _TENSOR_KINDS))
+    help_ = "Bytes read from other workers."
+    yield counter("worker_tensor_fetched_bytes", help_, ("rank",), _field(meters, "fetched_bytes"))
 
 
-def _edges(counted: Mapping[LabelValues, EdgeMeters]) -> Iterator[Metric]:
-    yield counter(
-        "worker_edge_events",
-        "Edge events sent to other ranks, and received from them.",
-        ("rank", "direction"),
-        _by_kind(counted, _EDGE_DIRECTIONS),
-    )
+def _edges(meters: Mapping[LabelValues, EdgeMeters]) -> Iterator[Metric]:
+    help_ = "Edge events sent to other ranks, and received from them."
+    yield counter("worker_edge_events", help_, ("rank", "direction"), _by_kind(meters, _EDGE_DIRECTIONS))
     for field, name, help_ in _EDGE_GAUGES:
-        yield gauge(f"worker_{name}", help_, ("rank",), _field(counted, field))
+        yield gauge(f"worker_{name}", help_, ("rank",), _field(meters, field))
     for field, name, help_ in _EDGE_COUNTERS:
-        yield counter(f"worker_{name}", help_, ("rank",), _field(counted, field))
+        yield counter(f"worker_{name}", help_, ("rank",), _field(meters, field))
 
 
-def _field(counted: Mapping[LabelValues, _PartMeters], field: str) -> dict[LabelValues, float]:
-    """One number of each rank."""
-    return {who: getattr(meters, field) for who, meters in counted.items()}
+def _field(found: Mapping[LabelValues, object], field: str) -> dict[LabelValues, Any]:
+    """One field of the object of each label."""
+    return {who: getattr(one, field) for who, one in found.items()}
 
 
-def _by_kind(
-    counted: Mapping[LabelValues, _PartMeters], kinds: Mapping[str, str]
-) -> dict[LabelValues, float]:
-    """Several numbers of each rank; `kinds` maps their fields to the values of a label."""
-    return {
-        (*who, kind): getattr(meters, field)
-        for who, meters in counted.items()
-        for field, kind in kinds.items()
-    }
+def _by_kind(found: Mapping[LabelValues, object], kinds: Mapping[str, str]) -> dict[LabelValues, float]:
+    """Several numbers of the object of each label; `kinds` maps their fields to the values of a label."""
+    return {(*who, kind): getattr(one, field) for field, kind in kinds.items() for who, one in found.items()}
 
 
 def as_json(gateway: Gateway, snapshot: Snapshot) -> dict[str, Any]:
