@@ -1,8 +1,8 @@
 """Aliases of the old module paths `shared.models.*`, for families of other packages.
 
 The modules moved to `models`; the old paths work for one more version, with a `DeprecationWarning`. `install`
-adds an import hook, which `models.registry` calls before it imports such a family. An alias is the new module
-itself, so classes are the same under both names.
+adds an import hook; `shared.models` calls it, and `models.registry` before it imports such a family. An alias
+is the new module itself, so classes are the same under both names.
 """
 
 import sys
@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Final
 
-from shared import source_digest
+from shared import source_digest, walks
 
 _OLD: Final = "shared.models"
 _KEPT: Final = (
@@ -81,6 +81,7 @@ def install() -> None:
         names = {
             f"{old}.{name}": n for old, new in ALIASES.items() for name, n in _NAMES.get(new, {}).items()
         }
+        names |= {f"shared.walks.{old}": f"shared.walks.{new}" for old, new in walks.RENAMED.items()}
         source_digest.add_aliases(ALIASES | names)
 
 
@@ -88,18 +89,11 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname == _OLD:
-            return ModuleSpec(fullname, _EmptyPackage(), is_package=True)
         new = ALIASES.get(fullname)
         if new is None:
             return None
         warnings.warn(f"{fullname} has moved: import {new} instead", DeprecationWarning, stacklevel=2)
         return ModuleSpec(fullname, _Alias(new))
-
-
-class _EmptyPackage(Loader):
-    def exec_module(self, module: ModuleType) -> None:
-        pass
 
 
 class _Alias(Loader):

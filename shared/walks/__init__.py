@@ -10,6 +10,9 @@
 The package is pure, and independent of values, models and ranks. `docs/walks.md` explains it by example.
 """
 
+import warnings
+from typing import TYPE_CHECKING, Any, Final
+
 from shared.walks.chunks import (
     AfterEnd,
     ChunkPolicy,
@@ -81,3 +84,24 @@ __all__ = [
     "compile_walk",
     "link_streams",
 ]
+
+RENAMED: Final = {
+    "Chunk": "StreamChunk",
+    "Client": "ToClient",
+    "EARLY": "NOT_DUE",
+    "Early": "NotDue",
+    "Pair": "InputPort",
+    "Stream": "StreamInput",
+    "StreamInfo": "StreamLink",
+    "streams": "link_streams",
+}
+"""The current names by the old ones, which are accepted with a warning for one version."""
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in RENAMED:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        new = RENAMED[name]
+        warnings.warn(f"{__name__}.{name} is now called {new}", DeprecationWarning, stacklevel=2)
+        return globals()[new]

@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,7 @@ from models.checkpoints import files
 from models.legacy_imports import ALIASES
 from models.registry import AmbiguousFamilyError, UnknownFamilyError
 from models.text import guiding
+from shared import walks
 from shared.source_digest import Sources
 from tests.tiny import tiny_checkpoint
 
@@ -62,9 +64,10 @@ GRAPH = ModelGraph(
 OLD_NAMES: Final = """
 from shared.models.base import Guiding
 from shared.models.registry import face
+from shared.walks import Stream
 
 def names():
-    return Guiding, face
+    return Guiding, face, Stream
 """
 
 Install = Callable[..., None]
@@ -219,14 +222,34 @@ def test_old_names_are_in_the_modules_that_are_imported_by_their_old_paths(insta
     source = OLD_PATHS + OLD_NAMES
     install("older", source)
 
-    with pytest.warns(DeprecationWarning, match="has moved"):
+    with pytest.warns(DeprecationWarning, match="has moved|is now called"):
         registry.graph("older")
 
     module = sys.modules["older_package.graph"]
     assert module.Guiding is guiding.Guiding
     assert module.face is registry.module
+    assert module.Stream is walks.StreamInput
     names = Sources().closure(registry.plan_roots("older")).names
-    assert {"models.text.guiding.Guiding", "models.registry.module"} <= set(names)
+    reached = {"models.text.guiding.Guiding", "models.registry.module", "shared.walks.language.StreamInput"}
+    assert reached <= set(names)
+
+
+def test_every_old_name_of_a_walk_leads_to_its_current_one_with_a_warning() -> None:
+    for old, new in walks.RENAMED.items():
+        with pytest.warns(DeprecationWarning, match=f"shared.walks.{old} is now called {new}"):
+            assert getattr(walks, old) is getattr(walks, new)
+    with pytest.raises(AttributeError, match=r"module 'shared\.walks' has no attribute 'Strem'"):
+        getattr(walks, "Strem")  # noqa: B009 - mypy knows that there is none
+
+
+def test_the_old_paths_work_without_the_registry(install: Install) -> None:
+    """A family's own tests import its graph directly."""
+    install("older", OLD_PATHS)
+
+    with pytest.warns(DeprecationWarning, match=r"shared\.models\.\w+ has moved"):
+        graph = import_module("older_package.graph")
+
+    assert type(graph.GRAPH) is base.ModelGraph
 
 
 def test_the_example_claims_its_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
