@@ -1,4 +1,4 @@
-"""The epoch fence: a deposed conductor's events are void, nobody else's."""
+"""The epoch fence voids the events of deposed conductors, and no others."""
 
 from shared.epoch_fence import EpochFence
 from shared.events import EpochOpened, RequestCancel, RequestCancelled, WalkStopped

@@ -1,4 +1,4 @@
-"""What anybody may write at the public subjects, and what is refused there."""
+"""Events that clients may publish on the public subjects, and those that are refused."""
 
 from typing import Any
 
@@ -144,7 +144,7 @@ def test_parameters_nobody_asked_for_are_not_written_down() -> None:
     ],
 )  # fmt: skip
 def test_a_submission_has_the_digest_it_always_had(params: dict[str, Any], digest: str) -> None:
-    """Logs hold digests of versions that knew fewer parameters: new ones must not change them."""
+    """Logs contain digests of versions with fewer parameters; new parameters must not change them."""
     asked = msgspec.convert(params, Params)
 
     assert (

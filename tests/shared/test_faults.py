@@ -1,4 +1,4 @@
-"""Instrumented points: an order in a file is obeyed once, at the point and the time it names."""
+"""Fault injection: a command is executed once, at its point and its count."""
 
 import os
 import re
@@ -32,7 +32,7 @@ for line in sys.stdin:
 
 
 class Armed:
-    """A process that passes two points for every line it is told."""
+    """A process that passes two points for every line of its input."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self.process = process

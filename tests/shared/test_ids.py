@@ -1,4 +1,4 @@
-"""Only what can be one token of a subject is an id."""
+"""An id is a valid token of a subject."""
 
 import pytest
 

@@ -31,7 +31,7 @@ REQUEST = PlanRequest(
 
 
 class Counting:
-    """A model whose journey depends on what came back: as many `think` walks as `prepare` says."""
+    """A model whose plan depends on results: it runs as many `think` walks as `prepare` reports."""
 
     def __init__(self) -> None:
         self.started = 0
@@ -53,7 +53,7 @@ RESULTS = tuple(enumerate((result(thoughts=2), result(), result(), result())))
 
 
 def names(at_hand: tuple[PendingStep, ...] | Finish) -> list[tuple[int, str, tuple[str, ...]]]:
-    """Index, partition and walks of each step at hand."""
+    """Return the index, the partition and the walks of each pending step."""
     assert not isinstance(at_hand, Finish)
     return [(step.index, step.partition, tuple(walk.name for walk in step.walks)) for step in at_hand]
 
@@ -115,7 +115,7 @@ def test_a_handle_is_that_of_the_last_walk_that_put_it_out() -> None:
 
 
 class Duet:
-    """Two partitions that run at the same time, between a beginning and an end alone."""
+    """Two partitions that run concurrently, after a first and before a last step without them."""
 
     def plan(self, request: PlanRequest) -> Plan:
         yield Walk("prepare")

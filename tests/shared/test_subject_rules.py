@@ -1,4 +1,4 @@
-"""What an event may say on which subject, however good the right to write there is."""
+"""The rules for events on a subject, for writers with permission to publish there."""
 
 from typing import get_args
 

@@ -1,4 +1,4 @@
-"""Subjects: what is built is what is parsed, and nothing else is."""
+"""Every built subject can be parsed, and no other can."""
 
 import pytest
 
@@ -51,7 +51,7 @@ def test_what_is_not_ours_is_no_address(subject: str) -> None:
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """NATS' rule: `*` is one token, `>` the rest, of at least one."""
+    """NATS' rule: `*` is one token, `>` is one or more remaining tokens."""
     wanted, found = pattern.split("."), subject.split(".")
     if wanted[-1] == ">":
         return len(found) >= len(wanted) and all(
@@ -76,7 +76,7 @@ def test_every_subject_that_is_written_is_in_the_stream() -> None:
 
 
 def test_who_reads_outputs_reads_epochs_too() -> None:
-    """Or two readers could disagree on which fences count (ADR 3)."""
+    """Otherwise two readers could disagree on the valid fences (ADR 3)."""
     for wanted in (SUBJECTS.for_gateway("g"), SUBJECTS.for_conductor(), SUBJECTS.replayed("r")):
         assert any(matches(pattern, SUBJECTS.epoch) for pattern in wanted)
 
@@ -90,7 +90,7 @@ def test_a_worker_reads_its_own_orders_and_nobody_elses() -> None:
 
 
 def test_a_worker_learns_of_every_life_and_of_every_end() -> None:
-    """Other lives are who it gets tensors from; a request's end frees its own."""
+    """A worker reads tensors of other incarnations; a request's end frees its own."""
     wanted = SUBJECTS.for_worker(0)
     for subject in (SUBJECTS.worker(3), SUBJECTS.walk("r"), SUBJECTS.epoch):
         assert any(matches(p, subject) for p in wanted)

@@ -1,4 +1,4 @@
-"""What a tensor is made of."""
+"""Dtypes, shapes and sizes of tensors."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tools in a request: what anybody who writes one on the log may say."""
+"""The checks of a request's tools."""
 
 import json
 from typing import Any

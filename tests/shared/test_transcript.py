@@ -1,4 +1,4 @@
-"""The transcript: each chunk once, in order, and none that is void."""
+"""The transcript has each valid chunk once, in order."""
 
 import random
 

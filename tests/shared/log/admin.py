@@ -1,4 +1,4 @@
-"""What an operator does to a server behind the deployment's back, with the stock client."""
+"""An operator's actions on a server, unknown to the deployment, through nats-py."""
 
 import nats
 
@@ -19,7 +19,7 @@ async def consumers_of(server: NatsServer, stream: str) -> int:
 
 
 async def say(server: NatsServer, command: bytes) -> None:
-    """Send a command of the protocol as it is: what no well-behaved client would."""
+    """Send a raw protocol command, which no well-behaved client would send."""
     client = await nats.connect(server.url, token=server.token)
     client._transport.write(command)
     await client.flush()

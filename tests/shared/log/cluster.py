@@ -1,4 +1,4 @@
-"""A real cluster of three nats-servers on loopback, for tests of what replicas are for.
+"""A real cluster of three nats-servers on loopback, for tests of replicas.
 
 A test module shares one. Each server can be killed,
 stopped and started again; its clients find it again at its port.
@@ -82,14 +82,14 @@ class Member:
             self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def kill(self) -> None:
-        """As a crash would."""
+        """Kill the server, as in a crash."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def hang(self) -> None:
-        """SIGSTOP: it answers nothing, and its connections stay open."""
+        """Stop the process (SIGSTOP): it answers nothing, and its connections stay open."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
@@ -98,14 +98,14 @@ class Member:
             self._process.send_signal(signal.SIGCONT)
 
     def tells(self, page: str) -> dict[str, Any]:
-        """A page of its monitoring."""
+        """Return a page of the server's monitoring."""
         with urllib.request.urlopen(f"{self.monitor}/{page}", timeout=2) as answer:
             told: dict[str, Any] = json.loads(answer.read())
         return told
 
 
 class Cluster:
-    """Three servers. Those that do not advertise tell clients of none but the one they come to."""
+    """Three servers. Servers that do not advertise announce only themselves to clients."""
 
     def __init__(self, folder: Path, *, advertises: bool, syncs: bool) -> None:
         self.credentials = Credentials(token=secrets.token_hex(8))
@@ -138,7 +138,7 @@ class Cluster:
         return next(member for member in self.members if member.name == name)
 
     def start(self) -> None:
-        """All of them, until each is ready and they have a leader: another process's doing, so look often."""
+        """Start all servers, and poll until each is ready and they have a leader."""
         deadline = time.monotonic() + START_S
         for member in self.members:
             member.start()
@@ -151,7 +151,7 @@ class Cluster:
             member.kill()
 
     async def leader(self, stream: str) -> Member:
-        """Who leads a stream; waited for."""
+        """Wait for a stream's leader and return it."""
         while True:
             try:
                 info = await self._info(stream)
@@ -163,7 +163,7 @@ class Cluster:
             await asyncio.sleep(0.05)
 
     async def in_step(self, stream: str) -> None:
-        """Wait until all three hold all of a stream."""
+        """Wait until all three servers store the whole stream."""
         while True:
             group = (await self._info(stream)).get("cluster", {})
             if group.get("leader") and sum(one["current"] for one in group.get("replicas", ())) == 2:
@@ -185,7 +185,7 @@ class Cluster:
 
 @contextmanager
 def running(folder: Path, *, advertises: bool = True, syncs: bool = False) -> Iterator[Cluster]:
-    """A cluster that is ready; all of it is killed at the end of the block."""
+    """A ready cluster, which is killed at the end of the block."""
     cluster = _started(folder, advertises=advertises, syncs=syncs)
     try:
         yield cluster
@@ -194,7 +194,7 @@ def running(folder: Path, *, advertises: bool = True, syncs: bool = False) -> It
 
 
 def _started(folder: Path, *, advertises: bool, syncs: bool) -> Cluster:
-    """A cluster that is ready; again, where somebody else was given one of its ports meanwhile."""
+    """A ready cluster; started again if another program got one of its ports meanwhile."""
     for number in range(TRIES):
         place = folder / str(number)
         place.mkdir(parents=True)
@@ -218,7 +218,7 @@ def _is_ready(member: Member) -> bool:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Below the ephemeral ones: who dials a dead server there may be given that server's own port."""
+    """Below the ephemeral ports: a client that connects to a dead server there may get that server's port."""
     return list(itertools.islice(filter(_is_free, random.sample(range(10_240, 32_768), 1_000)), count))
 
 
@@ -232,4 +232,4 @@ def _is_free(port: int) -> bool:
 
 
 async def _quietly(_: Exception) -> None:
-    """A server that is away is what these tests are about."""
+    """These tests are about servers that are away."""

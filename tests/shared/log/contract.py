@@ -1,4 +1,4 @@
-"""What every adapter of the log's port promises; run against the fake and against a real nats-server.
+"""The contract of the log, which runs against the log in memory and against a real nats-server.
 
 A test class inherits `LogContract` and provides the fixture `deployment`.
 """
@@ -29,7 +29,7 @@ _Item = TypeVar("_Item")
 
 
 class Deployment(Protocol):
-    """One log, and what can happen to it."""
+    """One log, and the faults that a test can cause."""
 
     subjects: Subjects
 
@@ -38,14 +38,14 @@ class Deployment(Protocol):
     async def start(self) -> None: ...
     async def recreate(self) -> None: ...
     async def fill(self) -> None:
-        """Fill the log, so that nothing more goes in."""
+        """Fill the log until it refuses events."""
         ...
 
     async def set_max_messages(self) -> None: ...
 
 
 class Watch:
-    """An `on_change` that can be waited for."""
+    """An `on_change` callback whose calls a test can await."""
 
     def __init__(self) -> None:
         self.changes: list[bool] = []
@@ -62,7 +62,7 @@ class Watch:
 
 
 async def take(items: AsyncGenerator[_Item, None], count: int) -> list[_Item]:
-    """The next `count` items, not one more."""
+    """Return the next `count` items and consume no more."""
     return [await anext(items) for _ in range(count)]
 
 
@@ -75,7 +75,7 @@ def datas(records: list[StoredRecord]) -> list[bytes]:
 
 
 class LogContract:
-    """The facts."""
+    """The contract's tests."""
 
     # ---- writing and reading ----------------------------------------------------------------------
     async def test_what_is_published_is_read_in_order_with_position_subject_and_time(

@@ -1,4 +1,4 @@
-"""A way to a server on which every byte takes a while, each way; nothing is lost and nothing overtakes."""
+"""A proxy to a server that delays every byte in both directions, without loss and in order."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 
 class Delay:
-    """Listens where a server could, and passes on what comes, `seconds` later."""
+    """Listens on a port and forwards all data after `seconds`."""
 
     def __init__(self, url: str, *, seconds: float) -> None:
         self.url = ""

@@ -1,4 +1,4 @@
-"""A deployment's roles on a server of their own, and a plain client that notes what is denied to it."""
+"""A server with a deployment's roles, and a plain client that records denials."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -29,7 +29,7 @@ ROLES: Final = {
 
 @contextmanager
 def guarded(folder: Path) -> Iterator[NatsServer]:
-    """A server that knows the roles and nobody else; it has no stream yet."""
+    """A server that knows only the roles; it has no stream yet."""
     server = NatsServer(folder, authorization=authorization(ROLES, SUBJECTS))
     server.start()
     try:
@@ -39,7 +39,7 @@ def guarded(folder: Path) -> Iterator[NatsServer]:
 
 
 class Plain(Client):  # type: ignore[misc]  # nats-py's types are not read
-    """NATS' own client, as anybody may have it, with a role's credentials."""
+    """nats-py's client with a role's credentials."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Plain(Client):  # type: ignore[misc]  # nats-py's types are not read
         self.denied.append(str(error).removeprefix("nats: permissions violation for "))
 
     async def settle(self) -> list[str]:
-        """What the server denied of all before this call, and has not been told yet."""
+        """Return the denials of all earlier operations that were not returned before."""
         for _ in range(2):  # nats-py's own question overtakes what it has not written yet
             await self.flush()
         denied, self.denied = self.denied, []

@@ -1,4 +1,4 @@
-"""Who watches the room says what changed, once, and lets nothing begin that could not end."""
+"""The capacity watch reports each change once, and admits nothing that could not end."""
 
 import pytest
 

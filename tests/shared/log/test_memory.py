@@ -1,4 +1,4 @@
-"""The log in memory keeps the port's promises."""
+"""The log in memory satisfies the contract."""
 
 from collections.abc import AsyncIterator, Callable
 

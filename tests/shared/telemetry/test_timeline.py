@@ -27,7 +27,7 @@ def events_in(file: Path) -> list[dict[str, Any]]:
 
 
 def stretches_in(folder: Path) -> list[Stretch]:
-    """What this process wrote, and wrote to the end."""
+    """Return the process's timeline after it was closed."""
     timeline.shut_down()
     [file] = folder.iterdir()
     return read_events(events_in(file))
@@ -76,7 +76,7 @@ def test_laps_lie_within_what_they_are_parts_of(tmp_path: Path) -> None:
 def test_parts_lie_one_behind_the_other_however_long_the_machine_has_been_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days_up: int
 ) -> None:
-    """Perfetto drops what overlaps by a nanosecond, and a float of such times has no nanoseconds left."""
+    """Perfetto drops slices that overlap by a nanosecond, and a float of such times has no nanoseconds."""
     drawn, now_ns = random.Random(days_up), days_up * 86_400 * 10**9
 
     def now_s() -> float:
@@ -145,7 +145,7 @@ def test_a_delivery_begins_when_the_log_stored_the_event_on_the_same_clock(tmp_p
 def test_what_the_log_held_before_is_no_delivery_and_what_it_holds_later_is_none_that_ends_before(
     tmp_path: Path,
 ) -> None:
-    """The log's clock may be ahead of ours by a little."""
+    """The log's clock may be slightly ahead of ours."""
     timeline.set_up(tmp_path, "gateway")
     recording = timeline.recording()
     assert recording is not None

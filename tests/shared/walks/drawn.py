@@ -25,7 +25,7 @@ STREAM = "items"
 
 
 def produced(node: str, edge: str, path: tuple[int, ...], inputs: Mapping[str, Any]) -> str:
-    """What every node computes: a value that says where it is from and what it was made of."""
+    """Compute a node's output: a value that records its origin and its inputs."""
     made_of = hash((node, edge, path, repr(sorted(inputs.items())))) & 0xFFFFFFFF
     return f"{node}.{edge}{path}#{made_of:08x}"
 
@@ -43,7 +43,7 @@ def nodes_of(section: Section) -> Iterator[Node]:
 
 @dataclass(slots=True)
 class Spot:
-    """A node to be, and where: the loops around it and the forks above it, outermost first."""
+    """A planned node with its position: the enclosing loops and sections, outermost first."""
 
     name: str
     loops: tuple[str, ...]
@@ -111,7 +111,7 @@ class Builder:
         return name, [self.tree(depth - 1, loops, (*forks, (name, part))) for part in range(parts)]
 
     def feed(self, spot: Spot, name: str) -> None:
-        """One input: fed forward from somewhere or from outside; then back, by any loop further in."""
+        """Draw one input: fed forward by a node or from outside, then fed back by inner loops."""
         spot.inputs.add(name)
         depth = 0
         before = [other for other in self.spots if other.leads_to(spot, self.reversed_forks)]
@@ -136,7 +136,7 @@ class Builder:
         return self.draw(st.sampled_from((None, even, odd, never))) if self.has_guards else None
 
     def beside(self, one: Spot, other: Spot) -> bool:
-        """Whether an edge between the two would stay in the iteration, though against the drawn order."""
+        """Return whether an edge would stay within the iteration although it reverses the order."""
         for (fork, mine), (_, its) in zip(one.forks, other.forks, strict=False):
             if mine != its:
                 return fork in self.parallel
@@ -164,7 +164,7 @@ class Builder:
 
 @st.composite
 def walks(draw: st.DrawFn, *, has_streams: bool = False) -> tuple[Section, dict[str, int]]:
-    """A walk, and after how many iterations some of its loops are stopped."""
+    """A walk, and the number of iterations after which some of its loops are stopped."""
     builder = Builder(draw, draw(st.booleans()), has_streams)
     section = builder.section()
     stopped = [loop for loop in builder.iters if draw(st.integers(0, 2)) == 0]

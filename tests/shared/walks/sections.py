@@ -1,4 +1,4 @@
-"""Walks that several tests speak about, and a way to run one without a model."""
+"""Walks for several tests, and a runner without a model."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -123,7 +123,7 @@ def guided(iteration: int, args: Mapping[str, Any]) -> bool:
 
 @dataclass(slots=True)
 class Trace:
-    """What happened in a run."""
+    """The firings and emissions of a run."""
 
     firings: list[Firing] = field(default_factory=list)
     emissions: list[Emission] = field(default_factory=list)
@@ -136,7 +136,7 @@ class Trace:
 
 
 def numbered(run: WalkRun) -> Callable[[Firing], Mapping[str, Any]]:
-    """Nodes that put out how often they have fired, as `edge0`, `edge1`, ..."""
+    """Nodes whose outputs count their firings, as `edge0`, `edge1`, ..."""
     counts: dict[str, int] = {}
 
     def produce(firing: Firing) -> Mapping[str, Any]:
@@ -153,7 +153,7 @@ def drive(
     *,
     stops: Mapping[str, int] | None = None,
 ) -> Trace:
-    """Fire until nothing is ready; `stops` maps a node to the firing of it that stops its loop."""
+    """Fire until no node is ready; `stops` maps a node to the number of its firing that stops its loop."""
     produce = produce or numbered(run)
     trace = Trace()
     while firings := run.take_ready():

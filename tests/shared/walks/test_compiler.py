@@ -346,7 +346,7 @@ def test_whatever_changes_a_walk_changes_its_description() -> None:
 
 
 def test_a_walk_without_streams_and_guards_is_described_as_ever() -> None:
-    """What recorded requests were admitted with is a digest of this."""
+    """Recorded requests contain a digest of this description."""
     token = [["token", "node", "llm"], ["token", "client", "text"]]
     assert compile_walk("decode", DECODE).describe() == {
         "walk": "decode",

@@ -1,7 +1,7 @@
 """Runs against a naive interpreter, on random walks.
 
-The interpreter knows nothing of slots, routes or phases: it walks the section recursively and executes
-it as one would a program, with one store of visible values.
+The interpreter has no slots, routes or phases. It executes the section recursively, like a program, with one
+store of visible values.
 """
 
 import random
@@ -53,7 +53,7 @@ class Interpreter:
     firings: list[tuple[str, tuple[int, ...], str]] = field(default_factory=list)
 
     def run(self, section: Section, path: tuple[int, ...] = ()) -> list[Sent]:
-        """Execute a section; what it sends to places outside itself, or back to its beginning."""
+        """Execute a section; return the values that it sends outside, or back to its start."""
         match section:
             case Node():
                 return self.fire(section, path)
@@ -114,7 +114,7 @@ class Interpreter:
 
 
 def first_free(parts: list[Section]) -> Iterator[Section]:
-    """The parts that none of the others feeds."""
+    """Return the parts that no other part feeds."""
     for part in parts:
         takers = {node.name for node in nodes_of(part)}
         others = [node for other in parts if other is not part for node in nodes_of(other)]

@@ -1,6 +1,6 @@
-"""One walk, kept on several ranks: each fires its own nodes and hears of the others' firings.
+"""One walk on several ranks: each fires its own nodes and receives the others' firings.
 
-Whatever the order in which they hear, twice or early, all come to what one run alone comes to.
+In any order of arrival, with duplicates and out of order, all ranks reach the state of a single run.
 """
 
 import random
@@ -39,7 +39,7 @@ from tests.shared.walks.sections import BRANCHES, DIFFUSION, GUIDED, PIPELINE, R
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a rank tells the others of a firing."""
+    """A firing as one rank reports it to the others."""
 
     node: str
     path: tuple[int, ...]
@@ -48,7 +48,7 @@ class Told:
 
 
 class Rank:
-    """A rank that fires `here` (None: all), feeds its streams, and holds what is early."""
+    """A rank that fires the nodes `here`, feeds their streams, and holds firings that are not due."""
 
     def __init__(self, walk: CompiledWalk, here: set[str] | None, inputs: Mapping[str, Any]) -> None:
         self.run = WalkRun(walk, here=here)
@@ -64,7 +64,7 @@ class Rank:
 
     @staticmethod
     def cut(walk: CompiledWalk, node: str) -> list[tuple[str, bool]]:
-        """What a node gets of its stream: nothing behind the end, where only one loop is around it."""
+        """Return the chunks for a node; none after the end if only one loop encloses the node."""
         stops = len(walk.loop_table[walk.nodes[node].loop].lineage) <= 1
         cutter = Cutter(Fixed(2), "stop" if stops else "empty")
         chunks = cutter.cut(3, ended=True)
@@ -78,7 +78,7 @@ class Rank:
         self.go_on()
 
     def go_on(self) -> None:
-        """Take what is ready; ask again for what was early, for something has changed."""
+        """Fire all ready nodes, and try held firings again after each change."""
         self.pending += self.run.take_ready()
         while wanted := [(edge, node) for edge, node in self.run.awaited_streams() if self.chunks[node]]:
             for edge, node in wanted:
@@ -118,7 +118,7 @@ class Rank:
             self.go_on()
 
     def dead(self) -> set[str]:
-        """What nobody reads any more, as far as this rank knows."""
+        """Return the values that no rank reads any more, as known to this rank."""
         return self.known - {*self.run.live_values()} if self.has_begun else set()
 
 
@@ -413,7 +413,7 @@ def test_a_stop_of_a_loop_beside_the_node_is_refused_for_it_has_no_place_in_the_
 
 
 def test_drawn_walks_take_streams() -> None:
-    """The property above is about them, too."""
+    """The property above covers them as well."""
     walk = compile_walk("walk", Loop("l", Node("n", [StreamInput(STREAM)]), 9))
     rank = alone(walk, {}, {})
     assert [inputs for _, _, inputs in rank.fired] == ["[('items', 'n 0-2')]", "[('items', 'n 2-3')]"]

@@ -533,7 +533,7 @@ def test_a_loop_of_which_nothing_fires_ends_and_not_only_after_all_its_iteration
 
 
 def test_a_walk_with_guards_begins_when_all_its_inputs_are_there() -> None:
-    """A skip could otherwise end an iteration before the value came that it begins with."""
+    """Otherwise a skip could end an iteration before its first value arrives."""
     body = Sequential(Node("a", [], [Edge("x", "b", odd)]), Node("b", ["x", "y"], [Edge("z", KEEP)]))
     run = WalkRun(compile_walk("walk", Loop("l", body, 2, ["z"])))
     assert run.take_ready() == []

@@ -1,4 +1,4 @@
-"""JetStream's JSON, as it was seen on the wire."""
+"""JetStream's JSON, as recorded from a server."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""What a process shows to a NATS server, and that nobody reads it out of it."""
+"""Credentials for a NATS server, and their absence from all output."""
 
 import base64
 import pickle

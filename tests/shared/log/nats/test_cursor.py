@@ -1,4 +1,4 @@
-"""A cursor told of deliveries, gaps, heartbeats and flow control; no server."""
+"""A cursor's handling of deliveries, gaps, heartbeats and flow control, without a server."""
 
 import asyncio
 

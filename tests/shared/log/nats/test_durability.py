@@ -1,4 +1,4 @@
-"""What a server is found to give, and what is refused: in words, and on real servers."""
+"""Verified and refused durability, in messages and on real servers."""
 
 import asyncio
 import json
@@ -125,7 +125,7 @@ async def _provide(cluster: Cluster, subjects: Subjects, keeping: StreamPolicy) 
 
 
 async def _refusal(cluster: Cluster, subjects: Subjects, keeping: StreamPolicy) -> DalSegnoError:
-    """Why a stream is not made; a server that is slow to answer is asked again."""
+    """Return the reason why a stream is not created; a slow server is asked again."""
     while True:
         try:
             await provision(cluster.url, cluster.credentials, subjects, keeping)

@@ -1,4 +1,4 @@
-"""The log on a real nats-server keeps the port's promises."""
+"""The log on a real nats-server satisfies the contract."""
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.shared.log.contract import LogContract
 
 
 class _JetStreamDeployment:
-    """A server of its own for each test: they stop it, fill it, and lose its stream."""
+    """One server per test, because tests stop it, fill it, and delete its stream."""
 
     def __init__(self, subjects: Subjects, data_dir: Path) -> None:
         self.subjects = subjects

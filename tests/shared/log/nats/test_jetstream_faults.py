@@ -1,4 +1,4 @@
-"""The log on a real nats-server: one that dies, loses its stream, lacks something, or has slow readers."""
+"""The log on a real nats-server that dies, loses its stream, lacks a feature, or has slow readers."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture
 async def server(tmp_path: Path, subjects: Subjects) -> AsyncIterator[NatsServer]:
-    """A server of the test's own, to be killed, with the stream made."""
+    """A server for one test, which may kill it, with a provisioned stream."""
     server = NatsServer(tmp_path / "nats")
     server.start()
     await provision(server.url, server.credentials, subjects)
@@ -368,7 +368,7 @@ async def test_a_log_that_lost_its_end_is_noticed(
 
 
 async def _write_aside(folder: Path, subjects: Subjects, *datas: bytes) -> None:
-    """By another port, so that who knows the server sees nothing of it until it has grown."""
+    """On another port, so that the clients see the server only after it has grown."""
     aside = NatsServer(folder)
     aside.start()
     log = await _open(aside, subjects)
@@ -483,7 +483,7 @@ async def test_who_is_told_to_end_while_connecting_ends_though_the_library_forge
     select = Client._select_next_server  # the first thing that connecting waits in
 
     async def forgetful(client: Client) -> None:
-        """As `asyncio.wait_for` does before Python 3.12, when what it waits for has come as well."""
+        """Swallow a cancellation as `asyncio.wait_for` did before Python 3.12."""
         entered.set()
         with suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
@@ -513,7 +513,7 @@ async def test_a_wrong_token_is_one_clear_line(server: NatsServer, subjects: Sub
 async def test_a_wrong_token_is_never_taken_for_a_server_that_is_away(
     server: NatsServer, subjects: Subjects
 ) -> None:
-    """The server closes right behind its word; a reset could overtake it, one time in sixty."""
+    """The server closes right after its error line; in one case of sixty a reset arrives first."""
     for _ in range(300):
         with pytest.raises(LogUnavailableError, match="refused the token"):
             await connect(server.url, credentials=Credentials(token="wrong"), subjects=subjects, name="test")

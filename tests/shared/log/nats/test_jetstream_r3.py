@@ -1,4 +1,4 @@
-"""The log on a cluster of three servers keeps the port's promises; and what only a cluster can do."""
+"""The log on a cluster of three servers satisfies the contract; and faults that only a cluster has."""
 
 import asyncio
 import time
@@ -26,13 +26,13 @@ _END = b"end"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Its clients learn of no server but the one they come to: behind the proxy there is only that."""
+    """Clients learn only of the server behind the proxy."""
     with running(tmp_path_factory.mktemp("cluster"), advertises=False) as cluster:
         yield cluster
 
 
 class _R3Deployment:
-    """A stream of its own for each test, on one cluster; to be away is to be cut off from it."""
+    """One stream per test on a shared cluster; being away means being cut off from it."""
 
     def __init__(self, subjects: Subjects, cluster: Cluster, proxy: Proxy) -> None:
         self.subjects = subjects
@@ -57,7 +57,7 @@ class _R3Deployment:
         await provision(self._cluster.url, self._cluster.credentials, self.subjects, keeping, timeout_s=20)
 
     async def can_be_written_to(self) -> None:
-        """Wait until the server behind the proxy knows who leads, too: else the first events change order."""
+        """Wait until the server behind the proxy knows the leader, or the first events change order."""
         log = await self.open()
         with pytest.raises(WrongLastSequenceError):
             await log.publish(self.subjects.epoch, b"never stored", expected_last_seq=10**9)
@@ -113,7 +113,7 @@ def all_of_open_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cl
 
 @pytest.fixture
 def open_cluster(all_of_open_cluster: Cluster) -> Cluster:
-    """A cluster whose servers tell of one another, all of them running; tests kill them and stop them."""
+    """A running cluster whose servers announce one another; tests kill and stop them."""
     for member in all_of_open_cluster.members:
         member.wake()
     all_of_open_cluster.start()
@@ -196,7 +196,7 @@ async def test_nothing_acked_is_lost_when_leaders_die_and_hang_under_load(
 
 
 class _Load:
-    """Events that are posted, events that each expect the one before, and a reader of both."""
+    """Posted events, events that each expect the previous one, and a reader of both."""
 
     def __init__(self, subjects: Subjects, logs: list[JetStreamLog]) -> None:
         self.subjects = subjects
@@ -248,14 +248,14 @@ class _Load:
                     break
 
     async def goes_on(self) -> None:
-        """Wait until events are read that were not begun yet."""
+        """Wait until later events have been read."""
         beyond = max(self.acked, default=0) + 500
         while not self.read_records or self.read_records[-1].seq < beyond:
             self._progress.clear()
             await self._progress.wait()
 
     async def end(self) -> None:
-        """Write the last event."""
+        """Publish the last event."""
         self.posted.add(_END)
         await self._writer.publish(self.subjects.walk("r"), _END)
 

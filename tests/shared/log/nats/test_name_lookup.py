@@ -9,7 +9,7 @@ from shared.log.nats.name_lookup import NameLookup
 
 
 class NameServer:
-    """Stands for the system's: answers when it is told to."""
+    """Replaces the system's resolver; it answers when the test lets it."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

@@ -1,4 +1,4 @@
-"""An outbox told of acks, refusals and a clock; no server."""
+"""The outbox with simulated acks, refusals and time, without a server."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ _FULL = 10077
 
 
 class _Wire:
-    """What was transmitted, and an event loop's clock that moves when told to."""
+    """The transmitted events, and an event loop clock that the test moves."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sent: list[int] = []
@@ -29,7 +29,7 @@ class _Wire:
         return sent
 
     async def pass_s(self, seconds: float) -> None:
-        """Let time pass in steps, and timers with it."""
+        """Advance the time in steps, and run due timers."""
         for _ in range(round(seconds / 0.1)):
             self._ahead_s += 0.1
             await asyncio.sleep(0)

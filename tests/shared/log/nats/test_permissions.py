@@ -1,6 +1,6 @@
-"""What each role may do on a real server: every role, every kind of subject.
+"""The permissions of each role on a real server: every role, every kind of subject.
 
-Each row is a subject and who may publish, or subscribe to, it; whoever is not named is denied.
+Each row is a subject and the roles that may publish on it or subscribe to it; all others are denied.
 """
 
 import asyncio
@@ -324,7 +324,7 @@ async def test_another_deployment_on_the_server_is_out_of_reach(server: NatsServ
 
 # ---- no way round -----------------------------------------------------------------------------------------
 async def test_what_the_server_can_be_made_to_write_is_no_event(server: NatsServer, conductor: Log) -> None:
-    """Answers go where the asker says, whether it may write there or not: they must mean nothing there."""
+    """Replies go to any subject that the requester names, so they must not be valid events."""
     before = (await conductor.state()).last_seq
     targets = [
         SUBJECTS.request("victim"),
@@ -406,7 +406,7 @@ async def test_a_consumer_delivers_no_beats_and_no_orders_to_the_server(
 async def test_what_is_granted_to_nobody_would_be_a_way_into_the_log(
     nats_server: NatsServer, subjects: Subjects
 ) -> None:
-    """CONSUMER.MSG.NEXT and DIRECT.GET, tried by somebody who may do all."""
+    """Try CONSUMER.MSG.NEXT and DIRECT.GET as a client with all permissions."""
     await jetstream.provision(nats_server.url, nats_server.credentials, subjects)
     log = await jetstream.connect(
         nats_server.url, credentials=nats_server.credentials, subjects=subjects, name="test"

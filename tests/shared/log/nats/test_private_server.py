@@ -1,4 +1,4 @@
-"""The private nats-server: what starts, dies, and is found again."""
+"""The private nats-server: start, death, and reconnection."""
 
 import os
 import select

@@ -1,4 +1,4 @@
-"""What is read of a long backlog, and what of it is kept."""
+"""The filters for a long backlog, and the records that a reader keeps."""
 
 from pathlib import Path
 
