@@ -28,10 +28,8 @@ from gateway.http import server
 from gateway.middleware.stack import GatewayApp
 from gateway.openai.embeddings import embedding_routes
 from gateway.openai.routes import openai_routes
-from gateway.operations.about_routes import about_routes
-from gateway.operations.health_routes import health_routes
-from gateway.operations.metrics_routes import metrics_routes
 from gateway.operations.request_routes import request_routes
+from gateway.operations.service_routes import service_routes
 from gateway.requests.service import Gateway
 from gateway.served_model import ServedModel
 from gateway.speech.routes import speech_routes
@@ -93,9 +91,7 @@ def create_app(
     )
     app.gateway, app.keys, app.logs_requests = gateway, keys, logs_requests
     for routes in (
-        about_routes,
-        health_routes,
-        metrics_routes,
+        service_routes,
         generate_routes,
         speech_routes,
         embedding_routes,

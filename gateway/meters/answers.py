@@ -94,14 +94,12 @@ class Meter:
 
     Attributes:
         outcomes: ended answers by route and outcome.
-        latency: by route.
         prompt_tokens: of answers that ended with a usage; `generated_tokens` of chunks as they were sent.
         recent: duration and tokens of each of the last finished answers.
         resumed: answers that a client resumed, by route.
         requests_resumed: requests, of all gateways, that a conductor placed again.
         workers_lost: incarnations of workers that a conductor declared lost, by rank.
         http: HTTP responses by method, route and status.
-        hops: the durations of the requests' hops over the log.
         timeline: the profile to which answers are written, if one is recorded.
     """
 

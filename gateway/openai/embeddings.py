@@ -75,15 +75,6 @@ class EmbeddingRequest(ModelRequest, frozen=True, kw_only=True):
         return [_input(where, prompt) for where, prompt in prompts]
 
 
-def parse(body: dict[str, Any]) -> EmbeddingRequest:
-    """Parse a JSON object.
-
-    Raises:
-        InvalidParamError: a field is of the wrong type, or missing.
-    """
-    return converted(body, EmbeddingRequest)
-
-
 def _input(where: str, found: object) -> Inputs:
     """One text, or one prompt of token ids."""
     if not found or not isinstance(found, str | list):
@@ -126,7 +117,7 @@ def embedding_routes(gateway: Gateway) -> APIRouter:
 
     @router.post(EMBEDDINGS, summary="Make embeddings of texts", openapi_extra=body_schema(EmbeddingRequest))
     async def embeddings(request: Request) -> Response:
-        body = parse(await read_object(request))
+        body = converted(await read_object(request), EmbeddingRequest)
         gateway.served.check_model(body.model)
         if EMBEDDING not in gateway.served.outputs:
             raise NoEmbeddingsError(gateway.served.name, gateway.served.outputs)

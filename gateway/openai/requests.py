@@ -104,22 +104,9 @@ class _Request(ModelRequest, frozen=True, kw_only=True):
         """
         self.check_delivery()
         limit_name, limit = self.limit_tokens
-        given = {
+        given = {name: getattr(self, name) for name in _PARAMS} | {
             "max_tokens": limit,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "logit_bias": self.logit_bias,
-            "bad_words": self.bad_words,
-            "min_tokens": self.min_tokens,
-            "seed": self.seed,
             "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
-            "stop_token_ids": self.stop_token_ids,
-            "ignore_eos": self.ignore_eos,
             "logprobs": self.wanted_logprobs,
             "echo": self.wants_echo or None,
             "guide": self.wanted_guide,
@@ -137,6 +124,10 @@ class _Request(ModelRequest, frozen=True, kw_only=True):
             raise InvalidParamError(client_name, error.message.replace(name, client_name, 1)) from error
         request_limits.check_params(params, settings, limit_name)
         return params
+
+
+_PARAMS: Final = tuple(name for name in _Request.__struct_fields__ if name in Params.__struct_fields__)
+"""The fields with the names of parameters."""
 
 
 class TextFormat(msgspec.Struct, frozen=True, tag_field="type", tag="text", forbid_unknown_fields=True):

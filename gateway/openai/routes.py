@@ -10,13 +10,7 @@ from typing import Any, Final, TypeVar
 from fastapi import APIRouter, Request, Response
 
 from gateway.http.bodies import body_schema, read_object
-from gateway.openai.answers import (
-    AnswerHead,
-    ChatDocument,
-    ChatStream,
-    CompletionDocument,
-    CompletionStream,
-)
+from gateway.openai.answers import AnswerHead, ChatDocument, ChatStream, CompletionDocument, CompletionStream
 from gateway.openai.requests import ChatRequest, CompletionRequest, parse
 from gateway.openai.tool_calls import ToolCalling
 from gateway.requests import resume
@@ -48,10 +42,11 @@ class NoTextError(ClientError):
     param = "model"
 
     def __init__(self, name: str, outputs: Sequence[str]) -> None:
-        route = (
-            "; ask it with POST /v1/audio/speech" if "audio" in outputs else "; ask it with POST /generate"
+        route = "/v1/audio/speech" if "audio" in outputs else "/generate"
+        super().__init__(
+            f"the outputs of the model {name!r} are {', '.join(outputs)}, and not text; "
+            f"ask it with POST {route}"
         )
-        super().__init__(f"the outputs of the model {name!r} are {', '.join(outputs)}, and not text{route}")
 
 
 class NoToolsError(ClientError):
@@ -96,28 +91,12 @@ def openai_routes(gateway: Gateway) -> APIRouter:
     @router.post("/chat/completions", summary="Answer a chat", openapi_extra=body_schema(ChatRequest))
     async def chat(request: Request) -> Response:
         body = parse(ChatRequest, await read_object(request))
-        group, position = _group(gateway, body, request, CHAT, "chatcmpl")
-
-        def make_format(recorded: SubmissionRecord) -> AnswerFormat:
-            head = _head(gateway, group, recorded)
-            if body.stream:
-                return ChatStream(head, includes_usage=body.includes_usage, position=position)
-            return ChatDocument(head)
-
-        return AnswerResponse(gateway, group, make_format)
+        return _answer(gateway, body, request, CHAT, "chatcmpl", (ChatStream, ChatDocument))
 
     @router.post("/completions", summary="Continue a prompt", openapi_extra=body_schema(CompletionRequest))
     async def completions(request: Request) -> Response:
         body = parse(CompletionRequest, await read_object(request))
-        group, position = _group(gateway, body, request, COMPLETIONS, "cmpl")
-
-        def make_format(recorded: SubmissionRecord) -> AnswerFormat:
-            head = _head(gateway, group, recorded)
-            if body.stream:
-                return CompletionStream(head, includes_usage=body.includes_usage, position=position)
-            return CompletionDocument(head)
-
-        return AnswerResponse(gateway, group, make_format)
+        return _answer(gateway, body, request, COMPLETIONS, "cmpl", (CompletionStream, CompletionDocument))
 
     for name in NOT_SERVED:
         for path in (f"/{name}", f"/{name}/{{rest:path}}"):
@@ -130,6 +109,27 @@ _METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 async def _not_served(request: Request) -> Response:
     raise NotServedError(request.method, request.url.path)
+
+
+def _answer(
+    gateway: Gateway,
+    body: _R,
+    request: Request,
+    route: str,
+    prefix: str,
+    formats: tuple[type[ChatStream | CompletionStream], type[ChatDocument | CompletionDocument]],
+) -> AnswerResponse:
+    """The response, in the first of the formats if it is streamed, else in the second."""
+    group, position = _group(gateway, body, request, route, prefix)
+    stream, document = formats
+
+    def make_format(recorded: SubmissionRecord) -> AnswerFormat:
+        head = _head(gateway, group, recorded)
+        if body.stream:
+            return stream(head, includes_usage=body.includes_usage, position=position)
+        return document(head)
+
+    return AnswerResponse(gateway, group, make_format)
 
 
 def _group(

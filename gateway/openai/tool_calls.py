@@ -16,12 +16,7 @@ _CALLED: Final = "tool_calls"
 
 @dataclass(frozen=True, slots=True)
 class ToolCalling:
-    """The settings for reading tool calls from the answers to one request.
-
-    Attributes:
-        call_format: the format in which the model writes calls.
-        functions: the names of the functions that it was offered.
-    """
+    """The settings for reading tool calls from the answers to one request: format, and offered functions."""
 
     call_format: CallFormat
     functions: frozenset[str]

@@ -7,14 +7,13 @@ says "Deprecated: use NEW".
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final, TypeAlias
+from typing import Final, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from shared.telemetry.histogram import Histogram
 
-LabelValues: TypeAlias = tuple[str, ...]
-Values: TypeAlias = Mapping[LabelValues, float]
+LabelValues = TypeVar("LabelValues", bound=tuple[str, ...])
 _PREFIX: Final = "dalsegno_"
 
 
@@ -56,17 +55,17 @@ def _renamed(family: Metric, old: _OldName) -> Metric:
     return renamed
 
 
-def gauge(name: str, help_: str, labels: Sequence[str], values: Values) -> Metric:
+def gauge(name: str, help_: str, labels: Sequence[str], values: Mapping[LabelValues, float]) -> Metric:
     """A gauge family; `values` maps the values of `labels` to numbers."""
     return _filled(GaugeMetricFamily(f"{_PREFIX}{name}", help_, labels=labels), values)
 
 
-def counter(name: str, help_: str, labels: Sequence[str], values: Values) -> Metric:
+def counter(name: str, help_: str, labels: Sequence[str], values: Mapping[LabelValues, float]) -> Metric:
     """A counter family; Prometheus adds `_total` to its name."""
     return _filled(CounterMetricFamily(f"{_PREFIX}{name}", help_, labels=labels), values)
 
 
-def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Values) -> Metric:
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[LabelValues, float]) -> Metric:
     for label_values, value in values.items():
         family.add_metric(label_values, value)
     return family

@@ -199,7 +199,7 @@ class Snapshot:
             yield gauge(f"log_{name}", help_, (), {} if number is None else {(): number})
 
     def _log_clients(self) -> Iterator[Metric]:
-        stats: dict[LabelValues, LogStats] = {}
+        stats: dict[tuple[str, str], LogStats] = {}
         if (own := self._gateway.log_stats()) is not None:
             stats["gateway", self._gateway.origin] = own
         for role, processes in (("conductor", self.conductors), ("worker", self.workers)):
@@ -225,7 +225,7 @@ class Snapshot:
 
     def _workers(self) -> Iterator[Metric]:
         label, fresh = ("rank",), [one for one in self.workers if one.is_fresh]
-        up: dict[LabelValues, float] = {(str(rank),): 0 for rank in self._gateway.served.ranks}
+        up: dict[tuple[str, ...], float] = {(str(rank),): 0 for rank in self._gateway.served.ranks}
         up |= {(one.name,): one.is_fresh for one in self.workers}
         yield gauge("worker_up", "1 while its heartbeats arrive.", label, up)
         ready = {(one.name,): one.state == "ready" for one in fresh}
@@ -237,7 +237,7 @@ class Snapshot:
         yield gauge("worker_info", help_, ("rank", "kernels"), kernels)
         steps = {(one.name,): one.number("steps") for one in fresh}
         yield counter("worker_steps", "Engine steps.", label, steps)
-        meters: dict[LabelValues, WorkerMeters] = {(one.name,): one.meters for one in fresh if one.meters}
+        meters = {(one.name,): one.meters for one in fresh if one.meters}
         help_ = "Sequences that the engine has admitted."
         yield counter("worker_sequences", help_, label, _field(meters, "sequences"))
         tokens = _by_kind(meters, {"computed_tokens": "computed", "sampled_tokens": "sampled"})
@@ -284,7 +284,7 @@ def _field(found: Mapping[LabelValues, object], field: str) -> dict[LabelValues,
     return {who: getattr(one, field) for who, one in found.items()}
 
 
-def _by_kind(found: Mapping[LabelValues, object], kinds: Mapping[str, str]) -> dict[LabelValues, float]:
+def _by_kind(found: Mapping[LabelValues, object], kinds: Mapping[str, str]) -> dict[tuple[str, ...], float]:
     """Several numbers of the object of each label; `kinds` maps their fields to the values of a label."""
     return {(*who, kind): getattr(one, field) for field, kind in kinds.items() for who, one in found.items()}
 

@@ -1,4 +1,4 @@
-"""The number of answers that a gateway gives now, so that a shutdown can wait for them."""
+"""The answers that a gateway gives now, so that a shutdown can wait for them."""
 
 import asyncio
 from collections.abc import Iterator
@@ -6,11 +6,7 @@ from contextlib import contextmanager
 
 
 class InFlightAnswers:
-    """The answers in progress.
-
-    Attributes:
-        count: their number.
-    """
+    """The answers in progress; `count` is their number."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -89,15 +89,8 @@ class Liveness:
     ) -> dict[str, Any]:
         """The document of `/health`, as far as it is not about the gateway.
 
-        Args:
-            now_s: the time now.
-            log_answers: the log answers.
-            is_draining: the gateway shuts down.
-            running: the number of answers that the gateway gives.
-            log_problem: the reason for which the log takes nothing new, if any.
-
-        Returns:
-            The document. `status` has the words that M*'s clients expect; `state` is more detailed.
+        `status` has the words that M*'s clients expect; `state` is more detailed. `running` is the number of
+        answers that the gateway gives, `log_problem` the reason for which the log takes nothing new, if any.
         """
         missing = self.missing(now_s, log_answers=log_answers)
         if log_problem:

@@ -20,8 +20,6 @@ class DeliveryFields(msgspec.Struct, frozen=True, kw_only=True):
     """Our fields of every route's body: they say how a request is treated, and not what it asks.
 
     Attributes:
-        request_id: the id that the client chose.
-        timeout_s: the time limit.
         linger_s: the disconnect grace: the request continues for so long after its client has left.
         priority: requests with a higher one are served first.
     """

@@ -27,13 +27,7 @@ from typing import Final
 
 from shared import faults
 from shared.errors import DalSegnoError
-from shared.events import (
-    MalformedEventError,
-    RequestCancel,
-    RequestWatched,
-    decode,
-    encode,
-)
+from shared.events import MalformedEventError, RequestCancel, RequestWatched, decode, encode
 from shared.log.port import Log, StoredRecord, WrongLastSequenceError
 from shared.subjects import Subjects
 
@@ -82,7 +76,6 @@ class Readers:
         may_cancel: the request was submitted or resumed here.
         is_announced: the log says that this gateway watches the request.
         has_ended: a client has received the end of the answer.
-        cancel_reason: the reason to cancel, from a client that left.
         grace_until_s: clients may come back until then, by the event loop's clock.
         expiry: the timer of the disconnect grace, while the request has no client.
     """

@@ -45,12 +45,7 @@ ACCEPT_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmissionRecord:
-    """The facts about a request that are known before its answer begins.
-
-    Attributes:
-        created_s: the time of the request, in seconds since 1970.
-        durability: what an event survives once this log has acked it.
-    """
+    """The facts about a request that are known before its answer begins; `created_s` counts from 1970."""
 
     created_s: int
     durability: Durability

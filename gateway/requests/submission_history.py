@@ -29,7 +29,6 @@ class SubmissionHistory:
         submitted: the first submission that is well formed, as the conductor takes it: its position, the time
             it was stored, and the event.
         control: the records on the request's control subject.
-        has_ended: the request has ended.
     """
 
     def __init__(self, request_id: str, subjects: Subjects) -> None:
