@@ -241,7 +241,7 @@ class LogContract:
         for expected in (0, 7):
             with pytest.raises(WrongLastSequenceError):
                 await log.publish(subjects.epoch, b"2", expected_last_seq=expected)
-        # The same bytes again are no excuse: nobody resent anything.
+        # Equal bytes make no difference: this event was not sent before.
         with pytest.raises(WrongLastSequenceError):
             await log.publish(subjects.epoch, b"1", expected_last_seq=0)
         assert (await log.state()).last_seq == 1
@@ -263,7 +263,7 @@ class LogContract:
                 group.create_task(attempt(number, log))
         assert sorted(outcomes) == [0, 0, 0, 1]
 
-    # ---- questions --------------------------------------------------------------------------------
+    # ---- queries ----------------------------------------------------------------------------------
     async def test_last_is_the_newest_record_of_a_subject(self, deployment: Deployment) -> None:
         log, subjects = await deployment.open(), deployment.subjects
         assert await log.last(subjects.walk("r")) is None
@@ -358,7 +358,7 @@ class LogContract:
             await anext(log.read([deployment.subjects.walk("r")], 3))
         with pytest.raises(LogRegressedError, match="3"):
             await anext(log.history([deployment.subjects.walk("r")], 3))
-        # It is that reader's error, and nobody else's.
+        # The error is only that reader's.
         assert await log.publish(deployment.subjects.walk("r"), b"2") == 2
 
     async def test_a_closed_log_says_so_to_everybody(self, deployment: Deployment) -> None:
@@ -377,13 +377,13 @@ class LogContract:
             with pytest.raises(LogUnavailableError, match="closed"):
                 await _awaited(question)
 
-    # ---- beats ------------------------------------------------------------------------------------
+    # ---- heartbeats -------------------------------------------------------------------------------
     async def test_beats_reach_who_listens_and_are_not_stored(self, deployment: Deployment) -> None:
         log, other = await deployment.open(), await deployment.open()
         subject = deployment.subjects.heartbeat("worker", "0")
         async with aclosing(other.listen(deployment.subjects.heartbeats())) as beats:
             heard = asyncio.ensure_future(anext(beats))
-            while not heard.done():  # until the listener is there, nobody hears them
+            while not heard.done():  # heartbeats before the subscription are lost
                 await log.send_heartbeat(subject, b"step 1")
                 await asyncio.sleep(0)
             assert heard.result() == (subject, b"step 1")
@@ -493,7 +493,7 @@ class LogContract:
                 await log.publish(subject, b"1", expected_last_seq=expected, waits_while_full=False)
         refused = [log.is_full]
         log.post(deployment.subjects.walk("waits"), b"under way")
-        with pytest.raises(LogFullError, match="full"):  # nor does it wait behind those that do
+        with pytest.raises(LogFullError, match="full"):  # nor after events that wait
             await log.publish(subject, b"1", expected_last_seq=0, waits_while_full=False)
         await deployment.set_max_messages()
         await log.drain()

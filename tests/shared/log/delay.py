@@ -45,5 +45,5 @@ class Delay:
         with contextlib.suppress(OSError):
             while data := await source.read(1 << 16):
                 loop.call_later(self._seconds, target.write, data)
-        await asyncio.sleep(self._seconds)  # behind the last of it
+        await asyncio.sleep(self._seconds)  # after the last byte
         target.close()

@@ -44,7 +44,7 @@ class _JetStreamDeployment:
         self.server.start()
 
     async def recreate(self) -> None:
-        # On another port, so that nobody of the deployment sees it half done.
+        # On another port, so that the deployment does not see an incomplete state.
         aside = NatsServer(self.server.log_file.parent)
         aside.start()
         await delete_stream(aside, self.subjects.stream)

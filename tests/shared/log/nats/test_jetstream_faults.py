@@ -192,7 +192,7 @@ async def test_a_refused_condition_after_a_resend_is_no_error_when_the_first_cop
         )
         wrong = asyncio.ensure_future(log.publish(subjects.conductor("third"), b"wrong", expected_last_seq=7))
         async with aclosing(log.read([subjects.conductor("*")], 1)) as records:
-            await take(records, 2)  # stored, and nobody told
+            await take(records, 2)  # stored, but not acked
     # Meanwhile somebody else writes on one of the two subjects: the answer is still right.
     other = await _open(server, subjects)
     await other.publish(subjects.epoch, b"a successor", expected_last_seq=1)

@@ -189,7 +189,7 @@ async def test_nothing_acked_is_lost_when_leaders_die_and_hang_under_load(
     assert posted == load.posted, "posted, but not in the log"
     in_turn = [record.data for record in history if record.subject == subjects.epoch]
     assert in_turn == [b"%d" % number for number in range(len(in_turn))], "one of them twice, or missing"
-    # Behind them there may be second copies, of a server that hung and passed on what it had.
+    # Duplicates may follow, from a server that hung and then forwarded its messages.
     assert load.read_records == history[: len(load.read_records)], "read in another order, or with a hole"
     await log.close()
     await load.close()

@@ -229,7 +229,7 @@ async def test_a_log_that_acks_nothing_for_some_seconds_has_stalled(wire: _Wire,
     stalled.append(outbox.is_stalled)
     outbox.acked(number, 1)
     stalled.append(outbox.is_stalled)
-    await wire.pass_s(10)  # and nobody posts
+    await wire.pass_s(10)  # without a post
     assert [*stalled, outbox.is_stalled] == [False, True, False, False]
 
 

@@ -56,7 +56,7 @@ PUBLISH: Final[dict[str, set[str]]] = {
     "ds.worker.2": NOBODY_AT_ALL,
     "ds.nothing.r1": NOBODY_AT_ALL,
     "other.request.r1": NOBODY_AT_ALL,
-    # ---- beside the log ----
+    # ---- outside of the log ----
     "ds.beat.worker.0": {"worker-0"},
     "ds.beat.worker.1": {"worker-1"},
     "ds.beat.conductor.c-1": {"conductor"},
@@ -156,7 +156,7 @@ async def test_a_role_publishes_what_is_its_own_and_nothing_else(
 
     expected = {f'publish to "{at.lower()}"' for at, allowed in PUBLISH.items() if role not in allowed}
     assert denied == expected
-    assert (await conductor.state()).created_ns == before.created_ns  # nobody's junk made it anew
+    assert (await conductor.state()).created_ns == before.created_ns  # no client recreated it
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -235,7 +235,7 @@ OWN: Final = {
 
 @pytest.mark.parametrize("role", OWN)
 async def test_a_role_writes_its_own_and_reads_all(server: NatsServer, conductor: Log, role: str) -> None:
-    for number in range(3000):  # more than fits into one window: the log is told to go on
+    for number in range(3000):  # more than fits into one window: flow control has to continue
         conductor.post("ds.walk.long", b"%d" % number * 200)
     await conductor.drain()
     log = await connect(server, role)
@@ -430,7 +430,7 @@ async def test_what_is_granted_to_nobody_would_be_a_way_into_the_log(
         assert "error" not in json.loads(made.data)
         assert [(record.subject, record.data) for record in stored] == [
             (subjects.request("mine"), b"anything I like"),
-            (subjects.request("mine"), b"anything I like"),  # an old event behind newer ones
+            (subjects.request("mine"), b"anything I like"),  # an old event after newer ones
             (subjects.walk("theirs"), b"anything I like"),  # as if the conductor had said it
         ]
     finally:
