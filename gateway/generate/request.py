@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from gateway import request_limits
 from gateway.errors import InvalidParamError
-from gateway.http.bodies import check_known, converted, params_of, parse_json, parse_object
+from gateway.http.bodies import check_known, converted, parse_json, parse_object
 from gateway.openai import requests as openai_requests
 from gateway.openai.requests import ChatRequest
 from gateway.requests.parsed_request import DeliveryFields
@@ -130,11 +130,12 @@ def model_kwargs(found: object) -> Params:
         raise InvalidParamError(
             "model_kwargs", f"model_kwargs: expected one limit of the answer, found {limits}"
         )
-    given = {name: value for name, value in found.items() if name not in _LIMITS}
-    given["max_tokens"] = next(iter(limits.values()), None)
+    given = {name: value for name, value in found.items() if name not in _LIMITS and value is not None}
+    if limits:
+        given["max_tokens"] = next(iter(limits.values()))
     if isinstance(given.get("stop"), str):
         given["stop"] = [given["stop"]]
-    return params_of(given, "model_kwargs.")
+    return converted(given, Params, "model_kwargs.")
 
 
 def _with_known_voice(params: Params, served: ServedModel) -> Params:

@@ -1,6 +1,6 @@
 """Request bodies: JSON parsing, conversion to typed values, and their schemas for `/openapi.json`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -57,13 +57,19 @@ def parse_json(data: bytes | str, what: str) -> Any:
         raise MalformedBodyError(f"{what} is not JSON: {error}") from error
 
 
-def params_of(given: Mapping[str, object], where: str = "") -> Params:
-    """Parameters from plain values; None is absent. `where` is prefixed to the name of a wrong one.
+def params_of(request: msgspec.Struct, **changed: object) -> Params:
+    """The parameters of a parsed body: its fields that `Params` has too, and those that are `changed`.
+
+    None is absent.
 
     Raises:
         InvalidParamError: a value is of the wrong type or out of its range.
     """
-    return converted({name: value for name, value in given.items() if value is not None}, Params, where)
+    given = {
+        name: changed[name] if name in changed else getattr(request, name, None)
+        for name in Params.__struct_fields__
+    }
+    return converted({name: value for name, value in given.items() if value is not None}, Params)
 
 
 def converted(value: object, kind: type[_T], where: str = "") -> _T:

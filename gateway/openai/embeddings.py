@@ -57,7 +57,7 @@ class EmbeddingRequest(ModelRequest, frozen=True, kw_only=True):
             InvalidParamError: a value is out of its range.
         """
         self.check_delivery()
-        return params_of({"dimensions": self.dimensions})
+        return params_of(self)
 
     def inputs(self, settings: GatewaySettings) -> list[Inputs]:
         """The inputs, one for each embedding.

@@ -71,10 +71,6 @@ class _Request(ModelRequest, frozen=True, kw_only=True):
         raise NotImplementedError
 
     @property
-    def wants_echo(self) -> bool:
-        return False
-
-    @property
     def wanted_guide(self) -> dict[str, Any] | None:
         """The guide of the answer, as in `Params`."""
         return self.guide
@@ -104,18 +100,18 @@ class _Request(ModelRequest, frozen=True, kw_only=True):
         """
         self.check_delivery()
         limit_name, limit = self.limit_tokens
-        given = {name: getattr(self, name) for name in _PARAMS} | {
-            "max_tokens": limit,
-            "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
-            "logprobs": self.wanted_logprobs,
-            "echo": self.wants_echo or None,
-            "guide": self.wanted_guide,
-        }
+        logprobs, guide = self.wanted_logprobs, self.wanted_guide
         client_names = {"max_tokens": limit_name}
         if self.guide is None:
             client_names["guide.json_schema"] = SCHEMA_FIELD
         try:
-            params = params_of(given)
+            params = params_of(
+                self,
+                max_tokens=limit,
+                stop=[self.stop] if isinstance(self.stop, str) else self.stop,
+                logprobs=logprobs,
+                guide=guide,
+            )
         except InvalidParamError as error:
             name = error.param or ""
             if name not in client_names:
@@ -124,10 +120,6 @@ class _Request(ModelRequest, frozen=True, kw_only=True):
             raise InvalidParamError(client_name, error.message.replace(name, client_name, 1)) from error
         request_limits.check_params(params, settings, limit_name)
         return params
-
-
-_PARAMS: Final = tuple(name for name in _Request.__struct_fields__ if name in Params.__struct_fields__)
-"""The fields with the names of parameters."""
 
 
 class TextFormat(msgspec.Struct, frozen=True, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -264,10 +256,6 @@ class CompletionRequest(_Request, frozen=True, kw_only=True):
     @property
     def wanted_logprobs(self) -> int | None:
         return self.logprobs
-
-    @property
-    def wants_echo(self) -> bool:
-        return bool(self.echo)
 
     def prompts(self, settings: GatewaySettings) -> list[Inputs]:
         if self.best_of is not None and self.best_of != self.answers:

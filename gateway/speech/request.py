@@ -70,19 +70,9 @@ class SpeechRequest(ModelRequest, frozen=True, kw_only=True, forbid_unknown_fiel
         """
         self.check_delivery()
         name = "max_tokens" if self.max_output_tokens is None else "max_output_tokens"
-        params = params_of(
-            {name: getattr(self, name) for name in _PARAMS}
-            | {
-                "max_tokens": self.max_tokens if self.max_output_tokens is None else self.max_output_tokens,
-                "voice": _voice(self.voice, served),
-            }
-        )
+        params = params_of(self, max_tokens=getattr(self, name), voice=_voice(self.voice, served))
         request_limits.check_params(params, settings, name)
         return params
-
-
-_PARAMS: Final = tuple(n for n in SpeechRequest.__struct_fields__ if n in Params.__struct_fields__)
-"""The fields with the names of parameters."""
 
 
 def parse(body: dict[str, Any], served: ServedModel) -> SpeechRequest:

@@ -2,7 +2,7 @@
 
 import logging
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -13,6 +13,7 @@ from shared.events import Params
 from shared.validation_errors import validation_problem
 
 _LOGGER: Final = logging.getLogger(__name__)
+_T = TypeVar("_T")
 _DEFAULTS: Final = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -64,23 +65,25 @@ def effective_sampling(params: Params, defaults: Params, tokenizer: PromptTokeni
     Raises:
         ClientError: a token id is outside the vocabulary, or a bad word has no token.
     """
-
-    def chosen(name: str, default: Any) -> Any:
-        found = (getattr(params, name), getattr(defaults, name), default)
-        return next(value for value in found if value is not None)
-
     biases = [(int(id), bias) for id, bias in params.logit_bias.items()]
     tokenizer.check_ids("logit_bias", [id for id, _ in biases])
-    repetition_penalty = chosen("repetition_penalty", 1.0)
+    repetition_penalty = _first(params.repetition_penalty, defaults.repetition_penalty, 1.0)
     return SamplingParams(
-        temperature=chosen("temperature", 1.0),
-        top_p=chosen("top_p", 1.0),
-        top_k=max(chosen("top_k", 0), 0),
-        min_p=chosen("min_p", 0.0) or None,
+        temperature=_first(params.temperature, defaults.temperature, 1.0),
+        top_p=_first(params.top_p, defaults.top_p, 1.0),
+        top_k=max(_first(params.top_k, defaults.top_k, 0), 0),
+        min_p=_first(params.min_p, defaults.min_p, 0.0) or None,
         repetition_penalty=None if repetition_penalty == 1 else repetition_penalty,
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
         logit_bias=biases,
-        bad_words=tokenizer.spellings(chosen("bad_words", [])),
-        min_tokens=chosen("min_tokens", 0) or None,
+        bad_words=tokenizer.spellings(_first(params.bad_words, defaults.bad_words, [])),
+        min_tokens=_first(params.min_tokens, defaults.min_tokens, 0) or None,
     )
+
+
+def _first(own: _T | None, default: _T | None, neutral: _T) -> _T:
+    """The request's own value, or else the checkpoint's, or else the neutral one."""
+    if own is not None:
+        return own
+    return neutral if default is None else default

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from models.base import Processing
-from models.sequence_request import PoolingParams, SequenceFacts, SequenceRequest
+from models.sequence_request import PoolingParams, SamplingParams, SequenceFacts, SequenceRequest
 from models.text.guiding import Guiding
 from shared.errors import BugError, Divergence
 from shared.events import Guide, NodeReady, SequenceHandover
@@ -119,10 +119,7 @@ class KvNodes:
     async def fire(self, walk_index: int, firing: Firing, key: str) -> NodeResult:
         """Call a KV node: wait for its sequence's first token, or for its end.
 
-        Args:
-            walk_index: the index of the walk in the step.
-            firing: the call.
-            key: the key prefix of the outputs.
+        `walk_index` is the index of the walk in the step, `key` the key prefix of the outputs.
 
         Raises:
             DalSegnoError: the engine or the text failed.
@@ -361,8 +358,21 @@ def _stream_again(prefix_ids: Sequence[int], generated: GeneratedText, on_item: 
 
 
 def _sampling(request: SequenceRequest, *, seed: int) -> Sampling:
-    given = msgspec.to_builtins(request.sampling) if request.sampling is not None else {}
-    return Sampling(**given, seed=seed, sample_index=request.choice)
+    given = request.sampling or SamplingParams()
+    return Sampling(
+        temperature=given.temperature or 0.0,
+        top_p=1.0 if given.top_p is None else given.top_p,
+        top_k=given.top_k or 0,
+        min_p=given.min_p or 0.0,
+        seed=seed,
+        sample_index=request.choice,
+        repetition_penalty=1.0 if given.repetition_penalty is None else given.repetition_penalty,
+        presence_penalty=given.presence_penalty or 0.0,
+        frequency_penalty=given.frequency_penalty or 0.0,
+        logit_bias=given.logit_bias,
+        bad_words=given.bad_words,
+        min_tokens=given.min_tokens or 0,
+    )
 
 
 def _pooling(params: PoolingParams | None) -> Pooling | None:

@@ -38,13 +38,8 @@ class WalkChain:
 
     Args:
         recovered: the request's output tracks at the start of the step.
-        post: posts an output chunk.
-        send: sends an event to another rank.
         spawn: runs a coroutine in the background.
         streams: the streams of the attempt; None where the model has none.
-
-    Attributes:
-        tracks: the output tracks that it writes.
     """
 
     def __init__(
@@ -181,4 +176,4 @@ class WalkChain:
 
 def _choice_of(ready: NodeReady) -> int:
     """The index of the choice (of several answers to one request) that the order computes."""
-    return max((call.args.get("choice", 0) for call in ready.walks), default=0)
+    return max((call.choice for call in ready.walks), default=0)
