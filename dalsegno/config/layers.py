@@ -24,6 +24,7 @@ from configs.checks import check, discreet, hint_for
 from configs.deployment import SECRETS, SECTIONS, ConfigError, DeploymentConfig, paths
 from configs.files import Base, is_integer_of_64_bits, is_text, parse_yaml
 from configs.renamed_keys import RENAMED
+from models import registry
 from shared.validation_errors import ValidationProblem, validation_problem
 
 VARIABLE_PREFIX: Final = "DALSEGNO_"
@@ -196,19 +197,30 @@ def overlay(base: Base, settings: Iterable[Setting], here: Path) -> tuple[dict[s
         if isinstance(inner := base.values.get(map_), dict):
             sources |= {f"{map_}.{key}": base.source for key in inner}
     said = list(settings)
-    are_paths = paths(next((one.value for one in reversed(said) if one.key == "model"), values.get("model")))
+    family = next((one.value for one in reversed(said) if one.key == "model"), values.get("model"))
+    are_paths = paths(family)
+    renamed = _renamed(family)
 
     def as_said_here(key: str, value: Any) -> Any:
         is_relative = key in are_paths and isinstance(value, str) and not value.startswith("~")
         return str(here / value) if is_relative else value
 
+    def replace_other(key: str) -> None:
+        """Remove the value that a lower layer has under the key's other name, old or current."""
+        map_, _, name = renamed.get(key, "").partition(".")
+        if isinstance(inside := values.get(map_), dict) and name in inside:
+            values[map_] = {inner: value for inner, value in inside.items() if inner != name}
+            del sources[f"{map_}.{name}"]
+
     for one in said:
         if one.key in _MAPS:
             for key, item in one.value.items():
                 name = f"{one.key}.{key}"
+                replace_other(name)
                 _put(values, name, as_said_here(name, item), base.source)
                 sources[name] = one.source
         else:
+            replace_other(one.key)
             _put(values, one.key, as_said_here(one.key, one.value), base.source)
         sources[one.key] = one.source
     return values, sources
@@ -235,6 +247,13 @@ def effective(
     if sources["checkpoint"] == DEFAULT:
         sources["checkpoint"] = "the hub cache"
     return Effective(config=config, sources=sources)
+
+
+def _renamed(family: object) -> dict[str, str]:
+    """The other name of each renamed key: the current one by the old, and the old one by the current."""
+    own = registry.graph(family).kwargs if isinstance(family, str) and family in registry.families() else ()
+    pairs = [(f"model_kwargs.{old}", f"model_kwargs.{new}") for old, new in RENAMED.items() if old not in own]
+    return dict(pairs) | {new: old for old, new in pairs}
 
 
 def _is_of_kubernetes(name: str, text: str) -> bool:

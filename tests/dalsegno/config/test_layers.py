@@ -90,6 +90,28 @@ def test_each_key_of_a_map_is_a_value_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
+    ("in_file", "variable", "flag"),
+    [
+        ("max_rows", "max_sequences", "max_rows"),
+        ("max_sequences", "max_rows", "max_sequences"),
+        ("max_rows", "max_rows", "max_sequences"),
+    ],
+)
+def test_a_layer_replaces_the_value_of_a_key_under_its_old_or_its_current_name(
+    in_file: str, variable: str, flag: str
+) -> None:
+    environ = {"DALSEGNO_MODEL_KWARGS": f"{{{variable}: 2}}"}
+    found = [
+        effective(environ=environ, model_kwargs={in_file: 1}),
+        effective(f"model_kwargs.{flag}=3", environ=environ, model_kwargs={in_file: 1}),
+    ]
+
+    assert [one.config.model_kwargs for one in found] == [{"max_sequences": 2}, {"max_sequences": 3}]
+    assert [one.sources["model_kwargs.max_sequences"] for one in found] == ["DALSEGNO_MODEL_KWARGS", "--set"]
+    assert all("model_kwargs.max_rows" not in one.sources for one in found)
+
+
+@pytest.mark.parametrize(
     ("key", "text", "value"),
     [
         ("name", "123", "123"),
