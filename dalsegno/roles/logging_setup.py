@@ -14,7 +14,8 @@ client's text was processed, are shown with their traceback and without their me
 import logging
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from textwrap import indent
 from types import TracebackType
@@ -24,11 +25,12 @@ from pythonjsonlogger.msgspec import MsgspecFormatter
 
 from configs.deployment import LogSettings
 from dalsegno.terminal.sanitise import plain
+from shared.source_digest import PROJECT
 from shared.telemetry import log_fields
 
 _CHATTY: Final = ("asyncio", "httpx", "nats", "torch", "transformers", "urllib3", "uvicorn")
 """Libraries whose INFO records are of no use to an operator; `--log-level debug` shows them."""
-OURS: Final = frozenset({"conductor", "configs", "dalsegno", "gateway", "shared", "workers"})
+OURS: Final = PROJECT
 """The packages of this project."""
 _ABOUT: Final = ("may_quote", "is_prompt", "quoting")
 _MOST_CHARS: Final = 10_000
@@ -52,6 +54,27 @@ def set_up(settings: LogSettings, role: str | None = None) -> None:
     logging.captureWarnings(capture=True)
 
 
+@contextmanager
+def held_back() -> Iterator[list[logging.LogRecord]]:
+    """Collect the log records from before `set_up`, for `repeat`; print them if the block fails."""
+    handler = _Collector()
+    logging.getLogger().addHandler(handler)
+    try:
+        yield handler.records
+    except BaseException:
+        for record in handler.records:
+            print(record.getMessage(), file=sys.stderr)
+        raise
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+def repeat(records: Iterable[logging.LogRecord]) -> None:
+    """Log the records that were held back."""
+    for record in records:
+        logging.getLogger(record.name).handle(record)
+
+
 def print_last_message(text: str) -> None:
     """Print why this process ends: as plain text, or as a JSON object where every line is one."""
     for handler in logging.getLogger().handlers:
@@ -67,6 +90,15 @@ def formatter(settings: LogSettings, role: str | None) -> logging.Formatter:
     if settings.format == "json":
         return _ForPrograms(role, shows_quotations=settings.prompts)
     return _ForPeople(role, shows_quotations=settings.prompts)
+
+
+class _Collector(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: Final[list[logging.LogRecord]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
 
 
 class _ForPeople(logging.Formatter):

@@ -98,10 +98,13 @@ def _enter(name: str, options: RoleOptions, compose: Callable[[DeploymentConfig]
         parent_watch.die_with(options.parent)
 
     def begin() -> Role:
-        config = resolve.effective(options.model, options.settings).config
+        with logging_setup.held_back() as records:
+            config = resolve.effective(options.model, options.settings).config
         # The launcher puts the name before every text line; a JSON line carries it inside.
         is_named = options.parent is None or config.logs.format == "json"
         logging_setup.set_up(config.logs, role=name if is_named else None)
+        if options.parent is None:  # the launcher has logged them
+            logging_setup.repeat(records)
         tracing.set_up(config.traces, name)
         timeline.set_up(options.profile_parts, name)
         if (file := environment.read().fault) is not None:

@@ -15,6 +15,7 @@ from configs.deployment import DeploymentConfig
 from configs.nats_access import nats_credentials, stream_policy
 from dalsegno.config import address, environment, resolve
 from dalsegno.config.address import Listen
+from dalsegno.roles import logging_setup
 from dalsegno.serve import data_dir, lost_worker_reaper, prefix_guard, role_commands
 from dalsegno.serve.data_dir import DataDir, ReadyFile
 from dalsegno.serve.launcher import GRACE_S, Launcher
@@ -46,11 +47,12 @@ def serve(options: ServeOptions) -> None:
         DalSegnoError: it cannot run; no process is left running.
     """
     began_s = time.monotonic()
-    found = resolve.effective(options.model, options.settings)
-    try:
-        resolve.check(found)
-    except ClientError as error:  # a role would refuse it minutes later
-        raise RefusedError(error.message) from error
+    with logging_setup.held_back() as records:
+        found = resolve.effective(options.model, options.settings)
+        try:
+            resolve.check(found)
+        except ClientError as error:  # a role would refuse it minutes later
+            raise RefusedError(error.message) from error
     config = found.config
     data = data_dir.of_deployment(config)
     # Lock first: a second start of the same deployment fails before it touches the first one's files.
@@ -85,6 +87,7 @@ def serve(options: ServeOptions) -> None:
             _logging_to(WarningHandler(console)),
             profiled(options.profile) as parts,
         ):
+            logging_setup.repeat(records)
             asyncio.run(_serve(options, config, listens, data, console, ready, parts, ready_files))
 
 
@@ -111,7 +114,7 @@ async def _serve(
     is_synced = config.nats.durability == "host"
     roles = private_roles(config.ranks) if config.nats.url is None else _joined_credentials(config)
     nats = _private(data, config, roles, syncs_always=is_synced) if config.nats.url is None else None
-    keeping = stream_policy(config.nats, syncs_always=is_synced and nats is not None)
+    policy = stream_policy(config.nats, syncs_always=is_synced and nats is not None)
     try:
         url = await _start(nats) if nats is not None else await _join(config, roles)
         launcher = Launcher(
@@ -127,7 +130,7 @@ async def _serve(
             ),
             console=console,
             ready_files=ready_files,
-            keep=partial(_keep, url, roles[PROVISIONER], config.nats.prefix, keeping, console, nats),
+            keep=partial(_keep, url, roles[PROVISIONER], config.nats.prefix, policy, console, nats),
             reap=partial(_reap, url, roles[READER], config.nats.prefix),
             ready=ready,
         )
@@ -185,25 +188,25 @@ async def _keep(
     url: str,
     credentials: Credentials,
     prefix: str,
-    keeping: StreamPolicy,
+    policy: StreamPolicy,
     console: Console,
     nats: PrivateNats | None,
 ) -> None:
     """Create the stream, and maintain it."""
-    from dalsegno.serve.retention_guard import RetentionGuard
+    from dalsegno.serve.stream_guard import StreamGuard
     from shared.log.nats.provisioning import Provisioner
     from shared.subjects import Subjects
 
     async def look_now() -> None:
-        await keeper.wake()
+        await guard.wake()
 
     provisioner = Provisioner(url, Subjects(prefix), look_now)
     if nats is None:
-        keeper = RetentionGuard(provisioner, keeping, console.say)
+        guard = StreamGuard(provisioner, policy, console.say)
     else:
-        keeper = RetentionGuard(
+        guard = StreamGuard(
             provisioner,
-            keeping,
+            policy,
             console.say,
             folder=nats.server.log_file.parent,
             failed_write=lambda: nats.server.failed_write,
@@ -211,8 +214,8 @@ async def _keep(
         )
     await provisioner.open(credentials, timeout_s=_PROVISION_S)
     try:
-        await keeper.prepare(_PROVISION_S)
-        await keeper.run()
+        await guard.prepare(_PROVISION_S)
+        await guard.run()
     finally:
         await provisioner.close()
 

@@ -3,8 +3,10 @@
 import json
 import logging
 import re
+import tomllib
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,6 +124,35 @@ def test_our_own_errors_are_shown_with_their_messages(capsys: pytest.CaptureFixt
         except RuntimeError:
             printed.log.exception("the engine failed")
         assert "no room on the device" in printed.text
+
+
+def test_the_errors_of_every_package_are_ours() -> None:
+    with (Path(__file__).parents[3] / "pyproject.toml").open("rb") as file:
+        packages = tomllib.load(file)["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+
+    assert set(packages) == logging_setup.OURS
+
+
+def test_records_from_before_the_setup_have_the_form_of_all_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with logging_setup.held_back() as records:
+        logging.getLogger("configs.checks").warning("an old %s", "name")
+    printed = Printed(capsys, format="json")
+    assert not printed.text
+
+    logging_setup.repeat(records)
+
+    assert [(one["logger"], one["message"]) for one in printed.objects] == [("configs.checks", "an old name")]
+
+
+def test_records_from_before_the_setup_are_printed_if_it_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        logging.getLogger("configs.checks").warning("an old %s", "name")
+        raise ValueError("no config")
+
+    with pytest.raises(ValueError, match="no config"), logging_setup.held_back():
+        fail()
+
+    assert capsys.readouterr().err == "an old name\n"
 
 
 def test_a_line_for_programs_is_one_line_also_with_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
