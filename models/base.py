@@ -271,11 +271,7 @@ class Processing(Protocol):
     def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
         """Execute the CPU node `node`. The same inputs and arguments must give the same result.
 
-        Args:
-            node: the name of the node.
-            key: prefix of the keys of its output handles.
-            inputs: handles, by edge.
-            args: the arguments of the walk, plain values.
+        `key` is the prefix of the keys of its output handles; `args` are the walk's arguments, plain values.
 
         Raises:
             ClientError: the request is invalid, or cannot be served.

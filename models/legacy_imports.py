@@ -18,27 +18,12 @@ from shared import source_digest, walks
 
 _OLD: Final = "shared.models"
 _KEPT: Final = (
-    "base",
-    "decoder_lm",
-    "decoder_lm.graph",
-    "decoder_lm.nodes",
-    "decoder_lm.processing",
-    "orpheus",
-    "orpheus.frames",
-    "orpheus.graph",
-    "orpheus.nodes",
-    "orpheus.processing",
-    "orpheus.snac",
-    "registry",
-    "transformers_lm",
-    "transformers_lm.architecture",
-    "transformers_lm.loader",
-    "transformers_lm.node",
-    "transformers_lm.probe",
-    "transformers_lm.quantised",
-    "transformers_lm.sharding",
+    "base", "decoder_lm", "decoder_lm.graph", "decoder_lm.nodes", "decoder_lm.processing", "orpheus",
+    "orpheus.frames", "orpheus.graph", "orpheus.nodes", "orpheus.processing", "orpheus.snac", "registry",
+    "transformers_lm", "transformers_lm.architecture", "transformers_lm.loader", "transformers_lm.node",
+    "transformers_lm.probe", "transformers_lm.quantised", "transformers_lm.sharding",
     "transformers_lm.tensors",
-)
+)  # fmt: skip
 _RENAMED: Final = {
     "chat_template": "text.chat_template",
     "checkpoint": "checkpoints.files",

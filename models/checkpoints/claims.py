@@ -15,7 +15,7 @@ from models.checkpoints.files import read_json
 
 
 class Claim(IntEnum):
-    """How specific a claim is. A family claims with the most specific level that is true."""
+    """The level of a claim, from general to specific. A family claims with the most specific true level."""
 
     GENERIC = 1
     """It serves a whole class of architectures, such as every `...ForCausalLM`."""
@@ -28,11 +28,7 @@ class Claim(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointInfo:
-    """A checkpoint folder, as families see it.
-
-    Attributes:
-        config: the object in its `config.json`.
-    """
+    """A checkpoint folder, as families see it; `config` is the object in its `config.json`."""
 
     folder: Path
     config: Mapping[str, Any]

@@ -29,16 +29,9 @@ def load(
     kwargs: Mapping[str, Any] = MappingProxyType({}),
     peers: Peers | None = None,
 ) -> DecoderLM:
-    """Load the node of a checkpoint folder in Hugging Face format.
+    """Load the node of a checkpoint folder in Hugging Face format; see `load_decoder`.
 
-    Args:
-        checkpoint: the folder.
-        node: the name of the node; only `llm` has weights.
-        device: the device of the weights.
-        dtype: `bfloat16`, `float16`, `float32` or `auto` (see `load_decoder`).
-        progress: called for every tensor that is read.
-        kwargs: the deployment's `model_kwargs`; this family has none of its own.
-        peers: the tensor-parallel group, if several ranks share the node (see `load_decoder`).
+    Only `llm` has weights. `kwargs` is the deployment's `model_kwargs`; this family has none of its own.
 
     Raises:
         CheckpointError: a file of the folder is missing, damaged or unsupported.

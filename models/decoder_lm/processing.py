@@ -59,12 +59,7 @@ def load(checkpoint: Path, *, max_seq_len: int) -> "DecoderLmProcessing":
 
 
 class DecoderLmProcessing:
-    """The CPU nodes of one checkpoint (`models.base.Processing`). Re-entrant.
-
-    Attributes:
-        eos_ids: the tokens that end an answer.
-        tool_calls: the name of the format of tool calls in answers; empty if there is none.
-    """
+    """The CPU nodes of one checkpoint (`models.base.Processing`). Re-entrant."""
 
     def __init__(
         self,

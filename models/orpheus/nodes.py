@@ -47,14 +47,8 @@ def load(
 ) -> "DecoderLM | SnacDecoder":
     """Load one node of a checkpoint folder in Hugging Face format; SNAC's folder may be in it or elsewhere.
 
-    Args:
-        checkpoint: the language model's folder.
-        node: `LLM` or `snac_decoder`.
-        device: the device of the weights.
-        dtype: of the language model (see `load_decoder`). SNAC is small, and computes in float32.
-        progress: called for every tensor of the language model that is read.
-        kwargs: `snac`, the folder of the SNAC checkpoint (see `find_snac`).
-        peers: the tensor-parallel group, if several ranks share the language model (see `load_decoder`).
+    `node` is `LLM`, whose arguments are those of `load_decoder`, or `snac_decoder`. SNAC is small, and
+    computes in float32; `kwargs["snac"]` is the folder of its checkpoint (see `find_snac`).
 
     Raises:
         CheckpointError: a file of a folder is missing, damaged or unsupported.
@@ -72,10 +66,7 @@ def load(
 
 
 def examine(checkpoint: Path, node: str, *, members: int = 1) -> int:
-    """Raise what `load` would raise for the language model before it reads a weight.
-
-    Returns:
-        The longest sequence, in tokens.
+    """Raise what `load` would raise before it reads a weight; return the language model's longest sequence.
 
     Raises:
         CheckpointError, UnsupportedArchitectureError: as `load` does.

@@ -58,11 +58,7 @@ def load(checkpoint: Path, *, max_seq_len: int) -> "OrpheusProcessing":
 
 
 class OrpheusProcessing:
-    """The CPU nodes of one checkpoint (`models.base.Processing`). Re-entrant.
-
-    Attributes:
-        eos_ids: the token that ends an answer.
-    """
+    """The CPU nodes of one checkpoint (`models.base.Processing`). Re-entrant."""
 
     eos_ids = (STOP,)
     tool_calls = ""

@@ -42,12 +42,10 @@ class ChatTemplate:
     """A compiled chat template. Rendering is re-entrant.
 
     Args:
-        source: the template.
         special_tokens: `bos_token`, `eos_token` and so on, as the template may name them.
         origin: the file of the source, for error messages.
 
     Attributes:
-        source: the template.
         knows_tools: the template uses the variable `tools`.
     """
 

@@ -196,8 +196,6 @@ class CompiledGuide:
     """A compiled guide. Its matchers share the library's lexer states.
 
     Attributes:
-        marks: the special tokens.
-        vocab_size: the number of tokens.
         banned: the reason why the guide may no longer be used; empty while it may.
     """
 
@@ -260,11 +258,7 @@ class CompiledGuide:
 
 
 class Matcher:
-    """The state of one answer in a guide. Not thread-safe.
-
-    Attributes:
-        tokens: the number of tokens so far.
-    """
+    """The state of one answer in a guide. Not thread-safe."""
 
     def __init__(self, compiled: CompiledGuide) -> None:
         self._compiled = compiled
@@ -276,6 +270,7 @@ class Matcher:
 
     @property
     def tokens(self) -> int:
+        """The number of tokens so far."""
         return len(self._ids)
 
     def ban(self) -> None:

@@ -27,17 +27,10 @@ def prepare_prompt(
 ) -> CpuResult:
     """Check a prompt and its parameters, and return what the plan and the KV node need of them.
 
-    Args:
-        key: prefix of the keys of the outputs.
-        ids: the prompt.
-        params: the request's parameters.
-        tokenizer: the model's.
-        defaults: the sampling parameters of the checkpoint.
-        check_guide: raises an error for a guide that cannot be followed; called with the guide and the
-            request's `stop_token_ids`. None for a family whose `prepare` refuses guides itself.
-        text: the prompt's text, if it is known.
-        pooling: for a request without an answer: an embedding, or hidden states.
-        guide: for a chat with tools: the guide of the answer, None if it is free.
+    `key` is the prefix of the keys of the outputs, `defaults` are the sampling parameters of the checkpoint.
+    `check_guide` raises an error for a guide that cannot be followed; it is called with the guide and the
+    request's `stop_token_ids`, and None for a family whose `prepare` refuses guides itself. `pooling` is for
+    a request without an answer, `guide` for a chat with tools (`PreparedPrompt`).
 
     Raises:
         ClientError: the prompt is empty or too long, or a parameter is invalid for this model.

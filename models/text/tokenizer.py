@@ -16,15 +16,7 @@ from shared.errors import ClientError
 
 _NFC_JOINS: Final = 4
 """The most characters that NFC normalization composes into one."""
-_SPECIAL_TOKENS: Final = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
+_SPECIAL_TOKENS: Final = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
 class PromptTokenizer:

@@ -45,15 +45,7 @@ class _NoCallError(Exception):
 
 
 class ToolCallParser:
-    """Parses one answer.
-
-    Args:
-        call_format: the format of the model's calls.
-        functions: the names of the functions that the request offers.
-
-    Attributes:
-        count: the number of calls that have started.
-    """
+    """Parses one answer to a request that offers `functions`; `count` calls have started."""
 
     def __init__(self, call_format: CallFormat, functions: Collection[str]) -> None:
         self.count = 0

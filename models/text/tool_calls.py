@@ -107,10 +107,7 @@ def guide_for(found: CallFormat, inputs: Inputs, guide: Guide | None) -> Guide |
     With `tool_choice` `auto`, calls of `strict` functions are constrained to their schema, and the rest of
     the answer is free.
 
-    Args:
-        found: the format of calls.
-        inputs: the request's.
-        guide: the request's own guide, for an answer without calls.
+    `guide` is the request's own, for an answer without calls.
 
     Raises:
         ClientError: the guide cannot be combined with tools.

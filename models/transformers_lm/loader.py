@@ -13,12 +13,7 @@ from models.base import Peers
 from models.checkpoints.files import read_json
 from models.checkpoints.progress import Progress, silent
 from models.checkpoints.weights import read_shards, weights_digest
-from models.transformers_lm.architecture import (
-    choose_dtype,
-    config_of,
-    max_positions_of,
-    model_class_of,
-)
+from models.transformers_lm.architecture import choose_dtype, config_of, max_positions_of, model_class_of
 from models.transformers_lm.node import DecoderLM
 from models.transformers_lm.probe import probe_layout
 from models.transformers_lm.quantised import quantised_of
@@ -37,16 +32,11 @@ def load_decoder(
 ) -> DecoderLM:
     """Load the decoder-only language model of a checkpoint folder in Hugging Face format.
 
-    Args:
-        checkpoint: the folder.
-        name: the name of the node in the graph.
-        device: the device of the weights.
-        dtype: `bfloat16`, `float16`, `float32` or `auto`. `auto` means on a GPU the dtype of the checkpoint,
-            or for quantised weights that of the others; on a CPU float32 up to `CPU_FLOAT32_BYTES` and
-            bfloat16 beyond, and also bfloat16 from `CPU_BFLOAT16_BYTES` on if the weights are stored in it
-            and the processor has instructions for it.
-        progress: called for every tensor that is read.
-        peers: the tensor-parallel group; only this member's part is loaded.
+    `name` is that of the node in the graph. `dtype` is `bfloat16`, `float16`, `float32` or `auto`: on a GPU
+    the dtype of the checkpoint, or for quantised weights that of the others; on a CPU float32 up to
+    `CPU_FLOAT32_BYTES` and bfloat16 beyond, and also bfloat16 from `CPU_BFLOAT16_BYTES` on if the weights are
+    stored in it and the processor has instructions for it. `progress` is called for every tensor that is
+    read. Of a tensor-parallel group, `peers`, only this member's part is loaded.
 
     Raises:
         CheckpointError: a file of the folder is missing, damaged or unsupported.
@@ -75,14 +65,7 @@ def load_decoder(
 
 
 def examine_decoder(checkpoint: Path, *, members: int = 1) -> int:
-    """Check a checkpoint by its `config.json` alone; the folder needs no weights.
-
-    Args:
-        checkpoint: the folder.
-        members: the number of ranks that share the model.
-
-    Returns:
-        The longest sequence, in tokens.
+    """Check a checkpoint for `members` ranks, by its `config.json` alone; return its longest sequence.
 
     Raises:
         CheckpointError, UnsupportedArchitectureError: `load_decoder` would raise it too.

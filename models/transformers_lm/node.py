@@ -18,7 +18,6 @@ class DecoderLM:
     """A node of the KV engine (`workers.kv_engine.node.KVNode`, with the documentation of all members).
 
     Attributes:
-        name: the name of the node in the graph.
         weights_digest: a digest that distinguishes checkpoints (hex).
     """
 

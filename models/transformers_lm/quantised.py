@@ -44,14 +44,7 @@ _ITEM_BYTES: Final = MappingProxyType({"F32": 4, "F16": 2, "BF16": 2})
 _PACKED: Final = "weight_packed"
 _ZEROS: Final = "weight_zero_point"
 _IGNORED: Final = frozenset(
-    {
-        "activation_scale",
-        "input_scale",
-        "input_zero_point",
-        "input_scale_ub",
-        "weight_shape",
-        "weight_format",
-    }
+    {"activation_scale", "input_scale", "input_zero_point", "input_scale_ub", "weight_shape", "weight_format"}
 )
 """Tensors of activations, or with information that is known already."""
 _INT8_OFFSET: Final = 128

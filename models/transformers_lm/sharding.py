@@ -6,10 +6,10 @@
 
     colwise                 rows of the weight: each member has some of the outputs
     colwise_gather_output   the same, and the outputs are concatenated
-    rowwise                 columns of the weight: each member has some of the inputs, and the outputs are
-    summed rowwise_split_input     the same, if every member has all inputs packed_colwise          two
-    matrices in one tensor, each cut by its rows moe_tp_experts          experts with cut matrices, whose
-    outputs are summed
+    rowwise                 columns of the weight: each member has some of the inputs, and outputs are summed
+    rowwise_split_input     the same, if every member has all inputs
+    packed_colwise          two matrices in one tensor, each cut by its rows
+    moe_tp_experts          experts with cut matrices, whose outputs are summed
 
 Embeddings and head are whole in every member, regardless of the plan; the result is the same. Other styles
 are refused, and so are matrices that do not divide evenly, and cuts through an attention head.
@@ -145,10 +145,7 @@ def sharded(model_class: Any, peers: Peers) -> Any:
 def cuts_of(model_class: Any, config: Any, names: Iterable[str]) -> Mapping[str, Cut]:
     """The parts to read of the tensors in the files, by their names there; other tensors are read whole.
 
-    Args:
-        model_class: a `sharded` class; nothing is cut of other classes.
-        config: the model's config.
-        names: the names of all tensors in the files.
+    Only tensors of a `sharded` class are cut.
 
     Raises:
         UnsupportedArchitectureError: a tensor is stored in a form that cannot be cut.
