@@ -12,14 +12,14 @@ import msgspec
 
 from configs import placement, renamed_keys
 from configs.deployment import (
-    _ENGINE_PATHS,
-    _NATS_FILES,
+    ENGINE_PATHS,
     MASK,
+    NATS_FILES,
     SECRETS,
     SECTIONS,
     ConfigError,
     DeploymentConfig,
-)
+)  # fmt: skip
 from configs.files import read
 from configs.placement import NodeGroup, PlacementError
 from configs.secrets import split_key
@@ -30,11 +30,7 @@ from shared.closest_match import closest_match
 from shared.validation_errors import ValidationProblem, described, validation_problem
 
 _LOGGER: Final = logging.getLogger(__name__)
-
-
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
-
-
 _EVERYWHERE: Final = frozenset({"0.0.0.0", "::", "*", "0"})  # noqa: S104 - refused
 
 
@@ -245,21 +241,21 @@ def _with_paths(
         except (OSError, RuntimeError, ValueError) as error:  # a loop of links, no home, a null byte
             raise ConfigError(f"{origins.of(key)}: {key}: {path!r} is not a usable path: {error}") from error
 
-    def absolute_if_told(key: str, path: str | None) -> str | None:
+    def absolute_if_given(key: str, path: str | None) -> str | None:
         return absolute(key, path) if path is not None else None
 
-    keys_file = absolute_if_told("gateway.api_keys_file", config.gateway.api_keys_file)
-    nats_files = {name: absolute_if_told(f"nats.{name}", getattr(config.nats, name)) for name in _NATS_FILES}
+    keys_file = absolute_if_given("gateway.api_keys_file", config.gateway.api_keys_file)
+    nats_files = {name: absolute_if_given(f"nats.{name}", getattr(config.nats, name)) for name in NATS_FILES}
     own = {
         name: absolute(f"model_kwargs.{name}", value)
         for name, value in config.model_kwargs.items()
-        if name in (*graph.paths, *_ENGINE_PATHS) and isinstance(value, str)
+        if name in (*graph.paths, *ENGINE_PATHS) and isinstance(value, str)
     }
     return msgspec.structs.replace(
         config,
         model_kwargs=config.model_kwargs | own,
         checkpoint=absolute("checkpoint", config.checkpoint),
-        data_dir=absolute_if_told("data_dir", config.data_dir),
+        data_dir=absolute_if_given("data_dir", config.data_dir),
         gateway=msgspec.structs.replace(config.gateway, api_keys_file=keys_file),
         nats=msgspec.structs.replace(config.nats, **nats_files),
     )

@@ -183,9 +183,9 @@ class DataPlaneSettings(
         arena_bytes: the most memory that a worker uses for tensors that others read; allocated on use.
         memory: the kind of shared memory: `anonymous` is freed when its process ends, `named` lies in
             /dev/shm, for workers in containers that share /dev/shm but not their process namespace.
-        transports: transports that may be used, tried in this order: `local` within one process, `cuda_ipc`
-            between GPUs of one machine (used with `shm`, too), `shm` on one machine, `nixl` over RDMA (with
-            `dalsegno[rdma]`), `tcp`.
+        transports: transports that may be used, always tried in this order, not in that of the list: `local`
+            within one process, `cuda_ipc` between GPUs of one machine (used with `shm`, too), `shm` on one
+            machine, `nixl` over RDMA (with `dalsegno[rdma]`), `tcp`.
         address: the address of this machine on which other workers reach this one. The traffic is not
             encrypted: use a trusted network.
         port: the port of rank 0; rank n uses `port + n`. 0 chooses free ports.
@@ -349,16 +349,16 @@ SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
 }
 
 
-_NATS_FILES: Final = ("token_file", "credentials_file", "ca_file", "cert_file", "key_file")
+NATS_FILES: Final = ("token_file", "credentials_file", "ca_file", "cert_file", "key_file")
 
 
 PATHS: Final = frozenset(
-    {"checkpoint", "data_dir", "gateway.api_keys_file", *(f"nats.{name}" for name in _NATS_FILES)}
+    {"checkpoint", "data_dir", "gateway.api_keys_file", *(f"nats.{name}" for name in NATS_FILES)}
 )
 """Keys that are paths: relative to their file, or to the current folder if given by variable or flag."""
 
 
-_ENGINE_PATHS: Final = ("draft_model", "draft")  # `draft` is the old name
+ENGINE_PATHS: Final = ("draft_model", "draft")  # `draft` is the old name
 """The engine's keys in `model_kwargs` that are paths."""
 
 
@@ -373,4 +373,4 @@ MASK: Final = "***"
 def paths(family: object) -> frozenset[str]:
     """All keys that are paths: `PATHS`, and those of `model_kwargs` that engine or family declare."""
     own = registry.graph(family).paths if isinstance(family, str) and family in registry.families() else ()
-    return PATHS | {f"model_kwargs.{name}" for name in (*own, *_ENGINE_PATHS)}
+    return PATHS | {f"model_kwargs.{name}" for name in (*own, *ENGINE_PATHS)}

@@ -32,7 +32,6 @@ class Base:
     """The keys and values of one source, not checked yet.
 
     Attributes:
-        values: keys and values as they are written.
         source: the file's path, for messages.
         folder: what relative paths in `values` are relative to.
         name: the model's, unless `values` has one.
@@ -69,12 +68,12 @@ def read(model: str) -> Base:
 
 
 def is_text(text: str) -> bool:
-    """Tell whether `text` can be encoded: YAML can escape a lone surrogate, UTF-8 cannot encode it."""
+    """True if `text` can be encoded: YAML can escape a lone surrogate, UTF-8 cannot encode it."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def is_integer_of_64_bits(value: int) -> bool:
-    """Tell whether `value` fits 64 bits: events cannot contain larger integers."""
+    """True if `value` fits 64 bits: events cannot contain larger integers."""
     return -(2**63) <= value < 2**63
 
 
@@ -137,13 +136,12 @@ def _of_file(path: Path) -> Base:
 def _of_folder(folder: Path) -> Base:
     folder = folder.resolve()
     family = registry.family_of(folder)
-    said = read_json(folder / "config.json")
-    length = context_length(said)
+    config = read_json(folder / "config.json")
+    length = context_length(config)
     if length is None:
         raise ConfigError(
-            f"{folder}/config.json: expected an integer max_position_embeddings, "
-            f"found {said.get('max_position_embeddings')!r}; "
-            "write a YAML file with max_seq_len instead"
+            f"{folder}/config.json: expected an integer max_position_embeddings, found "
+            f"{config.get('max_position_embeddings')!r}; write a YAML file with max_seq_len instead"
         )
     values: dict[str, Any] = {
         "model": family,

@@ -23,27 +23,23 @@ def stream_policy(settings: NatsSettings, *, syncs_always: bool = False) -> Stre
 
 
 def nats_credentials(settings: NatsSettings, role: str) -> Credentials:
-    """What `role` shows to the NATS server, told or in files.
-
-    Args:
-        settings: as they are told.
-        role: whose seed it is, where there is a folder of them: `gateway`, `worker-0`, ...
+    """The credentials of `role` (`gateway`, `worker-0`, ...), from the settings or from their files.
 
     Raises:
-        ConfigError: a file cannot be read, or does not hold what it should.
-        CredentialsError: what is told cannot be used.
+        ConfigError: a file cannot be read, or holds something else.
+        CredentialsError: the credentials cannot be used.
     """
-    told: dict[str, str | None] = {}
+    found: dict[str, str | None] = {}
     if settings.seed:
-        told["seed"] = settings.seed
+        found["seed"] = settings.seed
     elif settings.credentials_file is not None:
-        told["seed"] = _nats_seed(Path(settings.credentials_file), role)
+        found["seed"] = _nats_seed(Path(settings.credentials_file), role)
     elif settings.user or settings.password:
-        told |= {"user": settings.user or None, "password": settings.password or None}
+        found |= {"user": settings.user or None, "password": settings.password or None}
     else:
-        told["token"] = _nats_token(settings)
+        found["token"] = _nats_token(settings)
     return Credentials(
-        **told, ca_file=settings.ca_file, cert_file=settings.cert_file, key_file=settings.key_file
+        **found, ca_file=settings.ca_file, cert_file=settings.cert_file, key_file=settings.key_file
     )
 
 

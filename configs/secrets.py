@@ -14,8 +14,6 @@ from configs.deployment import ConfigError, GatewaySettings
 _LOGGER: Final = logging.getLogger(__name__)
 _NAMED_KEY: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})=(?!=*$)(.+)", re.DOTALL)
 """`name=secret`. Equal signs at the very end belong to the secret: base64 is padded with them."""
-
-
 _PADDED_CHARS: Final = 16
 """A shorter text that ends in an equal sign is a name without secret, not padded base64."""
 
@@ -41,19 +39,19 @@ def api_keys(settings: GatewaySettings) -> tuple[ApiKey, ...]:
     A key without a name is called `key-<position>`. A file that other users can read causes a warning.
 
     Raises:
-        ConfigError: the file cannot be read, or a key cannot be sent, or one is there twice. No message
-            holds a secret.
+        ConfigError: the file cannot be read, a key cannot be sent, or a name or a secret occurs twice. No
+            message contains a secret.
     """
-    told = [(f"gateway.api_keys[{place}]", text) for place, text in enumerate(settings.api_keys)]
+    given = [(f"gateway.api_keys[{place}]", text) for place, text in enumerate(settings.api_keys)]
     if settings.api_keys_file is not None:
-        told += _lines(Path(settings.api_keys_file))
-    return _keys(told)
+        given += _lines(Path(settings.api_keys_file))
+    return _keys(given)
 
 
 def split_key(text: str) -> tuple[str, str]:
     """Split `name=secret`; the name is empty for a secret alone."""
-    told = _NAMED_KEY.fullmatch(text)
-    return (told[1], told[2]) if told else ("", text)
+    named = _NAMED_KEY.fullmatch(text)
+    return (named[1], named[2]) if named else ("", text)
 
 
 def secret_in(path: Path, key: str, what: str) -> str:
@@ -74,10 +72,10 @@ def _lines(path: Path) -> Iterable[tuple[str, str]]:
     if path.stat().st_mode & stat.S_IROTH:
         _LOGGER.warning("%s contains API keys and is readable by all users of this machine: chmod o-r", path)
     lines = [(f"{path}, line {number}", line.strip()) for number, line in enumerate(text.splitlines(), 1)]
-    told = [(where, line) for where, line in lines if line and not line.startswith("#")]
-    if not told:  # without a key everybody may ask: nobody who names a file means that
+    found = [(where, line) for where, line in lines if line and not line.startswith("#")]
+    if not found:  # without any key the gateway would accept every client
         raise ConfigError(f"gateway.api_keys_file: {path} holds no key; expected one per line")
-    return told
+    return found
 
 
 def _text_of(path: Path, key: str) -> str:
@@ -88,10 +86,10 @@ def _text_of(path: Path, key: str) -> str:
         raise ConfigError(f"{key}: cannot read {path}: {why}") from error
 
 
-def _keys(told: Iterable[tuple[str, str]]) -> tuple[ApiKey, ...]:
+def _keys(given: Iterable[tuple[str, str]]) -> tuple[ApiKey, ...]:
     found: dict[str, ApiKey] = {}
     secrets: dict[str, str] = {}
-    for place, (where, text) in enumerate(told, 1):
+    for place, (where, text) in enumerate(given, 1):
         name, secret = split_key(text)
         if not name and text.endswith("=") and len(text) < _PADDED_CHARS:
             raise ConfigError(f"{where}: expected a secret after the equal sign, found nothing")
