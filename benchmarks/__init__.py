@@ -1,13 +1,13 @@
-"""Measurements: each module is one question, `python -m benchmarks` asks them all.
+"""Benchmarks. Each module measures one aspect; `python -m benchmarks` runs all of them.
 
-    peers     how fast are we beside others' engines, in turns on the same machine?
-    serving   what do gateway, log and conductor cost, against the engine called in process?
-    hop       what does one decision of the conductor cost, in time and in CPU?
-    events    how many events does a request make, and does a token need the conductor?
-    replay    how fast is a log decided again?
-    start     how long until it answers, and until it can work?
-    log       what does the log itself cost?
+    peers     speed compared with other engines, in turns on the same machine
+    serving   cost of gateway, log and conductor, compared with the engine called in process
+    hop       time and CPU of one decision of the conductor
+    events    events per request, and the conductor's events per token (expected: none)
+    replay    speed of replaying a log
+    start     time until a deployment answers, and until it is ready
+    log       cost of the log itself
 
-They measure the system as it is: real processes, a real log on disk, real checkpoints. The machine they run
-on is seldom quiet, so what is compared is measured in turns, and CPU time is told beside wall time.
+They measure the system as it runs: real processes, a real log on disk, real checkpoints. The machine is
+seldom idle, so alternatives are measured in turns, and CPU time is reported in addition to wall time.
 """

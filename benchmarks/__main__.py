@@ -1,9 +1,9 @@
-"""`python -m benchmarks [NAME...]`: measure, and print what was found, ratios first.
+"""`python -m benchmarks [NAME...]`: run benchmarks and print their figures, ratios first.
 
-Without names everything but `gpu`: ours beside others' engines, and then, in a second report, ours alone.
+Without names it runs everything but `gpu`, in two reports: compared with other engines, then on its own.
 
-`peers` installs gigabytes of others' software the first time, and has options: `python -m benchmarks peers
---help`. `gpu` needs a GPU, and ends with 2 where there is none.
+`peers` installs several gigabytes of other software the first time and has options: `python -m benchmarks
+peers --help`. `gpu` needs a GPU; without one it exits with status 2.
 """
 
 import argparse
@@ -53,7 +53,7 @@ MEASUREMENTS: Final[dict[str, Callable[[], list[Figure]]]] = {
     "kills": nats_kills.measure,
 }
 TABLES: Final[dict[str, Callable[[], None]]] = {"handoff": handoff.main, "log": log.main}
-"""These print their own."""
+"""Benchmarks that print their own table."""
 
 
 def main() -> None:
@@ -61,31 +61,31 @@ def main() -> None:
         case ["gpu"]:
             gpu.main()
         case ["peers", *options]:
-            _beside_others(options)
+            _compare_with_others(options)
         case names:
-            _ours(names)
+            _on_its_own(names)
 
 
-def _beside_others(options: list[str]) -> None:
-    # Ended by a signal or by Ctrl-C, it has peers to wake and to stop: asleep they would stay for ever.
+def _compare_with_others(options: list[str]) -> None:
+    # After SIGTERM as after Ctrl-C, the stopped peers must be woken and ended: otherwise they stay for ever.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     session.main(options)
     signal.signal(signal.SIGTERM, before)
 
 
-def _ours(given: list[str]) -> None:
+def _on_its_own(given: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     known = [*MEASUREMENTS, *TABLES]
-    told = f"of {', '.join(known)}; or `peers` or `gpu`, each alone; default: all but `gpu`"
-    parser.add_argument("names", nargs="*", metavar="NAME", help=told)
+    names_help = f"of {', '.join(known)}; or `peers` or `gpu` alone; default: all but `gpu`"
+    parser.add_argument("names", nargs="*", metavar="NAME", help=names_help)
     names = parser.parse_args(given).names
     if unknown := sorted(set(names) - set(known)):
-        parser.error(f"unknown {unknown}: expected some of {known}; `peers` and `gpu` stand alone")
+        parser.error(f"unknown {unknown}: expected some of {known}; give `peers` or `gpu` alone")
     if not names:
-        _beside_others([])
-        print("\nours alone", flush=True)
+        _compare_with_others([])
+        print("\nDal Segno on its own", flush=True)
         names = known
     print(described())
     begun_s = time.perf_counter()

@@ -1,13 +1,13 @@
-"""A decode with a vocoder beside it on the same rank: how much slower is it?
+"""Slowdown of a decode by a vocoder that runs concurrently on the same rank.
 
-A language model of 50 million weights and a stack of convolutions as vocoders have them, both random, each
-in its engine's own thread as a worker has them. The vocoder never pauses, which no real one does: two of its
-firings are always under way. In turns: the decode alone, beside a vocoder of the same priority, and beside
-one that gives way, as ours does: a thread on a CPU (`workers.machine.cpu_threads`), a stream on a GPU
+The model has 50 million weights, the vocoder is a stack of convolutions; both are random, and each runs in
+its engine's thread as in a worker. Two calls of the vocoder are always in progress; a real vocoder pauses.
+Measured in turns: the decode alone, with a vocoder of the same priority, and with one of lower priority as in
+a worker: a thread on a CPU (`workers.machine.cpu_threads`), a stream on a GPU
 (`workers.kv_engine.gpu.cuda_streams`).
 
     python -m benchmarks beside                  # on the CPU
-    python -m benchmarks.beside --device cuda    # not run there yet: no GPU was at hand
+    python -m benchmarks.beside --device cuda    # not run on a GPU yet
 """
 
 import argparse
@@ -99,14 +99,14 @@ def _engine(device: torch.device) -> KVEngine:
     )
 
 
-def _nodes(device: torch.device, *, gives_way: bool) -> StatelessNodes:
+def _nodes(device: torch.device, *, is_low_priority: bool) -> StatelessNodes:
     vocoder = _Vocoder(device)
-    use_gpu_stream(device, StreamPriority.LOW if gives_way else StreamPriority.HIGH)
-    return StatelessNodes({"vocoder": vocoder}, device, with_kv_node=gives_way)
+    use_gpu_stream(device, StreamPriority.LOW if is_low_priority else StreamPriority.HIGH)
+    return StatelessNodes({"vocoder": vocoder}, device, with_kv_node=is_low_priority)
 
 
 class _Bench:
-    """Both engines, and what they have done so far."""
+    """Both engines, with counters of their work."""
 
     def __init__(self, device: torch.device) -> None:
         self.tokens = 0
@@ -122,7 +122,7 @@ class _Bench:
         for output in outputs:
             if output.finish is not None and output.key in self._decoding:
                 self._decoding.remove(output.key)
-                self._decode()  # a GPU is through with one in less than a round
+                self._decode()  # a GPU finishes an answer in less than a round
 
     def _on_error(self, keys: Sequence[str], error: Exception) -> None:
         raise error
@@ -147,10 +147,10 @@ class _Bench:
             await thread.fire("vocoder", {"latents": latents}, {}, seed=0)
             self.firings += 1
 
-    async def rates(self, beside: StatelessThread | None) -> tuple[float, float]:
-        """Tokens and firings a second."""
+    async def rates(self, vocoder: StatelessThread | None) -> tuple[float, float]:
+        """Measure tokens and vocoder calls per second."""
         async with asyncio.TaskGroup() as tasks:
-            fires = [tasks.create_task(self.fire_for_ever(beside)) for _ in range(2)] if beside else []
+            fires = [tasks.create_task(self.fire_for_ever(vocoder)) for _ in range(2)] if vocoder else []
             await asyncio.sleep(SECONDS / 4)
             tokens, firings, begun_s = self.tokens, self.firings, time.perf_counter()
             await asyncio.sleep(SECONDS)
@@ -163,36 +163,36 @@ class _Bench:
 
 async def _measure(device: torch.device) -> list[Figure]:
     bench = _Bench(device)
-    ways: dict[str, StatelessThread | None] = {
+    variants: dict[str, StatelessThread | None] = {
         "alone": None,
-        "beside one that gives way": StatelessThread(lambda: _nodes(device, gives_way=True)),
-        "beside one of its priority": StatelessThread(lambda: _nodes(device, gives_way=False)),
+        "with a vocoder of lower priority": StatelessThread(lambda: _nodes(device, is_low_priority=True)),
+        "with a vocoder of the same priority": StatelessThread(lambda: _nodes(device, is_low_priority=False)),
     }
-    found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    found: dict[str, list[tuple[float, float]]] = {variant: [] for variant in variants}
     threads: list[EngineThread | StatelessThread] = [
         bench.engine,
-        *(thread for thread in ways.values() if thread),
+        *(thread for thread in variants.values() if thread),
     ]
     for thread in threads:
         await thread.start()
     for _ in range(ROUNDS):
         async with bench.decoding():
-            for way, beside in ways.items():
-                found[way].append(await bench.rates(beside))
+            for variant, vocoder in variants.items():
+                found[variant].append(await bench.rates(vocoder))
     for thread in threads:
         await thread.close()
 
     figures: list[Figure] = []
-    for way, rates in found.items():
+    for variant, rates in found.items():
         ratios = [mine[0] / alone[0] for mine, alone in zip(rates, found["alone"], strict=True)]
-        firings = f"{median(fired for _, fired in rates):.1f} firings/s"
-        figures += [spread(f"a decode {way}, to one alone", ratios, RATIO, firings)] if ways[way] else []
-        figures += [spread(f"a decode {way}", [tokens for tokens, _ in rates], "tok/s")]
+        firings = f"{median(fired for _, fired in rates):.1f} vocoder calls/s"
+        figures += [spread(f"decode {variant} / alone", ratios, RATIO, firings)] if variants[variant] else []
+        figures += [spread(f"decode {variant}", [tokens for tokens, _ in rates], "tok/s")]
     return figures
 
 
 def measure(device: str = "cpu") -> list[Figure]:
-    """How fast the decode is, and how fast beside each vocoder."""
+    """Measure the decode alone and with each vocoder."""
     return asyncio.run(_measure(torch.device(device)))
 
 
@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     device: str = parser.parse_args().device
     if device == "cuda" and not torch.cuda.is_available():
-        print("no GPU, or no torch with CUDA: nothing was measured", file=sys.stderr)
+        print("expected a GPU and torch with CUDA, found none: nothing was measured", file=sys.stderr)
         sys.exit(NO_GPU)
     print(described())
     show({"beside": measure(device)})

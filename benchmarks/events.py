@@ -1,7 +1,7 @@
-"""How many events a request makes, and that a token needs no conductor.
+"""Events per request, and events of the conductor per token (expected: none).
 
-Counted in the log of a real deployment: short answers as clients ask for them, and one of 200 tokens. Between
-the order to decode and its report there must be nothing but the worker's own chunks.
+Counted in the log of a real deployment: short answers, and one of 200 tokens. Between the order to decode and
+its report there must be only the worker's chunks.
 """
 
 import tempfile
@@ -87,7 +87,7 @@ def _chunk_sizes(events: list[AnyEvent]) -> str:
 
 
 def _interruptions(events: list[AnyEvent]) -> int:
-    """What the conductor wrote between ordering the answer and reading that it is complete."""
+    """Count the conductor's events between the order of the answer and its completion."""
     begin = next(at for at, event in enumerate(events) if isinstance(event, NodeReady) and event.index == 1)
     end = next(at for at, event in enumerate(events) if isinstance(event, WalkCompleted) and event.index == 1)
     return sum(event.writer == CONDUCTOR_WRITER for event in events[begin + 1 : end])

@@ -1,15 +1,15 @@
-"""The engine on a GPU, against what transformers does with the same weights; in process, ratios first.
+"""The engine on a GPU, compared with transformers on the same weights; in process, ratios first.
 
     python -m benchmarks gpu            needs a GPU with room for 16 GB of weights, and torch with CUDA
 
-First how fast the GPU's memory is read, for that is the limit of a decode: each step reads all weights and
-all keys and values. Then, in turns: our engine, replaying recorded steps, each launched before the one before
-is read; the same engine, reading first; one whose steps run as they come; one in which FlashInfer attends,
-where that is installed; transformers' continuous batching; and a loop over a static cache, compiled with CUDA
-graphs. The same random bfloat16 weights in the same memory, the same prompts, greedy answers of the same
+First the read bandwidth of the GPU's memory, which limits a decode: each step reads all weights and all keys
+and values. Then, in turns: our engine with CUDA graphs, each step launched before the previous one is read;
+the same engine, each step read first; our engine without CUDA graphs; our engine with FlashInfer's attention,
+if installed; transformers' continuous batching; and a loop over a static cache, compiled with CUDA graphs.
+All use the same random bfloat16 weights in the same memory, the same prompts, and greedy answers of the same
 length.
 
-Has not run on hardware yet: no GPU was at hand when it was written.
+Not run on a GPU yet.
 """
 
 import sys
@@ -45,12 +45,12 @@ from workers.kv_engine.node import KVNode
 from workers.kv_engine.sequence_spec import SequenceSpec
 
 NO_GPU: Final = 2
-"""The exit status where there is none."""
+"""The exit status without a GPU."""
 
 _OURS: Final = "ours"
 _READ_FIRST: Final = "ours, each step read first"
-_AS_IT_COMES: Final = "ours, steps as they come"
-_FLASHINFER: Final = "ours, FlashInfer attends"
+_AS_IT_COMES: Final = "ours, without CUDA graphs"
+_FLASHINFER: Final = "ours, FlashInfer attention"
 _CONTINUOUS: Final = "transformers continuous"
 _STATIC: Final = "static cache, compiled"
 _BLOCK: Final = 16
@@ -61,10 +61,10 @@ _READS: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A model's shape, and what is asked of it.
+    """A model's shape and its goals.
 
     Attributes:
-        goals: tokens/s, or the share of the limit where it is below 1, by how many requests there are.
+        goals: by number of requests: tokens/s, or a share of the limit if below 1.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is asked: prompts and answers of so many tokens, and how often."""
+    """The load: tokens of prompts and answers, and the number of rounds."""
 
     prompt: int = 128
     answer: int = 256
@@ -84,7 +84,7 @@ class Load:
 
 @dataclass(slots=True)
 class Timed:
-    """Seconds until everybody had a first token, where that is known, and until everybody had the last."""
+    """Seconds until all requests had their first token, if known, and until all had their last."""
 
     first_s: float | None
     end_s: float
@@ -125,21 +125,21 @@ def shapes() -> list[Shape]:
 
 def main() -> None:
     if not torch.cuda.is_available():
-        print("no GPU, or no torch with CUDA: nothing was measured", file=sys.stderr)
+        print("expected a GPU and torch with CUDA, found none: nothing was measured", file=sys.stderr)
         sys.exit(NO_GPU)
     print(described())
     device = torch.device("cuda", torch.cuda.current_device())
     print(f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}")
     default_kernel(device.type)
     reads = read_bytes_per_s(device)
-    print(f"memory is read at {reads / 1e12:.2f} TB/s")
+    print(f"memory bandwidth {reads / 1e12:.2f} TB/s")
     for shape in shapes():
         show({shape.name: measure(shape, device, reads, Load())})
         torch.cuda.empty_cache()
 
 
 def read_bytes_per_s(device: torch.device, nbytes: int = _READ_BYTES) -> float:
-    """The fastest of some sums over far more than any cache holds."""
+    """Measure read bandwidth: the fastest of several sums over memory far larger than the caches."""
     numbers = torch.ones(nbytes // 4, dtype=torch.float32, device=device)
     least_s = min(_took_s(device, numbers.sum) for _ in range(_READS))
     return nbytes / least_s
@@ -148,7 +148,7 @@ def read_bytes_per_s(device: torch.device, nbytes: int = _READ_BYTES) -> float:
 def measure(
     shape: Shape, device: torch.device, reads: float, load: Load, *, compiles: bool = True
 ) -> list[Figure]:
-    """Everybody in turns, for each number of requests; `reads` is how many bytes are read in a second."""
+    """Measure all engines in turns, for each number of requests; `reads` is the bandwidth in bytes/s."""
     torch.manual_seed(0)
     with torch.device(device):
         torch.set_default_dtype(torch.bfloat16)
@@ -163,7 +163,7 @@ def measure(
         for number in range(load.rounds):
             for name, contender in contenders.items():
                 with contender() as ask:
-                    ask(_prompts(shape, rows, load, seed=1000 + number), load.answer)  # until it is warm
+                    ask(_prompts(shape, rows, load, seed=1000 + number), load.answer)  # warm up
                     timed[name].append(ask(_prompts(shape, rows, load, seed=number), load.answer))
         figures += _figures(shape, model, rows, goal, timed, reads, load)
     return figures
@@ -202,11 +202,11 @@ def _figures(
 
 
 def _bytes_per_step(model: Any, rows: int, load: Load) -> float:
-    """What a decode in the middle of the answers reads: weights, and keys and values."""
+    """The bytes that a decode in the middle of the answers reads: weights, keys and values."""
     config = model.config
     weights = sum(parameter.nbytes for parameter in model.parameters())
     if not config.tie_word_embeddings:
-        weights -= model.get_input_embeddings().weight.nbytes  # of which it reads a row for each token
+        weights -= model.get_input_embeddings().weight.nbytes  # a decode reads one row of it per token
     of_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 2
     return float(weights + rows * (load.prompt + load.answer / 2) * of_token)
 
@@ -232,7 +232,7 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-# ---- who is measured -------------------------------------------------------------------------------
+# ---- the measured engines -------------------------------------------------------------------------------
 
 
 def _contenders(
@@ -248,7 +248,7 @@ def _contenders(
         max_positions=config.max_position_embeddings,
         weights_digest="",
     )
-    node = use_gpu_kernels(loaded)  # whose weights are the model's own still
+    node = use_gpu_kernels(loaded)  # shares the model's weights
 
     def capture() -> GraphCapture | None:
         return CudaCapture(device) if device.type == "cuda" else None
@@ -335,7 +335,7 @@ def _continuous(model: Any, rows: int) -> Iterator[Ask]:
 
 
 class _StaticLoop:
-    """One batch over transformers' static cache: the forward compiled, ids fed back on the device."""
+    """One batch on transformers' static cache: compiled forward, token ids fed back on the device."""
 
     def __init__(self, model: Any, device: torch.device, rows: int, longest: int, *, compiles: bool) -> None:
         self._model = model

@@ -1,8 +1,8 @@
-"""Guided answers beside free ones: what do they cost, in tokens a second?
+"""Cost of guided answers in tokens per second, compared with unguided ones.
 
-The same prompts, as many tokens, in turns: free ones, such as follow a JSON schema of records, and such as
-follow a regular expression that llguidance finds hard (counted letters: a state for each count). No guide
-ends before the tokens do. Then what a mask takes by itself, over a vocabulary as large as published ones.
+The same prompts and numbers of tokens in turns: unguided; guided by a JSON schema of records; guided by a
+regular expression that is hard for llguidance (counted letters: one state per count). No guide ends before
+the last token. Then the time of a mask alone, over a vocabulary of published size.
 """
 
 import time
@@ -55,8 +55,8 @@ def measure() -> list[Figure]:
                 rates[way].append(_rate(engine(model, tokens=_POOL), rows, number, guide))
         for way in GUIDES:
             ratios = [one / free for one, free in zip(rates[way], rates["free"], strict=True)]
-            figures.append(spread(f"{rows} rows by a {way}, to free", ratios, RATIO))
-        figures += [spread(f"{rows} rows, {way}", found, "tok/s") for way, found in rates.items()]
+            figures.append(spread(f"{rows} sequences, {way} / unguided", ratios, RATIO))
+        figures += [spread(f"{rows} sequences, {way}", found, "tok/s") for way, found in rates.items()]
     return [*figures, *_masks()]
 
 
@@ -79,12 +79,12 @@ def _rate(served: KVEngine, rows: int, number: int, guide: CompiledGuide | None)
     while served.has_work:
         made += len(served.step())
     took_s = time.perf_counter() - begun_s
-    assert made + begun.total() == rows * TOKENS, "a guide ended before"
+    assert made + begun.total() == rows * TOKENS, "expected no guide to end before the last token"
     return made / took_s
 
 
 def _masks() -> list[Figure]:
-    """What a mask takes, and what it takes to compile a guide, with nobody beside."""
+    """Measure the time of a mask and of the compilation of a guide, with no engine running."""
     guides = GuideCompiler(_vocabulary(LARGE), [], drops_space=False)
     figures: list[Figure] = []
     for way, asked in GUIDES.items():
@@ -100,7 +100,7 @@ def _masks() -> list[Figure]:
 
 
 def _walk(guide: CompiledGuide, seed: int) -> Iterator[float]:
-    """How long each mask takes, along an answer that is drawn from what is allowed."""
+    """Yield the seconds of each mask along an answer that is drawn from the allowed tokens."""
     matcher, random = guide.matcher(), np.random.default_rng(seed)
     last: list[int] = []
     for _ in range(TOKENS):
@@ -115,7 +115,7 @@ def _tail(took_s: list[float]) -> str:
 
 
 def _vocabulary(size: int) -> list[bytes]:
-    """Tokens as a byte-level tokenizer has them: bytes, numbers, marks, and words of syllables."""
+    """Make tokens like those of a byte-level tokenizer: bytes, numbers, punctuation, words of syllables."""
     random, found = Random(0), dict.fromkeys(bytes([byte]) for byte in range(256))
     pieces: list[Any] = [
         '":',

@@ -1,13 +1,13 @@
-"""A tensor from one process to another, 4 KB to 256 MB, by every way there is.
+"""Handoff of a tensor between two processes, 4 KB to 256 MB, by every available transport.
 
-A round: the owner has a slot (or copies a tensor into one), sends the handle over a pipe, the reader decodes
-it, gets the bytes, checks, and answers; the owner frees the slot. What is told is the whole round, the least
-of several: on a shared machine the rest is the neighbours'. *In place* means that the tensor was computed
-into its slot, so that there is nothing to copy; the computing is not counted. Views cost no more than that
-until they are read; one row reads them.
+A round: the owner has a slot (or copies a tensor into one) and sends the handle over a pipe; the reader
+decodes it, gets the bytes, checks them, and answers; the owner frees the slot. The reported time is the
+minimum of several whole rounds, because other load on the machine only adds to it. *In place* means that the
+tensor was computed in its slot, without a copy; the computation is not counted. A view costs nothing more
+until it is read; one row reads it.
 
-Beside it a plain copy of the bytes from warm memory to warm memory, and a file for each tensor in /dev/shm:
-written, read and copied once more to be writable, as servers do that hand on tensors as files.
+For comparison: a plain copy of the bytes from warm memory to warm memory, and a file per tensor in /dev/shm:
+written, read and copied once more to be writable, as servers that pass tensors as files do.
 """
 
 import asyncio
@@ -40,29 +40,29 @@ MB: Final = 1 << 20
 SIZES: Final = (4 * KB, 64 * KB, MB, 16 * MB, 64 * MB, 256 * MB)
 ARENA_BYTES: Final = 320 * MB
 PASSES: Final = 3
-"""Over all ways, so that a neighbour's loud minute is not one way's."""
+"""Passes over all transports, so that a busy minute of the machine does not affect only one of them."""
 LEAST_ROUNDS: Final = 4
 MOST_ROUNDS: Final = 300
 ENOUGH_S: Final = 0.1
 SHARED_MEMORY: Final = Path("/dev/shm")
 
 _VIEWS: Final = frozenset({"in process, in place", "shm, in place", "shm, by name, in place"})
-"""No byte is moved in these rows."""
+"""Rows in which no byte is moved."""
 _OWNER: Final = (0, 1)
 _READER: Final = (1, 2)
 
 Round: TypeAlias = Callable[[], None]
 Times: TypeAlias = dict[int, float | str]
-"""By size the least seconds of a round, or why there are none."""
+"""By size, the minimum seconds of a round, or the reason why there are none."""
 
 
 class _FailedError(Exception):
-    """The reader did not get what it was told to get."""
+    """The reader did not get the expected bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Way:
-    """A transport, as both processes make it."""
+    """A transport, as both processes construct it."""
 
     name: str
     makes: Callable[[], Sequence[MakeTransport]]
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def _measured() -> dict[str, Times]:
-    """Every way once."""
+    """Measure every transport once."""
     table: dict[str, Times] = {"memcpy, warm to warm": _timed(_memcpy)}
     with tempfile.TemporaryDirectory(prefix="dalsegno-bench-", dir=SHARED_MEMORY) as folder:
         table |= _in_process()
@@ -115,7 +115,7 @@ def _measured() -> dict[str, Times]:
 
 
 def _less(one: float | str, other: float | str) -> float | str:
-    """The lesser time; one failure is told, whatever the other pass came to."""
+    """Return the shorter time, or the failure if one pass failed."""
     if isinstance(one, str):
         return one
     return other if isinstance(other, str) else min(one, other)
@@ -155,7 +155,7 @@ def _in_process() -> dict[str, Times]:
         packed = msgspec.msgpack.encode(handle)
         again = msgspec.msgpack.decode(packed, type=Handle)
         getting = store.get(again)
-        with contextlib.suppress(StopIteration):  # it is there, so there is nothing to wait for
+        with contextlib.suppress(StopIteration):  # the tensor is present: nothing to wait for
             getting.send(None)
         store.check(again)
         store.release(handle)
@@ -303,7 +303,7 @@ def _timed(make: Callable[[int], Round]) -> Times:
 
 
 def _least_s(round_: Round) -> float:
-    """The least of several rounds, after two that are not counted: memory is warm then."""
+    """Return the minimum of several rounds, after two that warm the memory."""
     for _ in range(2):
         round_()
     taken_s: list[float] = []
@@ -325,7 +325,7 @@ def _drawn(table: dict[str, Times]) -> str:
         + "".join(f"{_shown(times[nbytes], 0 if name in _VIEWS else nbytes):>18}" for nbytes in SIZES)
         for name, times in table.items()
     ]
-    return "\n".join(["the least time of a round, and GB/s where bytes are moved", head, *rows])
+    return "\n".join(["minimum time of a round, and GB/s where bytes are moved", head, *rows])
 
 
 def _size(nbytes: int) -> str:

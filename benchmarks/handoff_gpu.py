@@ -1,12 +1,12 @@
-"""A tensor from one process to another on one GPU: CUDA IPC, against a copy through main memory.
+"""Handoff of a tensor between two processes on one GPU: CUDA IPC, compared with a copy through main memory.
 
     python -m benchmarks.handoff_gpu            needs a GPU, torch with CUDA, and cupy (`dalsegno[gpu]`)
 
-A round: the owner computes a tensor, tells where it is over a pipe, the reader sums it on a stream of its own
-and answers; both wait for their GPU only at the round's end. *Staged* is what a GPU's tensors do where CUDA
-IPC is refused: off the GPU into the arena, over shared memory, and onto the reader's GPU.
+A round: the owner computes a tensor and sends its location over a pipe; the reader sums it on its own stream
+and answers; both wait for the GPU only at the end of the round. *Staged* is the path without CUDA IPC: from
+the GPU into the arena, over shared memory, and to the reader's GPU.
 
-Has not run on hardware yet: no GPU was at hand when it was written.
+Not run on a GPU yet.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ _STAGED: Final = b"s"
 
 
 class _Side:
-    """One process: its arenas, and both ways."""
+    """One process: its arenas and both transports."""
 
     def __init__(self, driver: Driver) -> None:
         self.arena = Arena(ARENA_BYTES, backing.anonymous)
@@ -55,9 +55,11 @@ class _Side:
 def main() -> None:
     driver = find_driver()
     if driver is None or not torch.cuda.is_available():
-        sys.exit("no GPU, no torch with CUDA, or no cupy (pip install 'dalsegno[gpu]'): nothing was measured")
+        sys.exit(
+            "expected a GPU, torch with CUDA and cupy (pip install 'dalsegno[gpu]'): nothing was measured"
+        )
     print(described())
-    torch.zeros(1, device="cuda")  # torch comes first: it makes the context that cupy shares
+    torch.zeros(1, device="cuda")  # torch first: it creates the context that cupy shares
     side = _Side(driver)
     with _reader() as connection:
         connection.send_bytes(msgspec.msgpack.encode((side.ipc.endpoint(), side.shm.endpoint())))
@@ -91,7 +93,7 @@ def _tell(connection: Connection, way: bytes, at: Locator) -> None:
 
 
 def _least_s(round_: Callable[[], None]) -> float:
-    """The least of several rounds, after two that warm up."""
+    """Return the minimum of several rounds, after two warm-up rounds."""
     taken_s: list[float] = []
     for _ in range(ROUNDS + 2):
         begun_s = time.perf_counter()

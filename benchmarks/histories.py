@@ -1,8 +1,8 @@
-"""Logs to replay: as a deployment leaves them, made by the conductor's own core in memory.
+"""Logs for replay benchmarks: equal to those of a deployment, made in memory by the conductor's core.
 
-Requests overlap: each is submitted while those before it still run, as under load. Every answer has 64
-tokens in four chunks, which is what a worker makes of a model that takes some milliseconds a step. So a
-request is 11 events: seven of its life, four of its output.
+Requests overlap as under load: each is submitted while earlier ones run. Every answer has 64 tokens in four
+chunks, as from a model that takes some milliseconds per step. A request has 11 events: seven of its
+lifecycle, four of its output.
 """
 
 from collections.abc import Iterable
@@ -41,7 +41,7 @@ QUESTION: Final = "What does sorted do? Answer in one sentence, and say what it 
 
 
 def make(requests: int, deployment: Deployment, subjects: Subjects) -> list[StoredRecord]:
-    """The log of a deployment that has answered `requests` requests."""
+    """Make the log of a deployment that has answered `requests` requests."""
     history = _History(deployment, subjects)
     for number in range(requests):
         history.submit(f"request-{number:06}")
@@ -52,10 +52,10 @@ def make(requests: int, deployment: Deployment, subjects: Subjects) -> list[Stor
     return history.records
 
 
-def joined(rank: int, model: str, life: str = "bench") -> WorkerJoined:
-    """A worker's first event."""
+def joined(rank: int, model: str, incarnation: str = "bench") -> WorkerJoined:
+    """Make a worker's first event."""
     return WorkerJoined(
-        id=f"{worker_writer(rank)}.joined.{life}",
+        id=f"{worker_writer(rank)}.joined.{incarnation}",
         writer=worker_writer(rank),
         rank=rank,
         model=model,
@@ -66,7 +66,7 @@ def joined(rank: int, model: str, life: str = "bench") -> WorkerJoined:
 
 
 def submission(request_id: str, model: str, *, origin: str = "bench") -> RequestSubmitted:
-    """A question as a client asks it."""
+    """Make the submission of a client's request."""
     return RequestSubmitted(
         id=f"{request_id}.submitted",
         writer=origin,
@@ -79,7 +79,7 @@ def submission(request_id: str, model: str, *, origin: str = "bench") -> Request
 
 
 def completed(order: NodeReady, number: int) -> WalkCompleted:
-    """What a worker reports when it has run `order`; of an answer that was put out elsewhere."""
+    """Make a worker's report of `order`, for an answer whose output was emitted elsewhere."""
     if order.walks[0].name == "prepare":
         results = [
             WalkResult(
@@ -109,7 +109,7 @@ def completed(order: NodeReady, number: int) -> WalkCompleted:
 
 
 class _History:
-    """A log, the conductor that leads on it, and a worker that has orders to answer."""
+    """A log, its leading conductor, and a worker with a queue of orders."""
 
     def __init__(self, deployment: Deployment, subjects: Subjects) -> None:
         self.records: list[StoredRecord] = []
@@ -126,21 +126,21 @@ class _History:
             conductor="bench",
             core=deployment.core_digest,
         )
-        self._say(subjects.epoch, opened)
-        self._say(subjects.worker(RANK), joined(RANK, deployment.model))
+        self._store_fact(subjects.epoch, opened)
+        self._store_fact(subjects.worker(RANK), joined(RANK, deployment.model))
 
     def submit(self, request_id: str) -> None:
-        self._say(self._subjects.request(request_id), submission(request_id, self._deployment.model))
+        self._store_fact(self._subjects.request(request_id), submission(request_id, self._deployment.model))
 
     def answer_oldest(self) -> None:
-        """Run one order: the first, and at once the one it leads to."""
+        """Run the oldest order and at once the one that follows from it."""
         request_id = next(iter(self.orders))
         self._complete(self.orders.pop(request_id))
         answer = self.orders.pop(request_id)
-        totals = self._put_out(answer)
+        totals = self._emit(answer)
         self._complete(answer, output=totals)
 
-    def _put_out(self, order: NodeReady) -> object:
+    def _emit(self, order: NodeReady) -> object:
         transcript = Transcript()
         request_id = str(order.request_id)
         for index in range(CHUNKS):
@@ -160,17 +160,17 @@ class _History:
                 token_offset=index * TOKENS_PER_CHUNK,
             )
             transcript.fold(chunk)
-            self._say(self._subjects.output(order.origin, request_id, worker_writer(RANK)), chunk)
+            self._store_fact(self._subjects.output(order.origin, request_id, worker_writer(RANK)), chunk)
         return transcript.totals
 
     def _complete(self, order: NodeReady, **changes: object) -> None:
         self._reported += 1
         event = msgspec.structs.replace(completed(order, self._reported), **changes)
-        self._say(self._subjects.done(order.rank, str(order.request_id)), event)
+        self._store_fact(self._subjects.done(order.rank, str(order.request_id)), event)
 
     # ---- the log -----------------------------------------------------------------------------------
-    def _say(self, subject: str, event: Event) -> None:
-        """Store a fact; the conductor reads it, and its decisions are stored behind it."""
+    def _store_fact(self, subject: str, event: Event) -> None:
+        """Store a fact, let the conductor fold it, and store its decisions after it."""
         unread = [self._store(subject, event)]
         while unread:
             record = unread.pop(0)

@@ -1,9 +1,9 @@
-"""What one decision costs: `walk.completed` in, the next `node.ready` out, through the log both ways.
+"""Cost of one decision: from `walk.completed` to the next `node.ready`, through the log both ways.
 
-A real conductor and a real log; the worker is a stub in this process that reports every order done at once,
-so what is left is the hop. A request is two of them (`prepare`, then `prefill` and `decode`), an admission
-and an end: seven events, of which the conductor writes four and reads back all. The hop that is timed is the
-one between the two: a walk reported, the next one ordered.
+The conductor and the log are real. The worker is a stub in this process that reports every order as done at
+once, so only the hop remains. A request has two steps (`prepare`, then `prefill` and `decode`), an admission
+and an end: seven events, of which the conductor writes four and reads all. The timed hop is the one between
+the two steps.
 """
 
 import os
@@ -20,7 +20,7 @@ from typing import Final
 from benchmarks import histories
 from benchmarks.machine import cpu_s, new_loop
 from benchmarks.report import Figure
-from configs.deployment import resolve
+from configs.checks import resolve
 from shared.events import NodeReady, RequestFinished, decode, encode
 from shared.log.nats.jetstream import JetStreamLog, connect, provision
 from shared.log.nats.private_server import NatsServer
@@ -34,14 +34,14 @@ HOPS_PER_REQUEST: Final = 2
 def measure() -> list[Figure]:
     figures: list[Figure] = []
     with private_log() as server, running_conductor(server) as conductor, new_loop() as loop:
-        for under_way, requests in REQUESTS.items():
-            figures += loop.run(_run(server, conductor.pid, under_way, requests))
+        for in_flight, requests in REQUESTS.items():
+            figures += loop.run(_run(server, conductor.pid, in_flight, requests))
     return figures
 
 
 @contextmanager
 def private_log() -> Iterator[NatsServer]:
-    """A log of its own on disk, with its stream."""
+    """Run a NATS server with its own stream on disk."""
     with tempfile.TemporaryDirectory(prefix="dalsegno-bench-") as folder, new_loop() as loop:
         server = NatsServer(Path(folder))
         server.start()
@@ -54,12 +54,12 @@ def private_log() -> Iterator[NatsServer]:
 
 @contextmanager
 def running_conductor(server: NatsServer) -> Iterator[subprocess.Popen[bytes]]:
-    """A conductor of the demo on that log."""
+    """Run a conductor of the demo on that log."""
     command = (sys.executable, "-m", "dalsegno", "conductor", "--nats", server.url, "--config", "demo")
     env = os.environ | {"DALSEGNO_NATS_TOKEN": server.token}
-    # The stub does not beat: on a busy machine it was given up in the middle, and nothing went on.
-    unheard = ("--set", "recovery.worker_silent_s=600")
-    process = subprocess.Popen((*command, *unheard, "--log-level", "warning"), env=env)
+    # The stub sends no heartbeats, so it must not be declared lost in the middle.
+    never_lost = ("--set", "recovery.worker_silent_s=600")
+    process = subprocess.Popen((*command, *never_lost, "--log-level", "warning"), env=env)
     try:
         yield process
     finally:
@@ -67,21 +67,21 @@ def running_conductor(server: NatsServer) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-async def _run(server: NatsServer, conductor: int, under_way: int, requests: int) -> list[Figure]:
+async def _run(server: NatsServer, conductor: int, in_flight: int, requests: int) -> list[Figure]:
     log = await connect(server.url, credentials=server.credentials, subjects=SUBJECTS, name="bench")
     try:
-        worker = _StubWorker(log, prefix=f"bench-{under_way}")
-        await worker.run(under_way, min(requests // 4, 500))  # warm, and the conductor leads
-        worker = _StubWorker(log, prefix=f"timed-{under_way}")
+        worker = _StubWorker(log, prefix=f"bench-{in_flight}")
+        await worker.run(in_flight, min(requests // 4, 500))  # warm up, and wait until the conductor leads
+        worker = _StubWorker(log, prefix=f"timed-{in_flight}")
         cpu, own, begun_s = cpu_s(conductor), time.process_time(), time.perf_counter()
-        await worker.run(under_way, requests)
+        await worker.run(in_flight, requests)
         took_s, own = time.perf_counter() - begun_s, time.process_time() - own
         cpu = cpu_s(conductor) - cpu
     finally:
         await log.close()
     hops = requests * HOPS_PER_REQUEST
     cuts = quantiles(worker.hops_s, n=100)
-    label = f"{under_way} in flight"
+    label = f"{in_flight} in flight"
     return [
         Figure(f"{label}: hop p50", cuts[49] * 1e6, "us", f"p99 {cuts[98] * 1e6:,.0f}"),
         Figure(f"{label}: hops", hops / took_s, "/s", f"stub worker {own / hops * 1e6:.0f} us CPU per hop"),
@@ -95,7 +95,7 @@ async def _run(server: NatsServer, conductor: int, under_way: int, requests: int
 
 
 class _StubWorker:
-    """Submits requests and reports whatever it is ordered done."""
+    """Submits requests and reports each order as done."""
 
     def __init__(self, log: JetStreamLog, prefix: str) -> None:
         self.hops_s: list[float] = []
@@ -106,12 +106,12 @@ class _StubWorker:
         self._reported_at_s: dict[str, float] = {}
         self._model = resolve("demo").name
 
-    async def run(self, under_way: int, requests: int) -> None:
-        """Answer so many requests, so many at a time."""
+    async def run(self, in_flight: int, requests: int) -> None:
+        """Answer `requests` requests, `in_flight` at a time."""
         start_seq = (await self._log.state()).last_seq + 1
-        joined = histories.joined(histories.RANK, self._model, life=self._prefix)
+        joined = histories.joined(histories.RANK, self._model, incarnation=self._prefix)
         await self._log.publish(SUBJECTS.worker(histories.RANK), encode(joined))
-        for _ in range(under_way):
+        for _ in range(in_flight):
             self._submit()
         finished = 0
         reading = [SUBJECTS.ready(histories.RANK, "*"), SUBJECTS.walk("*")]

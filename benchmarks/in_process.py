@@ -1,7 +1,7 @@
-"""The engine called in process: what a deployment's gateway, log and conductor are compared with.
+"""The engine called in process: the baseline for the cost of gateway, log and conductor.
 
-The same checkpoint, the same chat template and tokenizer, the same engine and the same text decoder as a
-worker has, in one thread and with nothing between them: a request is prepared, added, stepped and decoded.
+It uses a worker's checkpoint, chat template, tokenizer, engine and text decoder, in one thread: a request is
+prepared, added to the engine, stepped and decoded.
 """
 
 import time
@@ -25,7 +25,7 @@ from workers.loading.engines import make_kv_engine
 
 
 @dataclass(slots=True)
-class _Asked:
+class _Pending:
     reply: Reply
     answer: GeneratedText
     begun_s: float
@@ -35,21 +35,21 @@ class InProcess:
     """A loaded model."""
 
     def __init__(self, config: DeploymentConfig) -> None:
-        face = registry.module(config.model, "processing")
-        self._processing: Processing = face.load(Path(config.checkpoint), max_seq_len=config.max_seq_len)
+        module = registry.module(config.model, "processing")
+        self._processing: Processing = module.load(Path(config.checkpoint), max_seq_len=config.max_seq_len)
         self._engine = make_kv_engine(config, settings.parse(config.model_kwargs), 0, lambda *_: None)
 
-    def answer(self, questions: list[dict[str, Any]], under_way: int) -> list[Reply]:
-        """Answer all questions, so many at a time."""
+    def answer(self, questions: list[dict[str, Any]], concurrency: int) -> list[Reply]:
+        """Answer all questions, `concurrency` at a time."""
         replies: dict[int, Reply] = {}
-        asked: dict[str, _Asked] = {}
+        pending: dict[str, _Pending] = {}
         while len(replies) < len(questions):
-            while len(asked) < under_way and len(replies) + len(asked) < len(questions):
-                number = len(replies) + len(asked)
-                asked[str(number)] = self._ask(str(number), questions[number])
+            while len(pending) < concurrency and len(replies) + len(pending) < len(questions):
+                number = len(replies) + len(pending)
+                pending[str(number)] = self._ask(str(number), questions[number])
             for output in self._engine.step():
                 assert isinstance(output, TokenOutput)
-                one = asked[output.key]
+                one = pending[output.key]
                 now_s = time.perf_counter() - one.begun_s
                 text = one.answer.push(output.token_id)
                 if text and not one.reply.first_s:
@@ -57,10 +57,10 @@ class InProcess:
                 one.reply.texts.append(text)
                 if one.answer.finish_reason is not None:
                     one.reply.end_s, one.reply.tokens = now_s, one.answer.tokens
-                    replies[int(output.key)] = asked.pop(output.key).reply
+                    replies[int(output.key)] = pending.pop(output.key).reply
         return [replies[number] for number in range(len(questions))]
 
-    def _ask(self, key: str, question: dict[str, Any]) -> _Asked:
+    def _ask(self, key: str, question: dict[str, Any]) -> _Pending:
         begun_s = time.perf_counter()
         inputs = Inputs(messages=question["messages"])
         params = Params(
@@ -86,10 +86,10 @@ class InProcess:
             ignore_eos=spec.ignore_eos,
         )
         self._engine.add(spec)
-        return _Asked(Reply(), answer, begun_s)
+        return _Pending(Reply(), answer, begun_s)
 
 
 def _plain(value: Inputs | Params) -> dict[str, Any]:
-    """As it stands in an order on the log."""
+    """Convert to plain data, as an order on the log contains it."""
     plain: dict[str, Any] = msgspec.to_builtins(value)
     return plain

@@ -1,12 +1,12 @@
-"""What the log costs, through the adapter that the planes use: `python -m benchmarks.log`.
+"""Cost of the log, measured through the adapter that all roles use: `python -m benchmarks.log`.
 
-    post       tracked publishes by one process: events a second until all are acked
-    history    replay of that log: records a second as records, and decoded as events
-    idle hop   a record there and a record back between two processes, one at a time
-    loaded hop the same with 16 and 256 under way, and the CPU one side spends per hop
+    post       tracked publishes by one process: events per second until all are acked
+    history    reading that log: records per second, raw and decoded as events
+    idle hop   a record to another process and a record back, one at a time
+    loaded hop the same with 16 and 256 in flight, and the CPU of one side per hop
 
-Server and both processes share one machine, so throughputs are lower bounds. Every figure is of the
-adapter as it is: file storage, every publish tracked to its ack, nothing awaited inline.
+The server and both processes share one machine, so throughputs are lower bounds. The adapter runs as in
+production: file storage, every publish tracked to its ack, no publish awaited inline.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _DONE_SUBJECT = _SUBJECTS.done(0, "r")
 
 
 class _Fact(msgspec.Struct, frozen=True, tag="fact.v1"):
-    """As wide as an ordinary event."""
+    """An event of usual size."""
 
     id: str
     writer: str

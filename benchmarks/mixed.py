@@ -1,7 +1,7 @@
-"""Answers under way while a prompt of 4096 tokens arrives: do their tokens stall, and what does it pay?
+"""Effect of a prompt of 4096 tokens on running answers, and the cost of limiting it.
 
-With a pace (`decode_slowdown_limit`), and without: prompts then take all that a step has room for. What is measured is the
-time between two tokens of each answer, from the first one to the last, the prompt in their midst.
+With a prefill budget (`decode_slowdown_limit`), and without: prompts then fill every step. Measured is the
+time between two tokens of each answer, before and while the prompt is computed.
 """
 
 import time
@@ -17,13 +17,13 @@ from workers.kv_engine.outputs import TokenOutput
 ANSWERS: Final = 8
 LONG: Final = 4096
 BEFORE: Final = 40
-"""So many tokens each answer has before the prompt arrives, and after its first token."""
+"""Tokens of each answer before the prompt arrives, and after its first token."""
 ROUNDS: Final = 2
 
 
 @dataclass(slots=True)
 class _Round:
-    """What a round came to: the times between tokens before the prompt arrived, and while it was computed."""
+    """The times between tokens in one round, before the prompt arrived and while it was computed."""
 
     alone_s: list[float]
     beside_s: list[float]
@@ -33,24 +33,24 @@ class _Round:
 
 def measure() -> list[Figure]:
     model = node(layers=4)
-    rounds: dict[str, list[_Round]] = {"with a pace": [], "without": []}
+    rounds: dict[str, list[_Round]] = {"with a budget": [], "without": []}
     for number in range(ROUNDS):
         for name, found in rounds.items():
-            how: dict[str, Any] = {} if name == "with a pace" else {"decode_slowdown_limit": None}
+            how: dict[str, Any] = {} if name == "with a budget" else {"decode_slowdown_limit": None}
             served = engine(model, tokens=LONG + 64 * 1024, prefix_cache=False, **how)
             found.append(_round(served, number))
     figures: list[Figure] = []
     for name, found in rounds.items():
         all_s = [one.alone_s + one.beside_s for one in found]
         figures += [
-            spread(f"p99 between tokens, to p50, {name}", [_p99(one) / median(one) for one in all_s], RATIO),
+            spread(f"between tokens: p99 / p50, {name}", [_p99(one) / median(one) for one in all_s], RATIO),
             spread(
-                f"p99 beside the prompt, to p50 without it, {name}",
+                f"p99 with the prompt / p50 without it, {name}",
                 [_p99(one.beside_s) / median(one.alone_s) for one in found],
                 RATIO,
             ),
-            spread(f"p50 beside the prompt, {name}", [1e3 * median(one.beside_s) for one in found], "ms"),
-            spread(f"p99 beside the prompt, {name}", [1e3 * _p99(one.beside_s) for one in found], "ms"),
+            spread(f"p50 with the prompt, {name}", [1e3 * median(one.beside_s) for one in found], "ms"),
+            spread(f"p99 with the prompt, {name}", [1e3 * _p99(one.beside_s) for one in found], "ms"),
             spread(f"first token of the prompt, {name}", [1e3 * one.first_s for one in found], "ms"),
         ]
     paced, free = rounds.values()
@@ -62,8 +62,8 @@ def measure() -> list[Figure]:
         for mine, plain in zip(one.tokens, other.tokens, strict=True)
     )
     return [
-        spread("p99 beside the prompt without a pace, to with one", stalls, RATIO),
-        spread("first token of the prompt with a pace, to without", slower, RATIO),
+        spread("p99 with the prompt: without a budget / with one", stalls, RATIO),
+        spread("first token of the prompt: with a budget / without", slower, RATIO),
         *figures,
         Figure("answers that differ", others, "", f"of {(ANSWERS + 1) * ROUNDS}"),
     ]

@@ -1,11 +1,11 @@
-"""Kill -9 the NATS server again and again under load, and count what was acked and is not there.
+"""Repeated kill -9 of the NATS server under load, and a count of lost events.
 
     python -m benchmarks kills                          100 rounds
     python -m benchmarks.nats_kills --rounds 1000 --seed 7
 
-One writer posts as fast as a window of 256 lets it, another publishes events that each expect the one before,
-and a reader reads all of it. A round ends with a kill, some moments after events are acked again. At the end
-the log is read once more, from its first event, and compared with every ack.
+One writer posts as fast as a window of 256 allows, another publishes events that each expect the previous one
+as the last, and a reader reads everything. A round ends with a kill, shortly after events are acked again. At
+the end the whole log is read again and compared with every ack.
 """
 
 import argparse
@@ -38,20 +38,20 @@ _WINDOW: Final = 256
 _PADDING: Final = b"x" * 300
 _KILL_WITHIN_S: Final = 0.2
 _ALIVE: Final = 300
-"""So many acks make a server that is back."""
+"""Acks after which the server counts as recovered."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of it.
+    """The result of all rounds.
 
     Attributes:
-        lost: events that were acked, and are not in the log at the place the ack named.
-        unstored: events that were posted, and are not in the log anywhere.
-        doubled: second copies of a posted event, which its reader passes over.
+        lost: events that were acked but are not in the log at the acked position.
+        unstored: events that were posted but are nowhere in the log.
+        doubled: second copies of a posted event; readers ignore them.
         in_turn_doubled: second copies of an event that expected its predecessor.
-        misread: places where the living reader read something else than the log holds.
-        longest_gap_s: from one ack to the next.
+        misread: positions where the concurrent reader read something other than the log has.
+        longest_gap_s: longest time between two acks.
     """
 
     rounds: int
@@ -71,7 +71,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Load:
-    """Two writers and a reader, and what they saw."""
+    """Two writers and a reader, with records of what they saw."""
 
     posted: set[bytes] = field(default_factory=set)
     acked: dict[int, bytes] = field(default_factory=dict)
@@ -107,8 +107,8 @@ class _Load:
                     return
                 self.read.append(record)
 
-    async def goes_on(self) -> None:
-        """Wait until so many more events are acked."""
+    async def recovered(self) -> None:
+        """Wait until a number of further events are acked."""
         wanted = len(self.acked) + _ALIVE
         while len(self.acked) < wanted:
             self._news.clear()
@@ -127,7 +127,7 @@ class _Load:
 
 
 async def run(folder: Path, rounds: int, seed: int) -> Outcome:
-    """Kill the server so often."""
+    """Kill the server once per round."""
     moments = random.Random(seed)
     server = NatsServer(folder)
     loop = asyncio.get_running_loop()
@@ -147,11 +147,11 @@ async def run(folder: Path, rounds: int, seed: int) -> Outcome:
                 tasks.create_task(load.publish_in_turn(logs[1])),
             ]
             for _ in range(rounds):
-                await load.goes_on()
+                await load.recovered()
                 await asyncio.sleep(moments.uniform(0, _KILL_WITHIN_S))
                 await loop.run_in_executor(thread, server.kill)
                 await loop.run_in_executor(thread, server.start)
-            await load.goes_on()
+            await load.recovered()
             load.enough.set()
             await asyncio.wait(writing)
             await logs[0].publish(_LAST, b"")
@@ -184,7 +184,7 @@ def _compared(rounds: int, load: _Load, history: list[StoredRecord]) -> Outcome:
 
 
 def measure(rounds: int = ROUNDS, seed: int = 1) -> list[Figure]:
-    """As figures."""
+    """Run the benchmark and return its figures."""
     with (
         tempfile.TemporaryDirectory(prefix="dalsegno-bench-") as folder,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
@@ -195,10 +195,10 @@ def measure(rounds: int = ROUNDS, seed: int = 1) -> list[Figure]:
         Figure("events acked", outcome.acked, "", f"{outcome.stored} are stored"),
         Figure("acked and lost", outcome.lost, ""),
         Figure("posted and never stored", outcome.unstored, ""),
-        Figure("read otherwise than stored", outcome.misread, ""),
-        Figure("stored twice", outcome.doubled, "", "of those that were posted; readers pass over them"),
-        Figure("stored twice, of those that expect the one before", outcome.in_turn_doubled, ""),
-        Figure("longest time from one ack to the next", outcome.longest_gap_s, "s"),
+        Figure("read with another content than stored", outcome.misread, ""),
+        Figure("stored twice", outcome.doubled, "", "posted events; readers ignore second copies"),
+        Figure("stored twice, of events with an expected predecessor", outcome.in_turn_doubled, ""),
+        Figure("longest time between two acks", outcome.longest_gap_s, "s"),
     ]
 
 

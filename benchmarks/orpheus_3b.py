@@ -1,7 +1,7 @@
-"""Orpheus 3B's shape with random weights, in the published layout: for measuring where no weights can be had.
+"""A checkpoint in the shape and layout of Orpheus 3B with random weights, for machines without the real one.
 
-6.6 GB in bfloat16, four shards, and SNAC at its published size. The tokenizer is the tiny checkpoint's. What
-it says is noise; what it costs is what the real one costs.
+6.6 GB in bfloat16, four shards, and SNAC at its published size. The tokenizer is that of the tiny checkpoint.
+Its output is noise; its cost is that of the real model.
 """
 
 import json
@@ -23,14 +23,14 @@ _SHAPE: Final = {
     "num_key_value_heads": 8,
 }
 _SNAC: Final = {"encoder_dim": 48, "decoder_dim": 1024, "codebook_dim": 8}
-"""Where the published vocoder is larger than the tiny one; rates, strides and codebooks are the same."""
+"""Sizes of the published vocoder that the tiny one reduces; rates, strides and codebooks are the same."""
 _SHARDS: Final = 4
 _STD: Final = 0.02
 _SILENT: Final = 0.05
 
 
 def write_orpheus_3b(folder: Path, **changes: int) -> Path:
-    """Write the checkpoint into an empty folder; `changes` are to the shape."""
+    """Write the checkpoint into an empty folder; `changes` replace sizes of the shape."""
     shape = _SHAPE | changes
     for path in tiny_orpheus().iterdir():
         if path.is_file() and "safetensors" not in path.name:
@@ -72,7 +72,7 @@ def _write_llm(folder: Path, shape: dict[str, int]) -> None:
         for key, size in part:
             ones = len(size) == 1
             made = torch.ones(size) if ones else torch.randn(size, generator=draw) * _STD
-            if key == "model.embed_tokens.weight":  # it is the head, too: only audio tokens are said
+            if key == "model.embed_tokens.weight":  # also the output layer: only audio tokens are emitted
                 made[:FIRST_AUDIO] *= _SILENT
                 made[END_AUDIO:] *= _SILENT
             tensors[key] = made.to(torch.bfloat16)

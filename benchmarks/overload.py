@@ -1,9 +1,9 @@
-"""What many more clients get than there are places for: answers, 429 or 503, and nothing else.
+"""Responses under overload (expected: answers, 429 and 503 only), memory, and recovery.
 
-256 clients ask at once, again and again, of a gateway that gives `PLACES` answers at a time. Half of them
-wait as long as `Retry-After` says, the others come back at once; every eighth leaves in the middle of its
-stream. Counted is what they were told; watched is the memory of every role; and when the crowd is gone, how
-long it takes until the server is ready, with nothing running, and answers as it did before.
+256 clients send requests concurrently and repeatedly to a gateway that admits `PLACES` at a time. Half of
+them wait as long as `Retry-After` says, the others retry at once; every eighth disconnects in the middle of
+its stream. Measured: the statuses, the memory of every role, and, when all clients are gone, the time until
+the server is ready, runs nothing, and answers as before.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _QUESTION: Final = {
 
 @dataclass(slots=True)
 class _Crowd:
-    """What the clients were told, and what the roles weighed meanwhile."""
+    """The responses to the clients, and the memory of the roles during the load."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     texts: Counter[str] = field(default_factory=Counter)
@@ -56,7 +56,7 @@ def measure() -> list[Figure]:
         new_loop() as loop,
     ):
         expected = loop.run(_ask(running, stream=False)).text
-        loop.run(_rush(running, seconds=5.0))  # pools and caches fill
+        loop.run(_rush(running, seconds=5.0))  # fill pools and caches
         crowd = loop.run(_rush(running, seconds=SECONDS))
         recovery_s = loop.run(_recovered(running, expected))
     return _figures(crowd, expected, recovery_s)
@@ -66,7 +66,7 @@ async def _rush(running: Running, *, seconds: float) -> _Crowd:
     crowd = _Crowd()
     end_s = time.monotonic() + seconds
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(_weigh(running, crowd, end_s))
+        tasks.create_task(_watch_memory(running, crowd, end_s))
         for number in range(CLIENTS):
             tasks.create_task(_client(running, crowd, number, end_s))
     return crowd
@@ -103,7 +103,7 @@ async def _leave_early(running: Running) -> None:
         await connection.head()
 
 
-async def _weigh(running: Running, crowd: _Crowd, end_s: float) -> None:
+async def _watch_memory(running: Running, crowd: _Crowd, end_s: float) -> None:
     while time.monotonic() < end_s:
         pids = running.pids
         roles = {"gateway": pids.gateway[0], "conductor": pids.conductor[0], "worker": pids.worker["0"]}
@@ -115,7 +115,7 @@ async def _weigh(running: Running, crowd: _Crowd, end_s: float) -> None:
 
 
 async def _recovered(running: Running, expected: str) -> float:
-    """Seconds until it is ready, runs nothing, and answers as before."""
+    """Return the seconds until the deployment is ready, runs nothing, and answers as before."""
     begun_s = time.monotonic()
     while time.monotonic() - begun_s < 10 * RECOVERY_S:
         health = await _health(running)
@@ -124,7 +124,7 @@ async def _recovered(running: Running, expected: str) -> float:
             if answer.status == 200 and answer.text == expected:
                 return time.monotonic() - begun_s
         await asyncio.sleep(0.02)
-    raise RuntimeError(f"not as before after {10 * RECOVERY_S:g} s")
+    raise RuntimeError(f"expected the deployment to recover within {10 * RECOVERY_S:g} s; it did not")
 
 
 async def _health(running: Running) -> dict[str, Any]:
@@ -134,19 +134,22 @@ async def _health(running: Running) -> dict[str, Any]:
 
 
 def _figures(crowd: _Crowd, expected: str, recovery_s: float) -> list[Figure]:
-    told = crowd.statuses.total()
+    total = crowd.statuses.total()
     others = {status: count for status, count in crowd.statuses.items() if status not in _FINE}
     listed = ", ".join(f"{status}: {count:,}" for status, count in sorted(crowd.statuses.items()))
     wrong = crowd.texts.total() - crowd.texts[expected]
     figures = [
         Figure(
-            f"told to {CLIENTS} clients in {SECONDS:g} s", told, "", f"{listed}; {crowd.left:,} left early"
+            f"responses to {CLIENTS} clients in {SECONDS:g} s",
+            total,
+            "",
+            f"{listed}; {crowd.left:,} disconnected early",
         ),
-        Figure("statuses that are none of 200, 429, 503", sum(others.values()), "", str(others or "")),
+        Figure("statuses other than 200, 429, 503", sum(others.values()), "", str(others or "")),
         Figure("connections that broke", crowd.broken.total(), "", str(dict(crowd.broken) or "")),
-        Figure("answers that differ from the one given alone", wrong, "", f"of {crowd.texts.total():,}"),
+        Figure("answers that differ from one without load", wrong, "", f"of {crowd.texts.total():,}"),
         Figure("answers", crowd.statuses[200] / SECONDS, "/s"),
-        Figure("until all was as before", recovery_s, "s", f"target: at most {RECOVERY_S:g}"),
+        Figure("time to recover", recovery_s, "s", f"target: at most {RECOVERY_S:g}"),
     ]
     for name, weights in crowd.weights.items():
         third = max(1, len(weights) // 3)

@@ -1,8 +1,8 @@
-"""32 requests whose first 512 tokens are the same: how long until each has its first token?
+"""Time to the first token of 32 concurrent requests that share their first 512 tokens.
 
-In turns: without a prefix cache; with one that has nothing yet, so that the first computes what the others
-wait for; and with one that has the prefix from before. All come at once. The share of tokens that were cached
-is held against the one that follows from the lengths, and every answer against the one without a cache.
+In turns: without a prefix cache; with an empty one, so that the first request computes the prefix and the
+others wait for it; and with the prefix in the cache. The hit rate is compared with the one computed from the
+lengths, and every answer with the one without a cache.
 """
 
 import time
@@ -45,14 +45,14 @@ def measure() -> list[Figure]:
         _ask(served, [[*prefix, 0]])
         warm.append(_ask(served, prompts))
     figures: list[Figure] = []
-    # The first of them computes the prefix, or none does.
+    # Either the first request computes the prefix, or none does.
     for name, rounds, misses in (("nothing cached yet", shared, 1), ("the prefix cached", warm, 0)):
         by_hand = (REQUESTS - misses) * PREFIX / (REQUESTS * (PREFIX + OWN))
         gains = [one.first_s / other.first_s for one, other in zip(cold, rounds, strict=True)]
         figures += [
-            spread(f"first token without a cache, to one with {name}", gains, RATIO),
+            spread(f"first token: without a cache / {name}", gains, RATIO),
             spread(f"first token, {name}", [1e3 * one.first_s for one in rounds], "ms"),
-            spread(f"hit rate, {name}", [one.hit_rate for one in rounds], "", f"by hand {by_hand:.4f}"),
+            spread(f"hit rate, {name}", [one.hit_rate for one in rounds], "", f"computed {by_hand:.4f}"),
         ]
         others = sum(
             mine != plain
@@ -65,7 +65,7 @@ def measure() -> list[Figure]:
 
 def _ask(served: KVEngine, prompts: list[list[int]]) -> _Round:
     counts = served.stats().cache
-    asked, hit = counts.asked, counts.hit
+    asked, hit = counts.queries, counts.hits
     begun_s = time.perf_counter()
     for number, ids in enumerate(prompts):
         served.add(spec(str(number), ids, ANSWER))
@@ -78,6 +78,6 @@ def _ask(served: KVEngine, prompts: list[list[int]]) -> _Round:
             answers[output.key].append(output.token_id)
     return _Round(
         first_s=mean(first_s.values()),
-        hit_rate=(counts.hit - hit) / (counts.asked - asked),
+        hit_rate=(counts.hits - hit) / (counts.queries - asked),
         answers=list(answers.values()),
     )

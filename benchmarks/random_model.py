@@ -1,4 +1,4 @@
-"""A Llama of random weights, large enough that computing it is what takes time, and an engine over it."""
+"""A Llama with random weights, large enough that the forward pass dominates, and an engine for it."""
 
 from typing import Any, Final
 
@@ -21,10 +21,10 @@ _HEAD_DIM: Final = 64
 
 
 def node(*, layers: int = LAYERS, seed: int = 0, positions: int = 8192, quiet_from: int | None = None) -> Any:
-    """40 million weights at the usual 8 layers; those of one seed begin with the same layers.
+    """Make a model: 40 million weights with 8 layers. Models of one seed have the same first layers.
 
-    What layers from `quiet_from` on say is much less than what those before them do: so a model of the first
-    layers alone guesses well what the whole one says.
+    Layers from `quiet_from` on contribute much less than earlier ones, so a model of the first layers alone
+    is a good draft model.
     """
     config = LlamaConfig(
         hidden_size=512,
@@ -56,7 +56,7 @@ def node(*, layers: int = LAYERS, seed: int = 0, positions: int = 8192, quiet_fr
 def engine(
     of: Any, *, tokens: int, max_sequences: int = 32, proposer: Proposer | None = None, **settings: Any
 ) -> KVEngine:
-    """Make an engine over `of` with room for `tokens` tokens; `settings` are those of `KVEngineConfig`."""
+    """Make an engine for `of` with a KV cache of `tokens` tokens; `settings` are for `KVEngineConfig`."""
     config = KVEngineConfig(
         num_blocks=tokens // 16, block_size=16, max_step_tokens=512, max_sequences=max_sequences, **settings
     )
@@ -64,12 +64,12 @@ def engine(
 
 
 def prompt(seed: int, length: int) -> list[int]:
-    """Tokens like no other prompt's."""
+    """Make a prompt that shares no prefix with others."""
     generator = torch.Generator().manual_seed(seed)
     ids: list[int] = torch.randint(VOCABULARY, (length,), generator=generator).tolist()
     return ids
 
 
 def spec(key: str, prompt_ids: list[int], max_tokens: int) -> SequenceSpec:
-    """A greedy answer of so many tokens."""
+    """Specify a greedy answer of `max_tokens` tokens."""
     return SequenceSpec(key=key, prompt_ids=prompt_ids, max_tokens=max_tokens, ignore_eos=True)

@@ -1,12 +1,12 @@
-"""How fast a log is decided again: the core alone, and `dalsegno replay --all` from the log on disk.
+"""Speed of replaying a log: the core alone, and `dalsegno replay --all` from the log on disk.
 
-    fold      what a conductor does when it starts: everything but the outputs, folded to its state
-    replay    the core's replay: all events, each decision made again and compared, each output digested
-    command   `dalsegno replay --all`, a process of its own, reading from a NATS server beside it
-    start     a conductor started on that log: how long until it decides what waits at the end
+    fold      a conductor's start: all events but the outputs, folded to its state
+    replay    the core's replay: all events; each decision is repeated and compared, each output digested
+    command   `dalsegno replay --all` in its own process, reading from a local NATS server
+    start     a conductor started on that log: time until it decides about a request at the end of the log
 
-Told in events per second of CPU time: how fast it is when the machine has nothing else to do. The command's
-own start (imports, connecting) is told apart; it is what replaying one request takes.
+Rates are events per second of CPU time, as on an idle machine. The command's start (imports, connecting) is
+reported separately; replaying one request takes about that long.
 """
 
 import gc
@@ -27,7 +27,7 @@ from benchmarks.report import RATIO, Figure, spread
 from conductor.core.cluster import Cluster
 from conductor.core.replay import Replayer
 from conductor.deployment import deployment_of
-from configs.deployment import resolve
+from configs.checks import resolve
 from dalsegno.replay.verdicts import pins
 from dalsegno.roles.gc_tuning import collected_seldom
 from models import registry
@@ -101,13 +101,13 @@ def _command(records: Sequence[StoredRecord]) -> list[Figure]:
         Figure("replay, command: events/s of CPU / target", median(cpus) / TARGET_PER_S, RATIO),
         spread("command: replay --all, per s of CPU", cpus, "/s"),
         spread("command: replay --all, per s of wall", walls, "/s", "reading and deciding in one process"),
-        spread("command: replay of one request", starts, "s", "its start, mostly"),
-        spread("conductor: started on that log, decides after", decides, "s", "imports included"),
+        spread("command: replay of one request", starts, "s", "mostly start-up"),
+        spread("conductor: from its start on that log to a decision", decides, "s", "imports included"),
     ]
 
 
 async def _start(server: NatsServer, request_id: str) -> float:
-    """Start a conductor where a request waits that it will refuse; how long until it does."""
+    """Start a conductor on a log with a request that it refuses; return the seconds until it does."""
     log = await connect(server.url, credentials=server.credentials, subjects=SUBJECTS, name="bench")
     refused = encode(histories.submission(request_id, "no such model"))
     seq = await log.publish(SUBJECTS.request(request_id), refused)
@@ -131,7 +131,7 @@ async def _store(server: NatsServer, records: Sequence[StoredRecord]) -> None:
 
 
 def _run(server: NatsServer, *args: str) -> tuple[float, float]:
-    """Run the command; its wall and CPU time."""
+    """Run the command; return its wall and CPU time."""
     command = (sys.executable, "-m", "dalsegno", "replay", "--nats", server.url, *args)
     env = os.environ | {"DALSEGNO_NATS_TOKEN": server.token}
     before, begun_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()

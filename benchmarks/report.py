@@ -1,4 +1,4 @@
-"""What a measurement says: figures, ratios first."""
+"""Figures of a benchmark, and the report: ratios first."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ RATIO: Final = "x"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured value. A ratio's unit is `x`; `note` says what it is made of."""
+    """One measured value. The unit of a ratio is `x`; `note` gives the values behind it."""
 
     name: str
     value: float
@@ -22,7 +22,7 @@ class Figure:
 
 
 def spread(name: str, values: Sequence[float], unit: str, note: str = "") -> Figure:
-    """The median of several rounds; from the least to the most of them in the note."""
+    """The median of several rounds, with their minimum and maximum in the note."""
     between = f"{_digits(min(values))} to {_digits(max(values))}"
     return Figure(name, median(values), unit, f"{between}; {note}" if note else between)
 

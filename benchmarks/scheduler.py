@@ -1,8 +1,8 @@
-"""The scheduler alone, without a model: how many steps a second can it decide, with 1,000 sequences running?
+"""Steps per second of the scheduler alone, without a model, with 1,000 running sequences.
 
-All of them decode; or some end and others begin in every step, so that it admits, matches prefixes, and cuts
-prompts as well; or the pool is too small for all, and it preempts. What is timed is `schedule` and `advance`,
-and the token that each sequence gets, nothing else.
+Three cases: all sequences decode; some end and others start in every step, so that it also admits, matches
+prefixes and splits prompts; the pool is too small for all, and it preempts. Only `schedule`, `advance` and
+the token of each sequence are timed.
 """
 
 import time
@@ -28,8 +28,8 @@ def measure() -> list[Figure]:
     figures: list[Figure] = []
     for name, make in (
         ("all decode", _decoding),
-        ("1 in 100 ends in each step, and another begins", _coming_and_going),
-        ("the pool holds nine tenths of them", _crowded),
+        ("1 of 100 ends and another starts in each step", _coming_and_going),
+        ("the pool has room for nine tenths", _crowded),
     ):
         rates: list[float] = []
         preempted = 0
@@ -53,7 +53,7 @@ def _decoding() -> _Made:
 
 
 def _coming_and_going() -> _Made:
-    # Their ends are spread out evenly.
+    # The ends are spread evenly over the steps.
     return _made(
         blocks=RUNNING * 32, max_tokens=lambda number: 20 + number % 100 if number < RUNNING else 100
     )
@@ -84,14 +84,14 @@ def _made(*, blocks: int, max_tokens: Callable[[int], int], shared: int = _SHARE
 
     for _ in range(RUNNING):
         add()
-    # Until everybody is there, or nobody else has room.
+    # Until all sequences run, or no further one has room.
     while any(sequence.pending > 1 for sequence in scheduler.running) or not scheduler.running:
         step()
     return scheduler, step
 
 
 def _sampled(scheduler: Scheduler, sequences: Iterator[Sequence]) -> Iterator[Sequence]:
-    """Give each its token; those that have ended by it."""
+    """Give each sequence its token; yield those that ended with it."""
     for sequence in list(sequences):
         sequence.ids.append(7)
         if sequence.generated == sequence.spec.max_tokens:

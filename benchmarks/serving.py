@@ -1,11 +1,11 @@
-"""What gateway, log and conductor cost: the same questions served, and answered by the engine in process.
+"""Cost of gateway, log and conductor: requests served by a deployment, and answered by the engine in process.
 
-Both sides have the checkpoint, the questions and the limits in common, and take turns: one round served, one
-round in process, and again. Clients ask their next question when they have the last answer. On the demo and
-on a small Qwen3 of random weights a step takes a millisecond or two, so this is the worst case: what is
-added is the same for a model a hundred times as slow.
+Both sides use the same checkpoint, requests and limits, and take turns: one round served, one in process.
+Each client sends its next request when it has the last answer. With the demo and a small Qwen3 of random
+weights a step takes one or two milliseconds, so this is the worst case: the added time is the same for a
+model that is a hundred times slower.
 
-On the served side five processes (client, gateway, conductor, worker, NATS) share the machine's cores, in
+On the served side five processes (client, gateway, conductor, worker, NATS) share the machine's cores; in
 process there is one thread.
 """
 
@@ -24,14 +24,14 @@ from benchmarks.client import Connection, Reply
 from benchmarks.in_process import InProcess
 from benchmarks.machine import cpu_s, new_loop
 from benchmarks.report import RATIO, Figure, spread
-from configs.deployment import resolve
+from configs.checks import resolve
 from dalsegno.serve.data_dir import Pids
 from tests.e2e.deploy import Running, serve
 from tests.tiny import tiny_checkpoint
 
 ROUNDS: Final = 7
 QUESTIONS: Final = {1: 12, 8: 48, 32: 128}
-"""How many are asked in a round, by how many clients ask."""
+"""Requests in a round, by the number of clients."""
 MAX_TOKENS: Final = 64
 BUILTINS: Final = (
     *("len", "sorted", "abs", "all", "any", "ascii", "bin", "callable", "chr", "compile", "delattr", "dir"),
@@ -69,7 +69,7 @@ def measure() -> list[Figure]:
 def _compare(label: str, model: str) -> list[Figure]:
     engine = InProcess(resolve(model))
     gc.collect()
-    gc.freeze()  # torch's own objects are many, and looking through them would count as ours
+    gc.freeze()  # otherwise the collector's passes over torch's many objects would count
     figures: list[Figure] = []
     with (
         tempfile.TemporaryDirectory(prefix="dalsegno-bench-") as folder,
@@ -83,7 +83,7 @@ def _compare(label: str, model: str) -> list[Figure]:
             for _ in range(ROUNDS + 1):
                 served.append(loop.run(_served(running, questions, clients)))
                 called.append(_called(engine, questions, clients))
-            figures += _figures(label, clients, served[1:], called[1:])  # the first ones warmed up
+            figures += _figures(label, clients, served[1:], called[1:])  # the first round is the warm-up
     return figures
 
 

@@ -1,8 +1,8 @@
-"""Speculation: how much faster are answers that somebody guesses, and how many of the guesses stand?
+"""Speedup and acceptance rate of speculative decoding.
 
-Guessed by looking up what followed the same tokens before, on answers that repeat themselves, and on ones
-that do not; by a model of the same weights, of which every guess stands; and by one of a quarter of the
-layers, where the others say little. All answers have to be, token by token, those without speculation.
+Drafts come from prompt lookup, on answers that repeat themselves and on answers that do not; from a draft
+model with the same weights, of which every token is accepted; and from one with a quarter of the layers,
+where the other layers contribute little. All answers must equal those without speculation, token by token.
 """
 
 import time
@@ -49,8 +49,8 @@ def measure() -> list[Figure]:
 
     ways: dict[str, Callable[[], Proposer]] = {
         "by lookup": PromptLookup,
-        "by the same weights": lambda: draft(LAYERS),
-        "by a quarter of the layers": lambda: draft(LAYERS // 4),
+        "the same weights": lambda: draft(LAYERS),
+        "a quarter of the layers": lambda: draft(LAYERS // 4),
     }
     texts: dict[str, float] = {"greedy, which repeats itself": 0.0, "at temperature 1": 1.0}
     figures: list[Figure] = []
@@ -62,7 +62,7 @@ def measure() -> list[Figure]:
             for way, make in ways.items():
                 served = engine(model, tokens=_POOL, proposer=make(), speculative_tokens=GUESSES)
                 guessed[way].append(_answer(served, number, temperature))
-        figures += [spread(f"{text}, nobody guesses", [one.rate for one in plain], "tok/s")]
+        figures += [spread(f"{text}, no speculation", [one.rate for one in plain], "tok/s")]
         for way, rounds in guessed.items():
             ratios = [one.rate / other.rate for one, other in zip(rounds, plain, strict=True)]
             others = sum(
@@ -71,9 +71,9 @@ def measure() -> list[Figure]:
                 for mine, theirs in zip(one.answers, other.answers, strict=True)
             )
             figures += [
-                spread(f"{text}, guessed {way}, to nobody", ratios, RATIO),
-                spread(f"{text}, guessed {way}", [one.rate for one in rounds], "tok/s"),
-                spread("  of the guesses stood", [one.stood for one in rounds], ""),
+                spread(f"{text}, drafted by {way} / no speculation", ratios, RATIO),
+                spread(f"{text}, drafted by {way}", [one.rate for one in rounds], "tok/s"),
+                spread("  acceptance rate", [one.stood for one in rounds], ""),
                 Figure("  answers that differ", others, "", f"of {ROWS * ROUNDS}"),
             ]
     return figures

@@ -1,12 +1,12 @@
-"""What it costs to spread a speech model over ranks: the same speeches, by three placements in turns.
+"""Cost of distributing a speech model over ranks: the same requests, to three placements in turns.
 
     one rank       LLM and SNAC in one process
     two ranks      LLM | SNAC
-    three ranks    prefill | decode | SNAC: keys and values move, too
+    three ranks    prefill | decode | SNAC: keys and values move too
 
-All three are deployments as `dalsegno serve` makes them, and are there at the same time; one of them is asked
-at a time. The checkpoint is a tiny one in the published layout, whose steps take a millisecond or two: the
-worst case for what is added. `--shape 3b` makes one of the published size, with random weights: for a GPU.
+All three are deployments of `dalsegno serve` and run at the same time; requests go to one of them at a time.
+The checkpoint is a tiny one in the published layout, whose steps take one or two milliseconds: the worst case
+for the added time. `--shape 3b` makes one of the published size with random weights, for a GPU.
 
     python -m benchmarks speech                       # with the others, the tiny one
     python -m benchmarks.speech --shape 3b --ranks 1 --clients 1 16
@@ -37,20 +37,20 @@ from tests.tiny.orpheus import tiny_orpheus
 ROUNDS: Final = 5
 CLIENTS: Final = (1, 4)
 SPEECHES: Final = 8
-"""How many are asked for in a round."""
+"""Requests in a round."""
 MAX_TOKENS: Final = 7 * 24
 LAYOUTS: Final[Mapping[int, tuple[str, str]]] = {
     1: ("one rank", "orpheus_colocated"),
     2: ("two ranks", "orpheus_two_ranks"),
     3: ("three ranks", "orpheus_three_ranks"),
 }
-"""By the number of ranks: what it is called, and which configuration it is."""
+"""By the number of ranks: the label and the configuration."""
 SAMPLE_RATE: Final = 24_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Speech:
-    """One answer; `first_s` is when the first sound came, after it was asked for."""
+    """One answer; `first_s` is the time from the request to the first audio."""
 
     first_s: float
     tokens: int
@@ -81,7 +81,7 @@ def measure() -> list[Figure]:
 
 
 def compare(checkpoint: Path, ranks: Sequence[int], clients: Sequence[int]) -> list[Figure]:
-    """Ask the same of each placement in turns."""
+    """Send the same requests to each placement in turns."""
     with ExitStack() as stack:
         loop = stack.enter_context(new_loop())
         running: dict[int, Running] = {}
@@ -122,7 +122,7 @@ async def _ask(http: httpx.AsyncClient, model: str, number: int) -> _Speech:
         "stream_format": "sse",
         "temperature": 0.0,
         "repetition_penalty": 1.0,
-        "seed": number,  # of the vocoder's noise
+        "seed": number,  # for the vocoder's noise
         "max_tokens": MAX_TOKENS,
         "ignore_eos": True,
     }
@@ -153,8 +153,8 @@ def _figures(clients: int, rounds: dict[int, list[_Round]]) -> list[Figure]:
         label = f"{LAYOUTS[count][0]}, {clients} at a time"
         figures += [
             spread(f"{label}: tokens", [one.tokens_per_s for one in found], "/s"),
-            spread(f"{label}: sound", [one.audio_s_per_s for one in found], "s/s"),
-            spread(f"{label}: first sound after", [one.first_ms for one in found], "ms"),
+            spread(f"{label}: audio", [one.audio_s_per_s for one in found], "s/s"),
+            spread(f"{label}: first audio", [one.first_ms for one in found], "ms"),
         ]
     for count in others:
         pairs = list(zip(rounds[count], rounds[first], strict=True))
@@ -162,17 +162,17 @@ def _figures(clients: int, rounds: dict[int, list[_Round]]) -> list[Figure]:
         what = f"{LAYOUTS[count][0]} / {LAYOUTS[first][0]}, {clients} at a time"
         figures.append(spread(f"tokens/s: {what}", ratios, RATIO))
         firsts = [one.first_ms / other.first_ms for one, other in pairs]
-        figures.append(spread(f"first sound: {what}", firsts, RATIO))
+        figures.append(spread(f"first audio: {what}", firsts, RATIO))
     differing = _differing(found for found in rounds.values())
     asked = len(next(iter(rounds.values()))[0].speeches)
     figures.append(
-        Figure(f"{clients} at a time: speeches that sound otherwise somewhere", differing, "", f"of {asked}")
+        Figure(f"{clients} at a time: answers that differ between placements", differing, "", f"of {asked}")
     )
     return figures
 
 
 def _differing(layouts: Iterable[list[_Round]]) -> int:
-    """How many speeches do not sound the same to the bit in every round of every placement."""
+    """Count the requests whose audio is not bit-identical in all rounds of all placements."""
     heard: dict[str, set[str]] = {}
     for rounds in layouts:
         for one in rounds:

@@ -1,7 +1,7 @@
-"""How long `dalsegno serve demo` takes to be live and ready, against what its imports alone take.
+"""Time until `dalsegno serve demo` is live and ready, compared with the time of its imports alone.
 
-Both are measured in turn, in the same run, because the machine's mood is in both. The targets: live within a
-second; ready within the bare import time of torch and the modelling file, plus two seconds.
+Both are measured in turns, because the load of the machine affects both. Targets: live within a second; ready
+within the import time of torch and the modelling file plus two seconds.
 """
 
 import signal
@@ -31,7 +31,7 @@ _LONGEST_S: Final = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Start:
-    """One start; seconds from the command to each event, and from Ctrl-C to the end."""
+    """One start: seconds from the command to each event, and from Ctrl-C to the end."""
 
     imports: float
     live: float
@@ -46,17 +46,17 @@ def measure() -> list[Figure]:
     beyond = [start.ready - start.imports for start in starts]
     allowed = median(imports) + ALLOWED_S
     return [
-        Figure("start: ready / (bare imports + 2 s)", median(readies) / allowed, RATIO, "target: at most 1"),
+        Figure("start: ready / (imports alone + 2 s)", median(readies) / allowed, RATIO, "target: at most 1"),
         spread("live", lives, "s", "target: at most 1"),
         spread("ready", readies, "s"),
-        spread("bare imports of torch and the modelling file", imports, "s"),
+        spread("imports of torch and the modelling file alone", imports, "s"),
         spread("ready, beyond the imports", beyond, "s", f"target: at most {ALLOWED_S:g}"),
         spread("stopped, after Ctrl-C", stops, "s"),
     ]
 
 
 def _once(folder: Path) -> _Start:
-    """Measure the bare imports, then one start and stop."""
+    """Measure the imports alone, then one start and stop."""
     bare = subprocess.run((sys.executable, "-c", _IMPORTS), capture_output=True, text=True, check=True)
     [listen], ready_file = free("127.0.0.1", 0), folder / "ready.json"
     command = [sys.executable, "-m", "dalsegno", "serve", "demo", "--port", str(listen.port)]
@@ -75,7 +75,7 @@ def _once(folder: Path) -> _Start:
 
 
 def _until(happened: Callable[[], bool], launcher: subprocess.Popen[bytes]) -> float:
-    """When it happened; another process's doing sets no event of ours, so look often."""
+    """Poll until a condition of another process holds; return the time."""
     deadline = time.monotonic() + _LONGEST_S
     while not happened():
         if launcher.poll() is not None or time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""How fast this machine reads its memory: what limits a decode of one request, which reads every weight."""
+"""Read bandwidth of this machine's memory: the limit of a decode, which reads every weight."""
 
 import time
 from typing import Final
@@ -10,13 +10,13 @@ _PASSES: Final = 6
 
 
 class Memory:
-    """A gigabyte, far more than any cache holds, and reads of it by as many threads as torch has cores."""
+    """A gigabyte of memory, far larger than the caches, read by as many threads as torch has cores."""
 
     def __init__(self) -> None:
         self._words = torch.ones(_BYTES // 8, dtype=torch.int64)
 
     def bytes_per_s(self) -> float:
-        """The fastest of some passes: it is a limit. Their largest word is asked for, which costs least."""
+        """Measure the fastest of several passes. Each computes the maximum, the cheapest reduction."""
         return _BYTES / min(self._pass_s() for _ in range(_PASSES))
 
     def _pass_s(self) -> float:

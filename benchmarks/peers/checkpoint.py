@@ -1,12 +1,13 @@
-"""The checkpoint that all peers load: the shape of Qwen3-0.6B with a smaller vocabulary, random weights.
+"""The checkpoint of all peers: the shape of Qwen3-0.6B with a smaller vocabulary, random weights.
 
-It is written as the hub has such models: `config.json`, bfloat16 in `model.safetensors`, and a byte-level
-tokenizer. Two things make what is measured countable, whatever a server sends:
+It has the layout of the Hugging Face hub: `config.json`, bfloat16 in `model.safetensors`, and a byte-level
+tokenizer. Two properties make tokens countable in any server's output:
 
-- Every token but the 256 bytes and the special ones is a space and letters, so a client that sees text
-  alone knows how many tokens it was: as many as there are spaces.
-- The embeddings of the others are zero. Embeddings are tied to the output, so their logits are zero too, and
-  the largest of 31,741 random ones is not: no greedy answer ends early, or has a part of a character.
+- Every token but the 256 bytes and the special ones is a space and letters, so a client can count the tokens
+  of a text by its spaces.
+- The embeddings of bytes and special tokens are zero. Embeddings are tied to the output, so their logits are
+  zero too, and the largest of 31,741 random ones is above zero: no greedy answer ends early or contains a
+  part of a character.
 """
 
 import json
@@ -28,7 +29,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 _SPECIALS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _BYTES: Final = 256
-_SPACE: Final = "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}"  # as byte-level vocabularies write it
+_SPACE: Final = "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}"  # a space in byte-level vocabularies
 _TEMPLATE: Final = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -36,12 +37,12 @@ _TEMPLATE: Final = (
 _SCALE: Final = 0.02
 _BFLOAT16_BYTES: Final = 2
 _LETTERS: Final = 4
-"""Of the longest tokens: 26 + 26^2 + 26^3 + 26^4 of them are enough for any vocabulary."""
+"""Letters of the longest tokens: 26 + 26^2 + 26^3 + 26^4 words are enough for any vocabulary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The sizes of a Qwen3; as published for 0.6B, but for the vocabulary."""
+    """The sizes of a Qwen3: those of the published 0.6B except the vocabulary."""
 
     hidden: int = 1024
     layers: int = 28
@@ -53,7 +54,7 @@ class Shape:
     positions: int = 4096
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Names and shapes as the file has them."""
+        """Yield the names and shapes of the tensors in the file."""
         yield "model.embed_tokens.weight", (self.vocabulary, self.hidden)
         for layer in range(self.layers):
             at = f"model.layers.{layer}"
@@ -72,7 +73,7 @@ class Shape:
 
     @property
     def bytes_per_step(self) -> int:
-        """What a decode step reads of the weights: all, for the embeddings are the output layer too."""
+        """The bytes of weights that a decode step reads: all, because embeddings are the output layer too."""
         return _BFLOAT16_BYTES * sum(prod(shape) for _, shape in self.tensors())
 
 
@@ -80,34 +81,34 @@ QWEN3_0_6B: Final = Shape()
 
 
 def write(folder: Path, shape: Shape) -> Path:
-    """Write the checkpoint unless it is there; half a minute and a gigabyte for the usual shape.
+    """Write the checkpoint unless it exists: half a minute and a gigabyte for the usual shape.
 
-    It is there whole or not at all: it is written beside its place, and moved.
+    The write is atomic: to a temporary folder, which is then renamed.
     """
     if (folder / "shape.json").exists() and json.loads((folder / "shape.json").read_text()) == asdict(shape):
         return folder
-    beside = folder.with_name(f"{folder.name}.{os.getpid()}")
-    beside.mkdir(parents=True)
-    _write_weights(beside / "model.safetensors", shape)
-    _write_tokenizer(beside, shape)
-    _write_json(beside / "config.json", _config(shape))
+    draft = folder.with_name(f"{folder.name}.{os.getpid()}")
+    draft.mkdir(parents=True)
+    _write_weights(draft / "model.safetensors", shape)
+    _write_tokenizer(draft, shape)
+    _write_json(draft / "config.json", _config(shape))
     ends = shape.vocabulary - 1
-    _write_json(beside / "generation_config.json", {"eos_token_id": ends, "pad_token_id": ends})
-    _write_json(beside / "shape.json", asdict(shape))
+    _write_json(draft / "generation_config.json", {"eos_token_id": ends, "pad_token_id": ends})
+    _write_json(draft / "shape.json", asdict(shape))
     if folder.exists():
         shutil.rmtree(folder)
-    return beside.rename(folder)
+    return draft.rename(folder)
 
 
 def prompts(shape: Shape, count: int, length: int, *, seed: str) -> list[list[int]]:
-    """Prompts of random ids, each of a token that is text of its own; others for every seed."""
+    """Make prompts of random ids of text tokens; each seed gives other ones."""
     draw = Random(seed)
     usual = range(_BYTES, shape.vocabulary - len(_SPECIALS))
     return [[draw.choice(usual) for _ in range(length)] for _ in range(count)]
 
 
 def words(folder: Path) -> list[str]:
-    """What each token says, by its id; but for the bytes, which nobody says."""
+    """The text of each token by its id, except the bytes, which no answer contains."""
     written = json.loads((folder / "tokenizer.json").read_text())
     specials = {token["content"]: token["id"] for token in written["added_tokens"]}
     vocabulary = written["model"]["vocab"] | specials
@@ -144,7 +145,7 @@ def _config(shape: Shape) -> dict[str, Any]:
 
 
 def _write_weights(path: Path, shape: Shape) -> None:
-    """One tensor at a time, so that only the largest is in memory."""
+    """Write one tensor at a time, so that at most one is in memory."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, sizes in shape.tensors():
@@ -167,12 +168,12 @@ def _write_weights(path: Path, shape: Shape) -> None:
 
 
 def _bfloat16(values: NDArray[np.float32]) -> bytes:
-    """The upper half of each float32."""
+    """Truncate each float32 to its upper half."""
     return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
 
 
 def _write_tokenizer(folder: Path, shape: Shape) -> None:
-    """Byte-level BPE that nobody trained: a space, and every word of one letter, of two, and so on."""
+    """Write an untrained byte-level BPE: a space followed by every word of one letter, two, and so on."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = (
         "".join(word)

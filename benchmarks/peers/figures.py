@@ -1,4 +1,4 @@
-"""From the times of all tokens to what the report says: ratios first, then each peer's own figures."""
+"""The report's figures, computed from the times of all tokens: ratios first, then each peer's figures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ class Wave:
     """Requests that were sent at the same time.
 
     Attributes:
-        arrivals: seconds from then to each token of each.
-        texts: what they were answered, a space before each token.
+        arrivals: for each request, the seconds until each token.
+        texts: the answers, with a space before each token.
     """
 
     arrivals: list[list[float]]
@@ -27,12 +27,12 @@ class Wave:
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens over all the time it took, that of the prompts included."""
+        """Output tokens through the whole time, including the prompts."""
         return sum(map(len, self.arrivals)) / max(times[-1] for times in self.arrivals)
 
     @property
     def decode_tokens_per_s(self) -> float:
-        """What the median time between two tokens comes to, with all requests under way."""
+        """The number of requests through the median time between two tokens."""
         return len(self.arrivals) / self.gap_s
 
     @property
@@ -50,7 +50,7 @@ class Wave:
         return gaps[ceil(0.99 * len(gaps)) - 1]
 
     def agreeing(self, other: "Wave") -> float:
-        """The share of its tokens that are as the other has them, before the first that is not."""
+        """The share of tokens that equal those of `other`, up to the first difference."""
         pairs = zip(self.texts, other.texts, strict=True)
         same = [_agreeing(mine.split(), others.split()) for mine, others in pairs]
         return sum(same) / sum(map(len, self.arrivals))
@@ -62,11 +62,11 @@ class Wave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What was found out about one peer: its waves, by how many requests each had.
+    """The measurements of one peer: its waves, by number of concurrent requests.
 
     Attributes:
-        ready_s: from its start until it could be asked.
-        is_server: it has an HTTP server, and was asked through it.
+        ready_s: seconds from its start until it was ready for requests.
+        is_server: it is an HTTP server and was measured over HTTP.
     """
 
     ready_s: float
@@ -77,7 +77,7 @@ class Measured:
 def report(
     found: Mapping[str, Measured], bytes_per_s: Sequence[float], bytes_per_step: int
 ) -> dict[str, list[Figure]]:
-    """All figures, by whom they are of; `bytes_per_s` is what memory was read with before each turn."""
+    """Compute all figures by peer; `bytes_per_s` are the read bandwidths before each turn."""
     rivals = {name: one for name, one in found.items() if name not in {OURS, ALONE}}
     figures = {"memory": _memory(bytes_per_s, bytes_per_step)}
     if OURS in found:
@@ -90,12 +90,12 @@ def _compared(ours: Measured, rivals: Mapping[str, Measured], alone: Measured | 
     figures: list[Figure] = []
     for clients, waves in ours.waves.items():
         at = f"{clients} at a time"
-        beside = {name: one.waves[clients] for name, one in rivals.items()}
-        if beside:
+        others = {name: one.waves[clients] for name, one in rivals.items()}
+        if others:
             figures += [
-                _most(f"{at}: output tokens/s, ours / the best", waves, beside, "tokens_per_s"),
-                _most(f"{at}: decode tokens/s, ours / the best", waves, beside, "decode_tokens_per_s"),
-                _soonest(f"{at}: first token, ours / the soonest", waves, beside),
+                _most(f"{at}: output tokens/s, ours / the best", waves, others, "tokens_per_s"),
+                _most(f"{at}: decode tokens/s, ours / the best", waves, others, "decode_tokens_per_s"),
+                _fastest_first(f"{at}: first token, ours / the fastest", waves, others),
             ]
         if alone is not None:
             pairs = zip(waves, alone.waves[clients], strict=True)
@@ -120,21 +120,21 @@ def _compared(ours: Measured, rivals: Mapping[str, Measured], alone: Measured | 
         name = min(servers, key=servers.__getitem__)
         note = f"{ours.ready_s:.1f} s; {name}: {servers[name]:.1f} s"
         figures.append(
-            Figure("ready to serve, ours / the soonest server", ours.ready_s / servers[name], RATIO, note)
+            Figure("ready to serve, ours / the fastest server", ours.ready_s / servers[name], RATIO, note)
         )
     return figures
 
 
-def _most(name: str, ours: list[Wave], beside: Mapping[str, list[Wave]], what: str) -> Figure:
-    rates = {rival: [getattr(wave, what) for wave in waves] for rival, waves in beside.items()}
+def _most(name: str, ours: list[Wave], others: Mapping[str, list[Wave]], what: str) -> Figure:
+    rates = {rival: [getattr(wave, what) for wave in waves] for rival, waves in others.items()}
     best = max(rates, key=lambda rival: median(rates[rival]))
     mine = [getattr(wave, what) for wave in ours]
     ratios = [one / other for one, other in zip(mine, rates[best], strict=True)]
     return spread(name, ratios, RATIO, f"{median(mine):.1f}; {best}: {median(rates[best]):.1f}")
 
 
-def _soonest(name: str, ours: list[Wave], beside: Mapping[str, list[Wave]]) -> Figure:
-    firsts = {rival: [wave.first_s for wave in waves] for rival, waves in beside.items()}
+def _fastest_first(name: str, ours: list[Wave], others: Mapping[str, list[Wave]]) -> Figure:
+    firsts = {rival: [wave.first_s for wave in waves] for rival, waves in others.items()}
     best = min(firsts, key=lambda rival: median(firsts[rival]))
     mine = [wave.first_s for wave in ours]
     ratios = [one / other for one, other in zip(mine, firsts[best], strict=True)]
@@ -158,19 +158,21 @@ def _own(name: str, one: Measured, limit: float, ours: Measured | None) -> list[
             figures.append(spread(f"{at}: between tokens, p99 / p50", ratios, ""))
         if clients == 1:
             shares = [100 * wave.decode_tokens_per_s / limit for wave in waves]
-            figures.append(spread(f"{at}: decode, of what memory allows", shares, "%"))
+            figures.append(spread(f"{at}: decode, share of the memory limit", shares, "%"))
         if ours is not None and one is not ours:
             pairs = zip(waves, ours.waves[clients], strict=True)
-            same = [100 * wave.agreeing(beside) for wave, beside in pairs]
-            figures.append(spread(f"{at}: tokens as ours, until one is another", same, "%"))
+            same = [100 * wave.agreeing(others) for wave, others in pairs]
+            figures.append(spread(f"{at}: tokens equal to ours, up to the first difference", same, "%"))
     return figures
 
 
 def _memory(bytes_per_s: Sequence[float], bytes_per_step: int) -> list[Figure]:
-    note = f"the fastest read; a token reads {bytes_per_step / 1e6:.1f} MB of weights"
+    note = f"at the fastest read; a token reads {bytes_per_step / 1e6:.1f} MB of weights"
     return [
-        spread("read by all cores, before each turn", [speed / 1e9 for speed in bytes_per_s], "GB/s"),
-        Figure("so many tokens/s at most, 1 at a time", max(bytes_per_s) / bytes_per_step, "/s", note),
+        spread(
+            "read bandwidth of all cores, before each turn", [speed / 1e9 for speed in bytes_per_s], "GB/s"
+        ),
+        Figure("memory limit of tokens/s, 1 at a time", max(bytes_per_s) / bytes_per_step, "/s", note),
     ]
 
 

@@ -1,4 +1,4 @@
-"""transformers' `generate`: all prompts as one batch, which is as long as its longest answer."""
+"""The peer for transformers' `generate`: all prompts as one batch, as slow as the longest answer."""
 
 import time
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ def _loaded(checkpoint: Path) -> Iterator[Ready]:
     model.generation_config.eos_token_id = None
 
     def ask(prompts: list[list[int]], max_tokens: int) -> list[Answer]:
-        """A streamer is told of batches of one only; a stopping criterion is asked after every step."""
+        """Time tokens in a stopping criterion, called after every step; a streamer takes one prompt only."""
         steps: list[float] = []
         begun_s = time.perf_counter()
 

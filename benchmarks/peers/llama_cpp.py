@@ -1,7 +1,7 @@
-"""llama.cpp through llama-cpp-python's low-level batch API, scheduled as its own server does it.
+"""The peer for llama.cpp: llama-cpp-python's low-level batch API, scheduled as in llama.cpp's server.
 
-llama-cpp-python's server answers one request at a time, so this does what llama.cpp's does: each batch holds
-the next token of every answer under way, and as many tokens of prompts as there is room for.
+llama-cpp-python's server answers one request at a time. This script batches as llama.cpp's own server does:
+each batch has the next token of every running answer, and prompt tokens up to its limit.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ _MICRO_BATCH = 512
 
 @dataclass(slots=True)
 class _Row:
-    """One request: what of its prompt is still to be read, and where it is."""
+    """One request: the rest of its prompt and its position."""
 
     number: int
     prompt: list[int]
@@ -41,7 +41,7 @@ class _Model:
             str(path).encode(), llama_cpp.llama_model_default_params()
         )
         if not self._model:
-            raise RuntimeError(f"llama.cpp could not load {path}; what it said is on stderr")
+            raise RuntimeError(f"llama.cpp could not load {path}; its output is on stderr")
         threads = os.cpu_count() or 1
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = _ROWS * _ROW_TOKENS
@@ -50,7 +50,7 @@ class _Model:
         params.n_threads = params.n_threads_batch = threads
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         if not self._context:
-            raise RuntimeError("llama.cpp could not make a context; what it said is on stderr")
+            raise RuntimeError("llama.cpp could not make a context; its output is on stderr")
         self._vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
         self._batch = llama_cpp.llama_batch_init(_BATCH, 0, 1)
 
@@ -74,7 +74,7 @@ class _Model:
         return [row.answer for row in rows]
 
     def _fill(self, rows: list[_Row]) -> list[tuple[int, _Row]]:
-        """Make the next batch; the places in it whose logits are sampled, and for whom."""
+        """Make the next batch; return the positions whose logits are sampled, with their requests."""
         self._batch.n_tokens = 0
         decoding = [row for row in rows if row.answer.ids]
         sampled = [(self._add(row.answer.ids[-1], row, sampled=True), row) for row in decoding]

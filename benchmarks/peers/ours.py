@@ -1,4 +1,4 @@
-"""Dal Segno as it is served: gateway, log, conductor and worker, asked over HTTP."""
+"""The peer for Dal Segno: gateway, log, conductor and worker, over HTTP."""
 
 import sys
 import tempfile
@@ -12,7 +12,7 @@ from benchmarks.peers.protocol import Ready, drive
 from benchmarks.peers.streams import complete
 from tests.e2e.deploy import serve
 
-_HOW: Final = ("--set", "model_kwargs.dtype=bfloat16")  # as it is stored; the default on a CPU is float32
+_HOW: Final = ("--set", "model_kwargs.dtype=bfloat16")  # the stored type; a CPU's default is float32
 
 
 @contextmanager

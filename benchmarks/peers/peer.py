@@ -1,7 +1,7 @@
-"""A peer's process: started, asked, asleep while others have their turn, stopped.
+"""A peer's process: start, requests, sleep during the turns of others, end.
 
-All peers stay loaded, for one takes minutes to start; asleep is stopped by a signal, every process of it, so
-that it costs nothing but memory. Linux only (`/proc`).
+All peers stay loaded, because a start takes minutes. A sleeping peer is stopped by a signal, with all its
+processes, so that it uses only memory. Linux only (`/proc`).
 """
 
 import json
@@ -23,7 +23,7 @@ _START_S: Final = 900.0
 _ANSWER_S: Final = 900.0
 _STOP_S: Final = 90.0
 _ON_THE_CPU: Final = {"CUDA_VISIBLE_DEVICES": ""}
-"""Some of them would take a GPU where there is one, and others would not."""
+"""Hides the GPU: only some peers would use it."""
 _LOOK_EVERY_S: Final = 0.001
 _ASLEEP: Final = frozenset("TtZX")
 """States of processes that are stopped or ended."""
@@ -31,19 +31,20 @@ _LINES_TOLD: Final = 12
 
 
 class PeerFailedError(Exception):
-    """A peer could not be started or asked: what it said at last, and where the rest is."""
+    """A peer failed at its start or at a request. The message has its last output and the path of its log."""
 
 
 @dataclass(slots=True)
 class Peer:
-    """One that takes part.
+    """One participant.
 
     Attributes:
-        name: what the report calls it.
-        command: its script with the interpreter that has what it needs, and the checkpoint.
-        said: where goes what it prints.
-        ready_s: seconds from its start until it could be asked.
-        how: the command or call a user would start it with. `versions`: of its packages.
+        name: its name in the report.
+        command: the interpreter of its environment, its script, and the checkpoint.
+        said: the file of its output.
+        ready_s: seconds from its start until it was ready for requests.
+        how: the command or call by which a user would start it.
+        versions: versions of its packages.
     """
 
     name: str
@@ -55,7 +56,7 @@ class Peer:
     _process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, and wait until it can be asked.
+        """Start it, and wait until it is ready for requests.
 
         Raises:
             PeerFailedError: it could not be started.
@@ -77,20 +78,20 @@ class Peer:
         self.how, self.versions = ready["command"], ready["versions"]
 
     def ask(self, prompts: list[list[int]], max_tokens: int) -> list[Answer]:
-        """Have all prompts answered at the same time.
+        """Send all prompts at the same time and return the answers.
 
         Raises:
-            PeerFailedError: it ended, failed, or took a quarter of an hour.
+            PeerFailedError: it ended, failed, or took more than a quarter of an hour.
         """
         line = json.dumps({"prompts": prompts, "max_tokens": max_tokens}) + "\n"
         try:
             _pipe(self._running.stdin).write(line.encode())
         except BrokenPipeError:
-            raise self._failed("it ended while nobody asked") from None
+            raise self._failed("it ended between two requests") from None
         return [Answer(**answer) for answer in self._reply("answers", _ANSWER_S)]
 
     def sleep(self) -> None:
-        """Stop every process of it, until it is woken; those it is starting meanwhile, too."""
+        """Stop all its processes until it is woken, including those that it is starting."""
         while awake := [pid for pid in _tree(self._running.pid) if _state(pid) not in _ASLEEP]:
             for pid in awake:
                 _send(pid, signal.SIGSTOP)
@@ -101,7 +102,7 @@ class Peer:
             _send(pid, signal.SIGCONT)
 
     def stop(self) -> None:
-        """Let it end by itself; kill what is left."""
+        """Let it end; kill its remaining processes."""
         if self._process is None:
             return
         self.wake()
@@ -125,7 +126,7 @@ class Peer:
     def _reply(self, expected: str, within_s: float) -> Any:
         output = _pipe(self._running.stdout)
         if not select.select([output], [], [], within_s)[0]:
-            raise self._failed(f"it said nothing in {within_s:.0f} s")
+            raise self._failed(f"expected a message within {within_s:.0f} s, found none")
         line = output.readline()
         if not line:
             raise self._failed(f"it ended with {self._running.wait()}")
@@ -137,22 +138,22 @@ class Peer:
     def _failed(self, why: str) -> PeerFailedError:
         last = self.said.read_text(errors="replace").splitlines()[-_LINES_TOLD:]
         return PeerFailedError(
-            "\n".join([why.rstrip(), f"all it said is in {self.said}, and at last:", *last])
+            "\n".join([why.rstrip(), f"its output is in {self.said}; the last lines:", *last])
         )
 
 
 def _pipe(end: IO[bytes] | None) -> IO[bytes]:
-    assert end is not None  # asked for when it was started
+    assert end is not None  # requested at the start
     return end
 
 
 def _send(pid: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):  # it may have ended since it was looked for
+    with suppress(ProcessLookupError):  # it may have ended meanwhile
         os.kill(pid, number)
 
 
 def _stat(pid: int) -> list[str]:
-    """State, parent and more of a process, or that it ended."""
+    """The fields of a process's stat: state, parent, and more; a placeholder if it ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -164,7 +165,7 @@ def _state(pid: int) -> str:
 
 
 def _tree(pid: int) -> list[int]:
-    """The process and all that descend from it, parents first."""
+    """The process and all its descendants, parents first."""
     pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
     parents = {each: int(_stat(each)[1]) for each in pids}
     found = [pid]

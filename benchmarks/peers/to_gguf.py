@@ -1,6 +1,6 @@
-"""A Qwen3 checkpoint as llama.cpp reads it: GGUF, bfloat16, no tokenizer, for it is asked with token ids.
+"""Conversion of a Qwen3 checkpoint for llama.cpp: GGUF, bfloat16, without a tokenizer.
 
-Weights are copied bit by bit. Norms become float32, as llama.cpp's own converter has them.
+Weights are copied bit by bit. Norms become float32, as in llama.cpp's own converter.
 """
 
 import json
@@ -30,18 +30,18 @@ _ENDS = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": 
 
 
 def path_of(checkpoint: Path) -> Path:
-    """Where it is: beside the checkpoint."""
+    """The path of the file, next to the checkpoint."""
     return checkpoint.with_name(f"{checkpoint.name}.gguf")
 
 
 def convert(checkpoint: Path) -> None:
-    """Write it, whole or not at all, unless it is newer. The output layer is the embeddings'."""
+    """Write the file atomically, unless it is newer. The output layer shares the embeddings."""
     path = path_of(checkpoint)
     if path.exists() and path.stat().st_mtime > (checkpoint / "config.json").stat().st_mtime:
         return
     config = json.loads((checkpoint / "config.json").read_text())
-    beside = path.with_name(f"{path.name}.part")
-    writer = GGUFWriter(beside, "qwen3")
+    draft = path.with_name(f"{path.name}.part")
+    writer = GGUFWriter(draft, "qwen3")
     writer.add_name(checkpoint.name)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -66,7 +66,7 @@ def convert(checkpoint: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    beside.rename(path)
+    draft.rename(path)
 
 
 def _renamed(name: str) -> str:
@@ -77,7 +77,7 @@ def _renamed(name: str) -> str:
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
-    """Names and bfloat16 values, the latter as 16-bit integers, mapped."""
+    """Yield names and bfloat16 values; the values are memory-mapped 16-bit integers."""
     with path.open("rb") as file:
         length = struct.unpack("<Q", file.read(8))[0]
         header = json.loads(file.read(length))

