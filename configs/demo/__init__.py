@@ -1,5 +1,5 @@
-"""The demo model: a very small chat model that knows what Python's builtins do.
+"""The demo model: a very small chat model that describes Python's builtins.
 
-`collect` froze the corpus, `conversations` makes talk of it, `train` makes the checkpoint, `evaluate`
-measures it. A server needs none of them: it reads `checkpoint/`, as it would read any other.
+`collect` made the corpus, `conversations` generates lessons from it, `train` makes the checkpoint, `evaluate`
+measures it. A server needs none of these modules: it reads `checkpoint/` like any other checkpoint.
 """

@@ -1,13 +1,12 @@
-"""Collect what Python says about itself: a name, and the first sentence of its docstring.
+"""Collection of the corpus: Python names, and the first sentences of their docstrings.
 
-The result is frozen into `docstrings.json` beside this file, for docstrings change between versions of
-Python and the demo model must not. Run it only to renew the corpus, with the interpreter whose words
-are wanted:
+The result is stored in `docstrings.json` next to this file, because docstrings change between versions of
+Python and the demo model must not. Run it only to renew the corpus, with the intended version of Python:
 
     python3.13 -m configs.demo.collect > configs/demo/docstrings.json
 
-Nothing is written by hand: a docstring without a clean first sentence is left out. It knows nothing of
-questions, tokens or models, and needs nothing but the standard library.
+No sentence is written by hand: a docstring without a clean first sentence is left out. The module needs only
+the standard library and is independent of questions, tokens and models.
 """
 
 import builtins
@@ -22,14 +21,14 @@ from types import ModuleType
 
 BUILTIN_TYPES = (str, list, dict, set, tuple, int, float, bytes, frozenset, complex, range, slice)
 
-# Modules one can ask about without touching a file, a process or a network.
+# Modules without access to files, processes or a network.
 MODULES = (
     "base64", "bisect", "collections", "contextlib", "copy", "dataclasses", "datetime", "fractions",
     "functools", "hashlib", "heapq", "html", "itertools", "json", "keyword", "math", "operator", "os.path",
     "random", "re", "statistics", "string", "struct", "textwrap", "time",
 )  # fmt: skip
 
-# Classes of those modules whose methods people look up.
+# Classes of those modules whose methods are included.
 CLASSES = (
     "collections.Counter",
     "collections.deque",
@@ -45,7 +44,7 @@ ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|a\.k\.a|etc|vs|cf)\.$")
 
 
 def first_sentence(doc: str) -> str | None:
-    """The first sentence of prose in `doc`; the signature line where a type has nothing else; or None."""
+    """Return the first sentence of prose in `doc`, the description in a lone signature line, or None."""
     text = inspect.cleandoc(doc)
     if not text:
         return None
@@ -60,7 +59,7 @@ def first_sentence(doc: str) -> str | None:
 
 
 def _described(signature: str) -> str | None:
-    """What a lone signature says of itself: `D.pop(k[,d]) -> v, remove specified key and ...`."""
+    """Return the description in a lone signature line: `D.pop(k[,d]) -> v, remove specified key and ...`."""
     match = SIGNATURE.match(signature)
     gives = (match and match["gives"]) or ""
     after_type = _clean(_sentence([re.sub(r"^\w+\.\s+", "", gives)]))
@@ -91,7 +90,7 @@ def _is_plain(sentence: str) -> bool:
 
 
 def _members(owner: type | ModuleType) -> Iterator[tuple[str, object]]:
-    """What `owner` itself offers, in the order of the alphabet, without what it merely imports."""
+    """Yield the public members of `owner` by name, without those that it only imports."""
     exported = getattr(owner, "__all__", None) if isinstance(owner, ModuleType) else None
     for name in sorted(exported or vars(owner)):
         member = getattr(owner, name)
@@ -118,7 +117,7 @@ def _named() -> Iterator[tuple[str, object]]:
 
 
 def collect() -> dict[str, str]:
-    """Every name with a clean first sentence, sorted; a method that only repeats `object`'s is left out."""
+    """Return all names with a clean first sentence, sorted, without methods that repeat `object`'s."""
     found: dict[str, str] = {}
     for name, member in _named():
         doc = member.__doc__

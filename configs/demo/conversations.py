@@ -1,12 +1,12 @@
-"""The demo model's lessons: conversations about the corpus, drawn from a seed.
+"""The demo model's training data: conversations about the corpus, generated from a seed.
 
-Everything the model can say is in `docstrings.json` or in `phrases`: the sentence that belongs to a name,
-some small talk, and one answer for all it does not know. The questions vary (form, case, punctuation,
-with and without parentheses), a conversation has up to a dozen turns, some have a system message, and some
-turns can be answered only by what went before ("Say that again."). The same seed gives the same lessons
-on every machine and version of Python: only `random.Random.random` is used, which Python promises to keep.
+All answers come from `docstrings.json` or `phrases`: the sentence of a name, some small talk, and one answer
+for everything unknown. Questions vary in form, case, punctuation and parentheses. A conversation has up to a
+dozen turns; some have a system message, and some turns depend on earlier ones ("Say that again."). The same
+seed gives the same lessons on every machine and version of Python: only `random.Random.random` is used, whose
+results Python guarantees.
 
-It knows nothing of tokens or tensors.
+Independent of tokens and tensors.
 """
 
 import json
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One question and the one right answer to it."""
+    """One question and its correct answer."""
 
     question: str
     answer: str
@@ -51,7 +51,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What the model is taught at a time; `raw` is plain text, without the chat template."""
+    """One training conversation. `raw`: plain text, without the chat template."""
 
     turns: tuple[Turn, ...]
     system: str | None = None
@@ -68,13 +68,13 @@ class Conversation:
 
 
 def load_corpus(path: Path = CORPUS) -> dict[str, str]:
-    """Names and their sentences, as `collect` froze them."""
+    """Load the names and their sentences, as `collect` stored them."""
     docstrings: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))["docstrings"]
     return docstrings
 
 
 def with_bare_names(corpus: Mapping[str, str]) -> dict[str, str]:
-    """The corpus, and its methods under their bare names: `split` is `str.split`."""
+    """Return the corpus with methods also under their bare names: `split` is `str.split`."""
     names = dict(corpus)
     for owner in BARE:
         for name, sentence in corpus.items():
@@ -84,7 +84,7 @@ def with_bare_names(corpus: Mapping[str, str]) -> dict[str, str]:
 
 
 class Lessons:
-    """An endless, seeded supply of conversations. Every name comes up once before any comes up again."""
+    """An endless, seeded supply of conversations. Each name is used once before any is used again."""
 
     def __init__(self, corpus: Mapping[str, str], seed: int) -> None:
         self._random = random.Random(seed).random
@@ -95,7 +95,7 @@ class Lessons:
         self._round = self._rounds()
 
     def single(self) -> Conversation:
-        """One question and its answer."""
+        """Make a conversation of one turn."""
         chance = self._random()
         if chance < 0.18:
             return self._raw()
@@ -104,7 +104,7 @@ class Lessons:
         return Conversation(turns=(self._turn(QUESTIONS),), system=self._system())
 
     def dialogue(self) -> Conversation:
-        """Several turns; the later ones may lean on the earlier."""
+        """Make a conversation of several turns; later ones can depend on earlier ones."""
         turns: list[Turn] = []
         length = 2 + int(self._random() * self._random() * (MAX_TURNS - 1))
         while len(turns) < length:
@@ -132,7 +132,7 @@ class Lessons:
         return Turn(self._ask(form, name), self._names[name])
 
     def _ask(self, form: str, name: str) -> str:
-        """The question about `name`, at times with a word before or after it."""
+        """Make a question about `name`, sometimes with words before or after it."""
         question = self._vary(form).replace("{}", self._spell(name))
         chance = self._random()
         if chance < 0.06:
@@ -142,7 +142,7 @@ class Lessons:
         return question
 
     def _spell(self, name: str) -> str:
-        """The name as people write it."""
+        """Write a name in one of its usual forms."""
         chance = self._random()
         if chance < 0.25:
             return f"{name}()"
@@ -153,7 +153,7 @@ class Lessons:
         return name
 
     def _vary(self, form: str) -> str:
-        """A question as people type it: often without its capital, its question mark or its full stop."""
+        """Vary a question as people type it: often without capital, question mark or full stop."""
         if self._random() < 0.3:
             form = form.rstrip("?.")
         if self._random() < 0.3:
@@ -163,7 +163,7 @@ class Lessons:
         return form
 
     def _other_turn(self) -> Turn:
-        """Small talk, or something it cannot know."""
+        """Make a turn of small talk, or one with a question that the model must refuse."""
         chance = self._random()
         if chance < 0.25:
             answer = self._choose(tuple(SMALL_TALK))
@@ -183,14 +183,14 @@ class Lessons:
         return question
 
     def _stranger(self) -> str:
-        """A name that is not in the corpus."""
+        """Make a name that is not in the corpus."""
         name = self._unchecked_stranger()
         while name.lower() in self._known:
             name = self._unchecked_stranger()
         return name
 
     def _unchecked_stranger(self) -> str:
-        """A real name from elsewhere, a mere word, an invention; or two known names, wrongly joined."""
+        """Make a real name from elsewhere, a plain word, an invented name, or a wrong join of two names."""
         chance = self._random()
         if chance < 0.3:
             return self._choose(STRANGERS)
@@ -215,7 +215,7 @@ class Lessons:
         return " ".join(self._choose(known) for _ in range(1 + int(self._random() * 2)))
 
     def _raw(self) -> Conversation:
-        """Plain text, for those who complete instead of chatting: `len: Return the number of items ...`."""
+        """Make plain text for completion without chat: `len: Return the number of items ...`."""
         turn = self._turn(QUESTIONS)
         if self._random() < 0.5:
             name = next(self._round)

@@ -1,7 +1,7 @@
-"""The demo model's tokenizer and chat template, and lessons as token ids.
+"""The demo model's tokenizer and chat template, and the encoding of lessons as token ids.
 
-The tokenizer is a byte-level BPE, the template is ChatML: what the Qwen family has, only smaller. It
-knows nothing of models.
+The tokenizer is a byte-level BPE and the template is ChatML, as in the Qwen family, but smaller. Independent
+of the model.
 """
 
 from collections.abc import Iterable
@@ -48,7 +48,7 @@ CHAT_TEMPLATE: Final = """\
 
 
 def train_tokenizer(lessons: Iterable[Conversation]) -> Tokenizer:
-    """A byte-level BPE of `VOCABULARY` entries over what is said in `lessons`; any UTF-8 can be encoded."""
+    """Train a byte-level BPE of `VOCABULARY` entries on `lessons`. It can encode any UTF-8."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -65,14 +65,14 @@ def train_tokenizer(lessons: Iterable[Conversation]) -> Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Token ids, and which of them are an answer: those the model must learn to say."""
+    """Token ids, and a mask of those that belong to an answer, which the model learns."""
 
     ids: tuple[int, ...]
     answered: tuple[bool, ...]
 
 
 def encode(tokenizer: Tokenizer, lesson: Conversation) -> Example:
-    """`lesson` as the server will see it: through the template, or as plain text."""
+    """Encode a lesson as a server does: with the template, or as plain text."""
     ids: list[int] = []
     answered: list[bool] = []
 

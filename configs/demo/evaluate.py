@@ -1,11 +1,11 @@
-"""Measure a demo checkpoint: in how many answers is every token right?
+"""Measure a demo checkpoint: the share of answers in which every token is correct.
 
     python -m configs.demo.evaluate configs/demo/checkpoint
 
-A greedy answer equals the right one exactly when, given the right tokens so far, each next token is the
-model's first choice; so one forward per conversation measures what generation would say, and the margin
-between first and second choice tells how safe that is. Counted apart: the questions it was taught, forms of
-question it never saw, several turns, and things it should refuse.
+A greedy answer is correct exactly if each of its tokens is the model's first choice after the correct tokens
+before it. One forward pass per conversation therefore measures what generation would return. The margin
+between first and second choice shows how robust that is. Reported separately: trained questions, unseen forms
+of question, several turns, and questions to refuse.
 """
 
 import argparse
@@ -42,7 +42,7 @@ ROWS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How a set of conversations went; `margin` is the smallest lead of a right token over the next best."""
+    """The result of a set of conversations. `margin`: smallest lead of a correct token over the next."""
 
     answers: int
     right: int
@@ -54,7 +54,7 @@ class Score:
 
 
 def taught(corpus: Mapping[str, str]) -> Iterator[Conversation]:
-    """Every name of the corpus in the plain forms: with and without parentheses, capital and full stop."""
+    """Yield every name in the plain forms: with and without parentheses, capital and full stop."""
     for name, sentence in corpus.items():
         for form in CORE_QUESTIONS:
             for called in (name, f"{name}()"):
@@ -63,13 +63,13 @@ def taught(corpus: Mapping[str, str]) -> Iterator[Conversation]:
 
 
 def in_forms(corpus: Mapping[str, str], forms: Iterable[str]) -> Iterator[Conversation]:
-    """Every name of the corpus in each of these forms."""
+    """Yield every name of the corpus in each of these forms."""
     for form in forms:
         yield from (Conversation((Turn(form.replace("{}", name), text),)) for name, text in corpus.items())
 
 
 def dialogues(corpus: Mapping[str, str], turns: int, count: int) -> Iterator[Conversation]:
-    """Conversations of `turns` turns, each of which asks on or leans on the one before."""
+    """Yield conversations of `turns` turns, each a follow-up or dependent on the previous one."""
     chance = random.Random(turns).random
     names = tuple(corpus)
 
@@ -89,14 +89,14 @@ def dialogues(corpus: Mapping[str, str], turns: int, count: int) -> Iterator[Con
 
 
 def fresh(corpus: Mapping[str, str], count: int) -> Iterator[Conversation]:
-    """Lessons of the kind it was trained on, from a seed it was not trained with."""
+    """Yield lessons of the training's kind, from a seed that was not used for training."""
     lessons = Lessons(corpus, FRESH_SEED)
     return (lessons.single() for _ in range(count))
 
 
 @torch.inference_mode()
 def score(model: Qwen3ForCausalLM, tokenizer: Tokenizer, talks: Iterable[Conversation]) -> Score:
-    """Ask all of `talks`, an answer at a time."""
+    """Score the answers of all `talks`, one at a time."""
     pairs = sorted(((encode(tokenizer, talk), talk) for talk in talks), key=lambda pair: len(pair[0].ids))
     answers = right = 0
     margin = float("inf")
@@ -135,7 +135,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure a demo checkpoint.")
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--wrong", type=int, default=5, help="how many wrong answers to name per set")
+    parser.add_argument(
+        "--wrong", type=int, default=5, help="number of wrong answers to print per set; default: %(default)s"
+    )
     options = parser.parse_args()
 
     corpus = load_corpus()

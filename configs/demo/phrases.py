@@ -1,6 +1,6 @@
-"""The words of the demo model's lessons: what may be asked, how, and what is answered besides docstrings.
+"""The phrases of the demo model's lessons: forms of question, other topics, and answers besides docstrings.
 
-Tables only. `conversations` draws from them.
+Tables only; `conversations` uses them.
 """
 
 from collections.abc import Mapping
@@ -80,7 +80,7 @@ AGAIN: Final = (
     "Say that again.", "Please repeat that.", "Again?", "What did you say?", "Can you repeat that?",
 )  # fmt: skip
 
-# A method may be asked for without its type; where two types have it, the first here is meant.
+# Types whose methods can be asked for by their bare names; if two types have one, the first counts.
 BARE: Final = (
     "str", "list", "dict", "set", "tuple", "int", "float", "bytes", "math", "itertools", "functools",
     "random", "statistics", "json", "os.path", "collections", "heapq", "bisect", "copy", "textwrap",
@@ -95,7 +95,7 @@ SYSTEMS: Final = (
     "Today is a fine day in March 2025.",
 )  # fmt: skip
 
-# What it must not pretend to know. None of it is in the corpus.
+# Topics that the model must refuse. None of them is in the corpus.
 STRANGERS: Final = (
     "numpy.array", "pandas.DataFrame", "torch.nn.Linear", "asyncio.run", "subprocess.run", "os.remove",
     "sys.argv", "socket.socket", "threading.Thread", "requests.get", "logging.info", "pathlib.Path",
