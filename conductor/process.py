@@ -345,7 +345,7 @@ class Conductor:
         self._leader.expect(time.monotonic())
 
     async def _declare_lost(self) -> None:
-        """Declare lost incarnations. Not while the log is unavailable: workers may be silent because of it."""
+        """Declare lost incarnations, unless the log is unavailable, which can be why workers are silent."""
         if not self._workers.lost():
             return
         if not await self._log_answers():

@@ -39,16 +39,16 @@ def pieces(inputs: Inputs) -> list[bytes]:
 class Affinity:
     """The prefixes of each rank; the least recently used are forgotten first."""
 
-    had: dict[int, OrderedDict[bytes, None]] = field(default_factory=dict)
+    prefixes: dict[int, OrderedDict[bytes, None]] = field(default_factory=dict)
 
     def has(self, rank: int, names: list[bytes]) -> int:
         """The number of leading pieces that a rank has computed, without a gap."""
-        known = self.had.get(rank, OrderedDict())
+        known = self.prefixes.get(rank, OrderedDict())
         return next((number for number, name in enumerate(names) if name not in known), len(names))
 
     def note(self, rank: int, names: list[bytes]) -> None:
         """Record that a rank computes these prefixes now."""
-        known = self.had.setdefault(rank, OrderedDict())
+        known = self.prefixes.setdefault(rank, OrderedDict())
         for name in reversed(names):  # a short prefix is kept longer than the prompts that share it
             known[name] = None
             known.move_to_end(name)
@@ -57,4 +57,4 @@ class Affinity:
 
     def forget(self, rank: int) -> None:
         """Forget a rank whose incarnation is over: its cache is gone."""
-        self.had.pop(rank, None)
+        self.prefixes.pop(rank, None)

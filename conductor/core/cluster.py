@@ -67,7 +67,7 @@ from shared.events import (
 )
 from shared.ids import is_addressable
 from shared.log.port import StoredRecord
-from shared.subject_rules import check_address
+from shared.subject_rules import check_event_subject
 from shared.subjects import Address, Subjects
 
 KEEP_ENDED: Final = 10_000
@@ -167,7 +167,7 @@ class Cluster:
             )
         try:
             event = decode(record.data, address.kind)
-            check_address(address, event)
+            check_event_subject(address, event)
         except MalformedEventError as error:
             return self._malformed(address, record, str(error))
         return Entry(record, address, event)

@@ -1,9 +1,9 @@
 """Suspected poison pills: suspicion against requests under which a worker died, and its removal (ADR 9).
 
-Every request that ran on a rank when its incarnation ended is a suspect. A suspect is resumed in
-quarantine, one per rank at a time: on an empty rank if there is one, or together with former suspects that
-are proven harmless, while no other request starts there. If no such rank exists, it runs together with
-others.
+A worker may have died of any request that had an unfinished step there which may have begun: each of them is
+a suspect. A suspect is resumed in quarantine (`on_probation` in the events), one per rank at a time: on an
+empty rank if there is one, or together with former suspects that are proven harmless, while no other request
+starts there. If no such rank exists, it runs together with others.
 
 New output proves a suspect harmless: each sub-plan that was running when a worker died must get further than
 it was. (A completed step is progress and resets the count of attempts, but the step after it may be the one
@@ -11,6 +11,8 @@ that kills.) A suspect is also cleared when another request is found to have end
 
 A worker that dies while only the suspect runs on it was killed by the suspect. If other requests ran there
 too, that is uncertain: the next time, the suspect waits until a rank is empty.
+
+The same record counts the attempts of requests that were never suspects (`Suspicion.tries`).
 
 Pure functions of one request. `schedule` guarantees that a suspect is alone, and records it with
 `request.resumed`.
@@ -30,8 +32,8 @@ def uses_up_attempt(request: Request, rank: int, incarnation: int, read_seq: int
     """Tell whether the end of an incarnation, which had read up to `read_seq`, uses up an attempt.
 
     The first death uses up an attempt of each request that ran there. A later one does so only for a request
-    that ran alone, because it proves nothing about suspects that ran together. An incarnation that lost a
-    tensor has used up an attempt already.
+    that ran alone, because it proves nothing about suspects that ran together. If the incarnation lost a
+    tensor before (`after_loss`), that used up the attempt already.
     """
     suspicion = request.suspicion
     is_conclusive = not suspicion.dead_incarnations or rank in suspicion.alone_on
@@ -55,7 +57,7 @@ def after_death(request: Request, rank: int, incarnation: int, read_seq: int | N
     return Suspicion(
         tries=suspicion.tries + uses_up_attempt(request, rank, incarnation, read_seq),
         dead_incarnations=suspicion.dead_incarnations | {rank: incarnation},
-        required_progress=_raised(suspicion.required_progress, request.running),
+        required_progress=_raised_requirement(suspicion.required_progress, request.running),
         in_doubt=suspicion.in_doubt or (bool(suspicion.dead_incarnations) and rank not in suspicion.alone_on),
         tensor_losses=suspicion.tensor_losses,
     )
@@ -72,7 +74,7 @@ def after_loss(request: Request, incarnation: int | None) -> Suspicion:
     return msgspec.structs.replace(
         suspicion,
         tries=suspicion.tries + 1,
-        required_progress=_raised(suspicion.required_progress, request.running),
+        required_progress=_raised_requirement(suspicion.required_progress, request.running),
         tensor_losses=suspicion.tensor_losses
         if incarnation is None
         else suspicion.tensor_losses | {incarnation},
@@ -113,8 +115,8 @@ def _without(suspicion: Suspicion, step: Running) -> Suspicion:
 def _may_have_caused(request: Request, rank: int, incarnation: int, read_seq: int | None) -> bool:
     """Tell whether this request may have ended an incarnation: an unfinished step may have begun there.
 
-    Quarantined requests report their begin. For others, the worker's log position shows whether it had read
-    the order.
+    For a quarantined request, the worker reports that a step begins (`WalkBegun`). For others, the worker's
+    log position shows whether it had read the order.
     """
     return any(
         step.incarnations.get(rank) == incarnation
@@ -125,7 +127,7 @@ def _may_have_caused(request: Request, rank: int, incarnation: int, read_seq: in
     )
 
 
-def _raised(required: dict[str, int], running: tuple[Running, ...]) -> dict[str, int]:
+def _raised_requirement(required: dict[str, int], running: tuple[Running, ...]) -> dict[str, int]:
     """The progress to exceed: the old requirement, or the running steps if they are further."""
     reached = {step.partition: step.position for step in running}
     return required | {name: max(position, required.get(name, 0)) for name, position in reached.items()}

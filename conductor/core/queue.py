@@ -9,26 +9,27 @@ from math import inf
 from conductor.core.request import Request
 
 
-def normalized_admissions(served: Counter[str], present: set[str]) -> Counter[str]:
+def normalized_admission_counts(admission_counts: Counter[str], present: set[str]) -> Counter[str]:
     """The number of admissions of each tenant that has requests now.
 
     A tenant that had none starts at the lowest count of the others, so it gets no backlog of turns. Absent
     tenants are dropped.
     """
-    least = min((served[tenant] for tenant in present if tenant in served), default=0)
-    return Counter({tenant: served.get(tenant, least) for tenant in present})
+    least = min((admission_counts[tenant] for tenant in present if tenant in admission_counts), default=0)
+    return Counter({tenant: admission_counts.get(tenant, least) for tenant in present})
 
 
 def in_admission_order(
-    waiting: Iterable[Request], open_of: Counter[str], served: Counter[str]
+    waiting: Iterable[Request], open_of: Counter[str], admission_counts: Counter[str]
 ) -> Iterator[Request]:
-    """Yield waiting requests in admission order. The caller updates `open_of` and `served` between items.
+    """Yield waiting requests in admission order.
 
-    By priority; then by the earliest deadline; then by the tenant with the fewest open requests; then by
-    the tenant with the fewest admissions (`served`); then in order of submission.
+    The highest `priority` first; then the earliest deadline; then the tenant with the fewest open (admitted,
+    not ended) requests; then the tenant with the fewest admissions; then the order of submission. `open_of`
+    and `admission_counts` are numbers by tenant; the caller updates both between items.
     """
     for _, equals in groupby(sorted(waiting, key=_sort_key), key=_sort_key):
-        yield from _by_tenant(equals, open_of, served)
+        yield from _by_tenant(equals, open_of, admission_counts)
 
 
 def _sort_key(request: Request) -> tuple[float, float]:
@@ -36,13 +37,15 @@ def _sort_key(request: Request) -> tuple[float, float]:
     return (-request.submission.priority, inf if deadline_ns is None else deadline_ns)
 
 
-def _by_tenant(requests: Iterable[Request], open_of: Counter[str], served: Counter[str]) -> Iterator[Request]:
+def _by_tenant(
+    requests: Iterable[Request], open_of: Counter[str], admission_counts: Counter[str]
+) -> Iterator[Request]:
     queues: dict[str, deque[Request]] = {}
     for request in requests:
         queues.setdefault(request.tenant, deque()).append(request)
 
     def turn(tenant: str) -> tuple[int, int, int, str]:
-        return (open_of[tenant], served[tenant], queues[tenant][0].submission_seq, tenant)
+        return (open_of[tenant], admission_counts[tenant], queues[tenant][0].submission_seq, tenant)
 
     turns = [turn(tenant) for tenant in queues]
     heapify(turns)

@@ -44,12 +44,12 @@ class Memory:
 
     Attributes:
         turns: by group, the number of round-robin choices.
-        served: by present tenant, the number of admissions (`conductor.core.queue`).
+        admission_counts: by present tenant, its number of admissions (`conductor.core.queue`).
         affinity: the known prefixes of each rank.
     """
 
     turns: Counter[tuple[int, ...]] = field(default_factory=Counter)
-    served: Counter[str] = field(default_factory=Counter)
+    admission_counts: Counter[str] = field(default_factory=Counter)
     affinity: Affinity = field(default_factory=Affinity)
 
 

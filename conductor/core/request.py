@@ -70,7 +70,8 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         index: number of the step in the plan run.
-        partition: its sub-plan; `position` is its number in the sub-plan.
+        partition: the name of its sub-plan; empty for the plan itself.
+        position: its number in the sub-plan.
         walks: the names of its walks.
         incarnations: its ranks, with the incarnation of each.
         parts: by rank, the results of completed parts, one per walk.
@@ -93,7 +94,10 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Suspicion(msgspec.Struct, frozen=True, kw_only=True):
-    """Suspicion against a request under which workers died (`conductor.core.poison_pills`).
+    """The attempt counter of a request, and the evidence that it kills workers.
+
+    Every request has one (`conductor.core.poison_pills`). It is a suspect while `dead_incarnations` has
+    entries.
 
     Attributes:
         tries: consecutive attempts without progress, including the running one.

@@ -89,17 +89,17 @@ def schedule(
     resumed = _resume(held, ranks, blamed or {})
     admitted: list[RequestAdmitted] = []
     open_of = Counter([*(place.tenant for place in places), *(one.tenant for one in held)])
-    memory.served = queue.normalized_admissions(
-        memory.served, {*open_of, *(request.tenant for request in waiting)}
+    memory.admission_counts = queue.normalized_admission_counts(
+        memory.admission_counts, {*open_of, *(request.tenant for request in waiting)}
     )
-    for request in queue.in_admission_order(waiting, open_of, memory.served):
+    for request in queue.in_admission_order(waiting, open_of, memory.admission_counts):
         options = [ranks.available_in(group) for group in deployment.groups]
         if len(admitted) == free or not all(options):
             break
         admission = _admit(request, open_requests + len(admitted) + 1, options, ranks, deployment)
         ranks.occupy(place_of(admission, request))
         open_of[request.tenant] += 1
-        memory.served[request.tenant] += 1
+        memory.admission_counts[request.tenant] += 1
         admitted.append(admission)
     return [*resumed, *admitted]
 

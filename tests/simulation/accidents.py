@@ -126,7 +126,7 @@ def conductor_claims(sim: "Simulation") -> str | None:
     conductor = _one(sim.random, [c for c in _up(sim.conductors) if not c.is_leading])
     if conductor is None:
         return None
-    conductor.leader.is_gone("it seems so")
+    conductor.leader.set_absent("it seems so")
     return f"{conductor} thinks that nobody leads"
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 COLLECTIONS: Final = (dict, set, frozenset, list, tuple, deque)
 _ENDED: Final = frozenset({"ended", "digests"})
 """Collections of ended requests: the core bounds them by number and by time."""
-_LIVES: Final = frozenset({"_lives"})
+_JOINS: Final = frozenset({"_joins"})
 """Ids of incarnations: they grow with restarts, not with requests."""
 
 
@@ -40,7 +40,7 @@ def check_cluster(cluster: Cluster, where: str) -> None:
     """Check that a cluster keeps a bounded state for each open request, and none for others."""
     open_requests = len(cluster.open)
     for name, kept in collections_in(cluster):
-        if name in _ENDED or name in _LIVES:
+        if name in _ENDED or name in _JOINS:
             continue
         most = _BOUNDS.get(name, open_requests)
         assert len(kept) <= most, (
@@ -54,7 +54,7 @@ _BOUNDS: Final[dict[str, int]] = {
     "world.ranks": 16,
     "refusals": 1_000,
     "blamed": 16,  # incarnations whose death an open request is suspected of
-    "memory.affinity.had": 16,  # by rank, and each of these by number
+    "memory.affinity.prefixes": 16,  # by rank, and each of these by number
     "memory.served": 16,  # tenants, as of the last decision
     "memory.turns": 16,  # by group
 }

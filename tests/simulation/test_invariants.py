@@ -39,7 +39,7 @@ def whoever_was_there_is_to_blame(patch: pytest.MonkeyPatch) -> None:
     """A death counts against every request on the rank, and no request is quarantined."""
     suspects_in_company(patch)
     patch.setattr(poison_pills, "uses_up_attempt", poison_pills._may_have_caused)
-    patch.setattr(react, "_given_up", lambda *_: Failure(code="poison_request", message="to blame"))
+    patch.setattr(react, "_attempts_exhausted", lambda *_: Failure(code="poison_request", message="to blame"))
 
 
 def patience_with_poison(patch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def suspects_in_company(patch: pytest.MonkeyPatch) -> None:
     def take(self: replicas.Ranks, place: replicas.Place) -> None:
         self.load.update(place.ranks)
 
-    patch.setattr(replicas.Ranks, "take", take)
+    patch.setattr(replicas.Ranks, "occupy", take)
 
 
 def other_totals_than_put_out(patch: pytest.MonkeyPatch) -> None:

@@ -63,9 +63,9 @@ def test_tenants_take_turns_whoever_asks_for_more() -> None:
 
 
 def test_nobody_saves_up_turns_by_staying_away() -> None:
-    served_so_far = queue.normalized_admissions(Counter({"busy": 40}), {"busy", "new"})
+    served_so_far = queue.normalized_admission_counts(Counter({"busy": 40}), {"busy", "new"})
     assert served_so_far == {"busy": 40, "new": 40}
-    assert queue.normalized_admissions(served_so_far, {"new"}) == {"new": 40}
+    assert queue.normalized_admission_counts(served_so_far, {"new"}) == {"new": 40}
 
 
 def test_of_free_places_each_tenant_gets_as_many() -> None:
@@ -166,7 +166,7 @@ def test_what_is_remembered_of_a_rank_is_bounded_and_beginnings_outlive_ends() -
     affinity = Affinity()
     for number in range(40):
         affinity.note(0, [bytes([number]) + place.to_bytes(2) for place in range(1000)])
-    assert len(affinity.had[0]) == 16_384
+    assert len(affinity.prefixes[0]) == 16_384
     newest = [bytes([39]) + place.to_bytes(2) for place in range(1000)]
     assert affinity.has(0, newest) == 1000
     oldest_there = [bytes([23]) + place.to_bytes(2) for place in range(1000)]
