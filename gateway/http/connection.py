@@ -21,6 +21,7 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final, cast
 
 import httptools
@@ -39,12 +40,6 @@ _FRAMING_PER_BYTE: Final = 16
 """The framing allowed per body byte. A chunk of one byte has five; more are extensions and trailers."""
 LINGERING_CLOSE_S: Final = 5.0
 LINGERING_CLOSE_BYTES: Final = 32 * 1024 * 1024
-_PHRASES: Final = {
-    400: "Bad Request",
-    408: "Request Timeout",
-    431: "Request Header Fields Too Large",
-    503: "Service Unavailable",
-}
 
 
 class HeadTimeoutError(ClientError):
@@ -291,7 +286,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def _give_up_on_head(self) -> None:
         if not self._head_bytes and not self.client_transport.request_is_open:
-            self.client_transport.transport.close()  # no request has begun
+            self.client_transport.transport.close()  # no request was started
             return
         self._refuse(
             HeadTimeoutError(
@@ -332,4 +327,4 @@ def _written(error: HttpError) -> bytes:
         **error.headers,
     }
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-    return f"HTTP/1.1 {error.status} {_PHRASES[error.status]}\r\n{head}\r\n".encode() + body
+    return f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n{head}\r\n".encode() + body

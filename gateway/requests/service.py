@@ -3,15 +3,16 @@
 A `Gateway` exists before its log is connected, so that `/health/live` answers at once.
 """
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import count
 from typing import Any
 
 from configs.deployment import GatewaySettings
 from gateway.meters.answers import Meter
-from gateway.requests.in_flight import InFlightAnswers
 from gateway.requests.liveness import Liveness
 from gateway.requests.log_follower import LogConnection, LogFollower
 from gateway.requests.parsed_request import ParsedRequest
@@ -36,6 +37,36 @@ class NotReadyError(CapacityError):
     """A worker that the model needs has never been ready."""
 
     code = "not_ready"
+
+
+class InFlightAnswers:
+    """The answers in progress; `count` is their number."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Count one answer within the block."""
+        self.count += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.count -= 1
+            if not self.count:
+                self._idle.set()
+
+    async def wait_until_idle(self, deadline_s: float) -> bool:
+        """Wait until there are none; False if that took longer than `deadline_s`."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
 
 
 class Gateway:
