@@ -1,4 +1,4 @@
-"""The limits of a single request: those of this gateway's configuration, and those of time limits."""
+"""Limits of the fields of one request: those that the gateway's settings give, and fixed ranges of times."""
 
 from typing import Final
 
@@ -56,27 +56,27 @@ def time_limit_s(timeout_s: float | None, settings: GatewaySettings) -> float | 
     return min(limits, default=None)
 
 
-def check_disconnect_grace(found: float | None) -> None:
-    """Check the field `linger_s`.
+def check_disconnect_grace(seconds: float | None) -> None:
+    """Check the disconnect grace, the field `linger_s`.
 
     Raises:
         InvalidParamError: it is not from 0 to ten minutes.
     """
-    if found is not None and not 0 <= found <= MAX_DISCONNECT_GRACE_S:
+    if seconds is not None and not 0 <= seconds <= MAX_DISCONNECT_GRACE_S:
         raise InvalidParamError(
             "linger_s",
-            f"linger_s: expected seconds from 0 to {MAX_DISCONNECT_GRACE_S:g}, found {found!r:.80}",
+            f"linger_s: expected seconds from 0 to {MAX_DISCONNECT_GRACE_S:g}, found {seconds!r:.80}",
         )
 
 
-def check_timeout(found: float | None) -> None:
-    """Check the field `timeout_s`.
+def check_timeout(seconds: float | None) -> None:
+    """Check the time limit, the field `timeout_s`.
 
     Raises:
         InvalidParamError: it is not above 0 and at most a day.
     """
-    if found is not None and not 0 < found <= MAX_TIMEOUT_S:
+    if seconds is not None and not 0 < seconds <= MAX_TIMEOUT_S:
         raise InvalidParamError(
             "timeout_s",
-            f"timeout_s: expected seconds above 0 and at most {MAX_TIMEOUT_S:g}, found {found!r:.80}",
+            f"timeout_s: expected seconds above 0 and at most {MAX_TIMEOUT_S:g}, found {seconds!r:.80}",
         )

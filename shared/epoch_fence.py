@@ -1,8 +1,9 @@
 """The epoch fence: it voids events of deposed conductors.
 
-Every reader folds the log through an `EpochFence`, in log order. A conductor's event of a lower epoch that is
-stored after a higher `epoch.opened` is void: its writer had been deposed. (The event `output.fence` is
-something else: it voids output chunks of a request's earlier attempts, see `shared.transcript`.)
+A reader that acts on the events of conductors folds the log through an `EpochFence`, in log order. A
+conductor's event of a lower epoch that is stored after a higher `epoch.opened` is void: its writer had been
+deposed. (The event `output.fence` is something else: it voids output chunks of a request's earlier attempts,
+see `shared.transcript`.)
 """
 
 from contextlib import suppress

@@ -37,7 +37,7 @@ class EdgeMeters(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         told, heard: events sent to other ranks, and received from them.
-        early: received events that wait for their order; `early_bytes` is their size.
+        early: received events that wait for their order (out-of-order edges); `early_bytes` is their size.
         items: stream items produced here; `chunks` is the number of chunks consumed here.
     """
 

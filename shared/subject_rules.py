@@ -1,9 +1,12 @@
 """The rules by which readers accept an event on a subject: its type, and its fields. Pure.
 
 A server restricts a writer to its subjects (`shared.log.nats.permissions`), but not the content of its
-events. So every reader accepts on a subject only the event types that belong there, and only if the event's
-fields agree with the subject. Otherwise a worker could end a request on the subject of its chunks, or join
-with another rank's number on its own subject.
+events. So readers that act on the events of other processes accept on a subject only the event types that
+belong there, and only if the event's fields agree with the subject. Otherwise a worker could end a request on
+the subject of its chunks, or join with another rank's number on its own subject.
+
+The check is made by the worker's inbox, the gateway's relay, the conductor's cluster state, the summary of a
+history and the manifest of a bundle. Other readers decode events without it.
 """
 
 from typing import Final
@@ -42,7 +45,7 @@ from shared.events import (
 from shared.ids import is_token
 from shared.subjects import CONDUCTOR_WRITER, Address
 
-_KINDS: Final[dict[str, tuple[type, ...]]] = {
+_EVENT_TYPES: Final[dict[str, tuple[type, ...]]] = {  # by kind of subject
     "request": (RequestSubmitted,),
     "control": (RequestCancel, RequestWatched),
     "walk": (
@@ -63,13 +66,13 @@ _KINDS: Final[dict[str, tuple[type, ...]]] = {
 }
 
 
-def check_address(address: Address, event: AnyEvent) -> None:
-    """Check that an event agrees with its subject.
+def check_event_subject(address: Address, event: AnyEvent) -> None:
+    """Check that an event agrees with its subject; `address` is the parsed subject.
 
     Raises:
-        MalformedEventError: it does not.
+        MalformedEventError: its type does not belong on the subject, or a field disagrees with it.
     """
-    if not isinstance(event, _KINDS[address.kind]):
+    if not isinstance(event, _EVENT_TYPES[address.kind]):
         raise MalformedEventError(f"a {type(event).__name__} does not belong on a {address.kind} subject")
     if address.rank is not None and getattr(event, "rank", address.rank) != address.rank:
         raise MalformedEventError(

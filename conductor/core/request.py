@@ -96,7 +96,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
 class Suspicion(msgspec.Struct, frozen=True, kw_only=True):
     """The attempt counter of a request, and the evidence that it kills workers.
 
-    Every request has one (`conductor.core.poison_pills`). It is a suspect while `dead_incarnations` has
+    Every request has one (`conductor.core.poison_pills`). Without `dead_incarnations` it is no suspect.
     entries.
 
     Attributes:

@@ -21,7 +21,7 @@ from shared.events import (
     decode,
 )
 from shared.log.port import StoredRecord
-from shared.subject_rules import check_address
+from shared.subject_rules import check_event_subject
 from shared.subjects import Subjects
 from shared.tensors import Handle
 
@@ -35,7 +35,7 @@ def event_of(record: StoredRecord, subjects: Subjects | None = None) -> AnyEvent
         if address is None:
             return None
         event = decode(record.data, address.kind)
-        check_address(address, event)
+        check_event_subject(address, event)
     except MalformedEventError:
         return None
     return event

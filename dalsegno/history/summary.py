@@ -24,7 +24,7 @@ from shared.events import (
 )
 from shared.ids import is_addressable
 from shared.log.port import Log, StoredRecord
-from shared.subject_rules import check_address
+from shared.subject_rules import check_event_subject
 from shared.subjects import Address, Subjects
 
 COLUMNS: Final = (
@@ -131,7 +131,7 @@ def _event(record: StoredRecord, address: Address) -> AnyEvent | None:
     """Decode a record; None if the conductor cannot read it either."""
     with contextlib.suppress(MalformedEventError):
         event = decode(record.data, address.kind)
-        check_address(address, event)
+        check_event_subject(address, event)
         return event
     return None
 

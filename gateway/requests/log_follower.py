@@ -121,7 +121,7 @@ class LogFollower:
             raise
         finally:
             if self.connection is not None:
-                self.connection.submissions.readers.release_all()
+                self.connection.submissions.readers.stop_cancelling()
             self.connection = None
             self.followed.clear()
             router.fail_all(Failure(code=lost.code, message=_LOST[lost], status=503))

@@ -1,10 +1,12 @@
 """Readers: the clients of each request at this gateway, and the cancel of a request that has none left.
 
+A gateway with at least one client of a request *watches* it. `Submissions` reports each client.
+
 A request is cancelled when its last client leaves. A gateway sees only its own clients. So a gateway at which
 a request is resumed announces that on the log (`request.watched`), and a gateway that reads such an
-announcement and has clients of the request, too, announces the same. While another gateway watches a request,
-no gateway cancels it. A gateway that has announced a request, and has no client of it any more, announces
-that.
+announcement and has clients of the request, too, announces that it watches it as well. While another gateway
+watches a request, no gateway cancels it. When a gateway that has announced a request has no client of it any
+more, it announces the end of its watch (`is_over`).
 
     submitted at A, resumed nowhere else             A's last client leaves: cancelled
     resumed at B; A has lost its client              B's last client leaves: cancelled
@@ -48,7 +50,7 @@ class OtherGateways:
     _announced: dict[str, tuple[int, bool]] = field(default_factory=dict)  # by gateway: position, is over
 
     def fold(self, record: StoredRecord) -> None:
-        """Apply one record; the order does not matter, nor do repetitions."""
+        """Apply one record, in any order and any number of times: the highest position counts."""
         self.seq = max(self.seq, record.seq)
         try:
             event = decode(record.data, "control")
@@ -68,10 +70,10 @@ class OtherGateways:
 
 @dataclass(slots=True, eq=False)
 class Readers:
-    """The clients of one request at this gateway.
+    """The state of one request at this gateway: the number of its clients, and its disconnect grace.
 
     Attributes:
-        group: the id of the HTTP request that this one is a choice of.
+        group: the id of the HTTP request; an HTTP request with several choices makes several requests.
         publishing: submissions of the request that are neither acked nor given up.
         may_cancel: the request was submitted or resumed here.
         is_announced: the log says that this gateway watches the request.
@@ -186,8 +188,11 @@ class ReaderRegistry:
             self._post(readers, is_over=False)
 
     # ---- the end -------------------------------------------------------------------------------------
-    def release_all(self) -> None:
-        """Stop cancelling: the gateway or its log connection ends. Other gateways may cancel from now on."""
+    def stop_cancelling(self) -> None:
+        """Announce the end of every watch, and cancel nothing more: the gateway or its log connection ends.
+
+        Other gateways may cancel from now on.
+        """
         self._is_released = True
         for readers in self._all.values():
             if readers.is_announced and not readers.has_ended:

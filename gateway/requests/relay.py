@@ -39,7 +39,7 @@ from shared.events import (
     decode,
 )
 from shared.log.port import Log, StoredRecord
-from shared.subject_rules import check_address
+from shared.subject_rules import check_event_subject
 from shared.subjects import Address, Subjects
 from shared.telemetry.log_fields import quoting
 from shared.transcript import Transcript
@@ -316,7 +316,7 @@ def decode_or_none(record: StoredRecord, address: Address) -> AnyEvent | None:
     """The event in a record; None, and a warning, for one that is malformed or on a wrong subject."""
     try:
         event = decode(record.data)
-        check_address(address, event)
+        check_event_subject(address, event)
         return event
     except MalformedEventError as error:
         _LOGGER.warning("record %d on %s is no event", record.seq, record.subject, extra=quoting(str(error)))

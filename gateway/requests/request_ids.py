@@ -2,7 +2,7 @@
 
 The log forgets its oldest records. A request that it has forgotten is answered with "gone" (410) and not with
 "unknown" (404) as far as that can be known: a generated id contains the time of its request, and `RecentIds`
-holds the ids that this gateway has seen decided.
+holds the ids for which this gateway has recently read a conductor's decision.
 """
 
 import re
@@ -46,13 +46,13 @@ def is_forgotten(request_id: str, log: LogState) -> bool:
 
 
 class RecentIds:
-    """The ids of the last `MOST` requests, of all gateways, about which a conductor decided something."""
+    """The ids of the last `MOST` requests, of all gateways, for which a conductor's decision was read."""
 
     def __init__(self) -> None:
         self._ids: dict[str, None] = {}
 
     def add(self, request_id: str) -> None:
-        """Note a request about which something was decided."""
+        """Add a request for which a decision was read."""
         self._ids[request_id] = None
         if len(self._ids) > MOST:
             del self._ids[next(iter(self._ids))]

@@ -1,7 +1,7 @@
-"""A watch over the log's capacity, for processes that admit new requests.
+"""A watch over the log's capacity, for the gateway (submits requests) and the conductor (admits them).
 
-It polls the log's state once a second, logs each change, and reports when admission has to stop or may
-resume.
+It polls the log's state once a second, logs each change, and reports when new requests have to stop or may
+start again.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class CapacityWatch:
 
     @property
     def capacity(self) -> Capacity:
-        """The log's capacity. A log that was not reached yet counts as free."""
+        """The log's capacity. Before the first answer, it is full only if the log just refused an event."""
         if self._state is None:
             return Capacity.FULL if self._log.is_full else Capacity.FREE
         return capacity_of(self._state, refuses=self._log.is_full)

@@ -26,7 +26,7 @@ from shared.events import (
 from shared.ids import Rank
 from shared.log.memory import MemoryLog, MemoryStore
 from shared.log.port import StoredRecord
-from shared.subject_rules import _KINDS, check_address
+from shared.subject_rules import _EVENT_TYPES, check_event_subject
 from shared.subjects import CONDUCTOR_WRITER, Subjects
 from tests.conductor.script import Script
 from workers.orders.inbox import Inbox, Unreadable
@@ -75,7 +75,7 @@ NOT_ITS_OWN = [
 
 
 def test_every_kind_of_event_has_one_place() -> None:
-    placed = [kind for kinds in _KINDS.values() for kind in kinds]
+    placed = [kind for kinds in _EVENT_TYPES.values() for kind in kinds]
 
     assert len(placed) == len(set(placed))
     assert set(placed) == set(get_args(AnyEvent))
@@ -85,7 +85,7 @@ def test_every_kind_of_event_has_one_place() -> None:
 def test_what_belongs_there_is_taken(subject: str, event: AnyEvent) -> None:
     address = SUBJECTS.parse(subject)
     assert address is not None
-    check_address(address, event)
+    check_event_subject(address, event)
 
 
 @pytest.mark.parametrize(("subject", "event"), NOT_ITS_OWN)
@@ -93,7 +93,7 @@ def test_what_does_not_is_no_event(subject: str, event: AnyEvent) -> None:
     address = SUBJECTS.parse(subject)
     assert address is not None
     with pytest.raises(MalformedEventError):
-        check_address(address, event)
+        check_event_subject(address, event)
 
 
 # ---- every reader ------------------------------------------------------------------------------------

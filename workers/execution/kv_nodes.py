@@ -38,8 +38,8 @@ from workers.execution.step_placement import PROMPT, StepPlacement
 from workers.generation.engine_client import EngineClient
 from workers.generation.generated_text import STOP, GeneratedText
 from workers.generation.output_chunks import OutputStream
-from workers.generation.pooled_output import array_chunks, released_array
 from workers.generation.prompt_echo import ScoredEcho, echo_pieces
+from workers.generation.prompt_output import array_chunks, fully_released_array
 from workers.generation.sequence_handle import HandoverHandle, OnItem, SequenceHandle
 from workers.kv_engine.sequence_spec import KvExport, Pooling, PoolingMode, Sampling, SequenceSpec
 from workers.orders.inbox import StepKey
@@ -142,7 +142,7 @@ class KvNodes:
         facts = {} if continues or is_handover else self._finish(node.name, sequence)
         outputs: dict[str, Handle] = {}
         if TOKEN in node.outputs:
-            assert sequence.last_token is not None, "a sequence that has begun has a token"
+            assert sequence.last_token is not None, "a sequence that has started has a token"
             outputs = {TOKEN: inline_ids(f"{key}/{TOKEN}", [sequence.last_token])}
         return NodeResult(
             outputs=outputs,
@@ -215,7 +215,7 @@ class KvNodes:
             sequence.resume(recovered.prefix_ids[-1])
             _stream_again(recovered.prefix_ids, generated, on_item)
         elif request.pooling is not None and (
-            vector := released_array(recovered.released, len(start.prompt_ids))
+            vector := fully_released_array(recovered.released, len(start.prompt_ids))
         ):
             sequence.vector = vector
             sequence.end()
@@ -308,7 +308,7 @@ class KvNodes:
         waiting = [
             piece
             for piece in echo_pieces(start.prompt_ids, request.echo, request.logprobs)
-            if not self._tracks.was_released(node, piece.content)
+            if not self._tracks.consume_released(node, piece.content)
         ]
         if waiting and self._recovered_track(node).prefix_ids:
             raise Divergence(
@@ -349,7 +349,7 @@ class KvNodes:
 
 
 def _stream_again(prefix_ids: Sequence[int], generated: GeneratedText, on_item: OnItem | None) -> None:
-    """Send the tokens of earlier attempts again to streams, which start anew in each attempt."""
+    """Send the tokens of earlier attempts again to streams, which restart in each attempt."""
     if on_item is None:
         return
     ended = generated.finish_reason == STOP

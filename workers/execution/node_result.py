@@ -15,9 +15,10 @@ class NodeResult:
     Attributes:
         outputs: by edge name, the values for the edges of this walk.
         streamed: by edge name, one item for each stream into another walk.
-        facts: entries for the walk's result (`WalkResult.facts`).
+        facts: values that the plan reads, added to the walk's result (`WalkResult.facts`).
         stops: loops that end with this iteration.
-        handover: the node's sequence, where another rank (`next_rank`) continues it.
+        handover: the node's sequence, if another rank continues it; else None.
+        next_rank: the rank that continues the sequence; None without a `handover`.
     """
 
     outputs: Mapping[str, Value]

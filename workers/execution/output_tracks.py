@@ -1,9 +1,10 @@
 """Output tracks of one step on this rank: one chunk writer per track.
 
-In a later attempt, nodes compute their contents without tokens again, in the same order. Each is compared
-with the chunk that an earlier attempt released: an equal one is not emitted again, a different one ends the
-step with `Divergence` before a client sees any of it. Contents beyond the released ones are new and are
-emitted. Tokens are not computed again; `workers.execution.kv_nodes` replays them.
+In a later attempt, nodes compute their chunks without `token_ids` (audio, embeddings, echoes of the prompt)
+again, in the same order. Each is compared with the chunk that an earlier attempt released: an equal one is
+not emitted again, a different one ends the step with `Divergence` before a client sees any of it. Chunks
+beyond the released ones are new and are emitted. Tokens are not computed again;
+`workers.execution.kv_nodes` replays them.
 """
 
 from collections import deque
@@ -64,11 +65,13 @@ class OutputTracks:
         Raises:
             Divergence: an earlier attempt released a different chunk at this position.
         """
-        if not self.was_released(node, content):
+        if not self.consume_released(node, content):
             self.of(node).add_content(content)
 
-    def was_released(self, node: str, content: Mapping[str, Any]) -> bool:
-        """True if an earlier attempt released this chunk. Call it once for each chunk, in order.
+    def consume_released(self, node: str, content: Mapping[str, Any]) -> bool:
+        """Take the next released chunk, and return True if there was one: `content` is not emitted again.
+
+        Call it once for each chunk, in order.
 
         Raises:
             Divergence: an earlier attempt released a different chunk at this position.

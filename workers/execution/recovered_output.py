@@ -2,7 +2,8 @@
 
 A pure fold over the log records of one request, and the conductors' epochs, from the start of the log:
 
-- A first attempt continues after the output of earlier steps.
+- A first attempt continues after the output of earlier steps. It reads the log up to the
+  present end, unless the worker remembers the state of its tracks and is their only writer (`TrackStates`).
 - A later attempt reads up to its own order or the `output.fence` of its attempt, whichever is later. Chunks
   that are valid at that position were released: they stay, and the step continues after them. Output that was
   computed but not stored was never released, and is computed again. What earlier steps emitted in this
@@ -10,9 +11,9 @@ A pure fold over the log records of one request, and the conductors' epochs, fro
 
 Each track is recovered separately. Steps write a track one after the other, in the same order in every
 attempt. The first completion of each writing step therefore marks where its part of the track ends. The part
-of the present step follows from the number of writing steps completed before it, in this attempt or kept by
-it. Step indices do not identify a part: concurrent sub-plans may take another time, and shift them, in
-another attempt.
+of the present step follows from the number of writing steps that were completed before it, in this attempt or
+in an earlier one whose result this attempt keeps. Step indices do not identify a part: the steps of
+concurrent sub-plans interleave differently in each attempt, so a step may have another index.
 """
 
 from collections import defaultdict
@@ -94,8 +95,8 @@ class OutputRecovery:
     """The fold for one step, whose order is stored at `seq`.
 
     Attributes:
-        complete: the step's order and the fence of its attempt were read. A first attempt has no fence, and
-            is never complete.
+        complete: the step's order and the fence of its attempt were read; no more records are needed. Always
+            False in a first attempt, which has no fence and ends with the last record.
     """
 
     def __init__(self, subjects: Subjects, key: StepKey, seq: int = 0) -> None:

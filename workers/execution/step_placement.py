@@ -38,11 +38,9 @@ class GraphOutputs:
 
 
 class StepPlacement:
-    """The placement of one order's walks.
+    """The placement of one order's walks; `ready` is the order.
 
     Attributes:
-        rank: the rank that the order is for.
-        walks: the compiled walks, in order.
         is_single_rank: the whole request runs on this rank.
         peer_ranks: the other ranks of the step.
         tracks: by output node, the tracks that this rank writes in this step. If a sequence moves between
@@ -131,7 +129,10 @@ class StepPlacement:
 
     # ---- values ------------------------------------------------------------------------------------
     def is_read_by_peers(self, walk_index: int, route: Route) -> bool:
-        """True if another rank reads a route's value, in that walk or in a later one of the step."""
+        """True if another rank reads a route's value, in that walk or in a later one of the step.
+
+        Another rank also reads the prompt of a sequence that is handed over in this step.
+        """
         if isinstance(route.to, str):
             reader = self.rank_of(self.walks[walk_index].name, route.to)
             return reader != self.rank or (route.edge == PROMPT and self.is_handed_over(route.to))

@@ -7,7 +7,9 @@ run.
 A step with decodes and prompt tokens may take `decode_slowdown_limit` times as long as a step of decodes
 alone would take if the waiting prompts decoded, too. The waiting prompts count because their own decodes will
 soon make steps that long anyway; without them, the first sequence that decodes would hold up all prompts of a
-burst. A step in which prompts have precedence may take `MAX_PREFILL_STEP_S`. Pure: it is given durations and
+burst. A step without decodes, or in a burst of prompts (`workers.kv_engine.scheduler`), may take
+`MAX_PREFILL_STEP_S` (`max_tokens`). The engine reports each step (`observe`); the scheduler asks before each
+step. Pure: it is given durations and
 reads no clock.
 """
 
@@ -26,8 +28,9 @@ class PrefillBudget:
     """A learned cost model of a step, and the prompt tokens that it allows.
 
     Args:
-        decode_slowdown_limit: how many times as long as its decodes alone a step may take, at least 1.
-        min_tokens: the prompt tokens that a step computes at any cost, so that every prompt is finished.
+        decode_slowdown_limit: the most times as long as its decodes alone that a step may take; at least 1.
+        min_tokens: the prompt tokens that a step may always compute, even above the limit, so that every
+            prompt is finished.
     """
 
     def __init__(self, *, decode_slowdown_limit: float, min_tokens: int) -> None:

@@ -42,7 +42,7 @@ from shared.events import (
 )
 from shared.ids import Incarnation, Rank
 from shared.log.port import StoredRecord
-from shared.subject_rules import check_address
+from shared.subject_rules import check_event_subject
 from shared.subjects import Address, Subjects
 from workers.membership.peers import PeerIncarnations, PeerJoined, PeerLeft
 from workers.orders.out_of_order_buffer import OutOfOrderBuffer, ReceivedEdge
@@ -213,7 +213,7 @@ class Inbox:
             )
         try:
             event = decode(record.data)
-            check_address(address, event)
+            check_event_subject(address, event)
         except MalformedEventError as error:
             return Unreadable(
                 f"record {record.seq} on {record.subject} is not a valid event", quotation=str(error)

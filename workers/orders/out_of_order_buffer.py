@@ -1,4 +1,4 @@
-"""Bounded buffer for edge events of other ranks that arrive before the order they belong to.
+"""Bounded buffer for edge events that arrive before the order they belong to (`early` in heartbeats).
 
 Events of other ranks and orders of the conductor are stored in the log independently, so either may be read
 first. An edge waits here, by request, until its order is read, a higher attempt begins, or the request ends.

@@ -1,11 +1,12 @@
 """The process of a tensor-parallel follower: holds a part of a node, computes its leader's steps (ADR 17).
 
     log ──worker.joined, worker.lost──> is this incarnation still the current one?
-    leader ──greeting──> LeaderListener ──steps──> FollowerEngine, in a thread of its own
+    leader ──connects, sends a Greeting──> LeaderListener
+    leader ──steps, over this connection──> FollowerEngine, in a separate thread
 
-The process lives on the log as any worker does (joined, heartbeats, leaving), but reads no orders. It joins
-before it loads, because its leader finds it by its `worker.joined`. It ends when its leader or another member
-is gone. Its supervisor restarts it, and the group is gathered again.
+The process publishes the membership events of any worker (joined, heartbeats, leaving), but reads no orders.
+It joins before it loads, because its `worker.joined` contains the endpoint that its leader connects to. It
+ends when its leader or another member is gone. Its supervisor restarts it, and the group is gathered again.
 """
 
 import asyncio
@@ -53,7 +54,7 @@ class FollowerProcess:
     """The follower process of one rank.
 
     `make` makes the engine of this rank's part of the node. It is called in the engine's thread, with the
-    group and a callback for the loaded share, from 0 to 1.
+    group and a callback for the progress of loading, from 0 to 1.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class FollowerProcess:
         self._writer = EventWriter(log, rank)
 
     async def run(self) -> None:
-        """Follow until cancelled; then until the leader ends, for at most `DRAIN_S`, and leave.
+        """Compute the leader's steps until cancelled; then for at most `DRAIN_S` more, and leave.
 
         Raises:
             GroupLostError: a member of the group is gone.
@@ -111,17 +112,17 @@ class FollowerProcess:
     async def _work(self, stopping: asyncio.Event) -> None:
         listener = LeaderListener(self._config, self._rank)
         async with asyncio.TaskGroup() as tasks:
-            living = tasks.create_task(self._live(listener.endpoint), name="incarnations")
+            joining = tasks.create_task(self._stay_joined(listener.endpoint), name="incarnations")
             following = tasks.create_task(self._follow(listener), name="follow")
             stop = tasks.create_task(stopping.wait(), name="stopping")
             await asyncio.wait([stop, following], return_when=asyncio.FIRST_COMPLETED)
             if stop.done():
                 await self._leave(following)
-            for task in (living, following, stop):
+            for task in (joining, following, stop):
                 task.cancel()
 
-    async def _live(self, endpoint: bytes) -> None:
-        """Stay joined. A rank that the conductor gave up joins again; its computation goes on."""
+    async def _stay_joined(self, endpoint: bytes) -> None:
+        """Join, and join again whenever the conductor declares this rank lost; the computation continues."""
         while True:
             self._incarnation = None
             start_seq = (await self._log.state()).last_seq + 1
@@ -131,7 +132,7 @@ class FollowerProcess:
                 self._subjects,
                 self._rank,
                 joined.id,
-                earlier_joins=await self._earlier(start_seq - 1),
+                earlier_joins=await self._earlier_join_ids(start_seq - 1),
                 epoch=EpochFence.after(await self._log.last(self._subjects.epoch)).epoch,
             )
             await self._writer.post_when_possible(self._subjects.worker(self._rank), joined)
@@ -140,7 +141,7 @@ class FollowerProcess:
                     repeat_join(joined, self._writer, self._subjects, lambda: self._incarnation),
                     name="repeat join",
                 )
-                await self._read(inbox, start_seq)
+                await self._read_events(inbox, start_seq)
                 staying.cancel()
 
     def _joined(self, endpoint: bytes) -> WorkerJoined:
@@ -159,7 +160,7 @@ class FollowerProcess:
     async def _follow(self, listener: LeaderListener) -> None:
         """Compute the leader's steps until it is gone."""
         try:
-            group = await listener.leader()
+            group = await listener.wait_for_leader()
         finally:
             listener.close()
         thread: OwnerThread[FollowerEnginePort] = OwnerThread(
@@ -180,7 +181,7 @@ class FollowerProcess:
     def _on_progress(self, share: float) -> None:
         self._progress = share
 
-    async def _read(self, inbox: Inbox, start_seq: int) -> None:
+    async def _read_events(self, inbox: Inbox, start_seq: int) -> None:
         """Read the events of this incarnation; return when it has ended."""
         filters = [self._subjects.worker_any(), self._subjects.conductor("*")]
         async with aclosing(self._log.read(filters, start_seq)) as records:
@@ -198,7 +199,7 @@ class FollowerProcess:
                         pass
 
     async def _leave(self, following: "asyncio.Task[None]") -> None:
-        """Follow until the leader ends, publish `worker.leaving`, and wait until it is stored."""
+        """Compute until the leader ends, publish `worker.leaving`, and wait until it is stored."""
         was_ready, self._state = self._state == "ready", "draining"
         if was_ready:
             await asyncio.wait([following], timeout=DRAIN_S)
@@ -211,8 +212,8 @@ class FollowerProcess:
                 await self._writer.post_when_possible(self._subjects.worker(self._rank), leaving)
                 await self._log.drain()
 
-    async def _earlier(self, end_seq: int) -> list[str]:
-        """Return the ids of this rank's `worker.joined` events so far."""
+    async def _earlier_join_ids(self, end_seq: int) -> list[str]:
+        """Return the ids of this rank's `worker.joined` events up to `end_seq`."""
         found: list[str] = []
         async with aclosing(self._log.history([self._subjects.worker(self._rank)], 1, end_seq)) as records:
             async for record in records:

@@ -147,8 +147,8 @@ class LeaderListener:
         address, port = self._listener.getsockname()[:2]
         return msgspec.msgpack.encode(FollowerEndpoint(address=address, port=port, secret=self._secret))
 
-    async def leader(self) -> GroupMembership:
-        """Wait for the leader; refuse all other connections.
+    async def wait_for_leader(self) -> GroupMembership:
+        """Accept the leader's connection and return the group; refuse all other connections.
 
         Raises:
             ConfigError: the leader has another configuration.

@@ -81,7 +81,7 @@ async def world() -> AsyncIterator[World]:
 async def met(world: World, asked: DeploymentConfig) -> AsyncIterator[list[GroupMembership]]:
     """A copy, as its leader and each of its followers has it."""
     listeners = [LeaderListener(asked, rank) for rank in asked.tp_group_of(asked.leaders[0])[1:]]
-    waiting = [asyncio.create_task(listener.leader()) for listener in listeners]
+    waiting = [asyncio.create_task(listener.wait_for_leader()) for listener in listeners]
     leading = asyncio.create_task(world.gathered(asked))
     for listener in listeners:
         await world.join(listener.rank, listener.endpoint)
@@ -156,7 +156,7 @@ async def test_who_does_not_know_the_secret_is_sent_away(
     asked = config(0, 1)
     listener = LeaderListener(asked, Rank(1))
     endpoint = msgspec.msgpack.decode(listener.endpoint, type=FollowerEndpoint)
-    waiting = asyncio.create_task(listener.leader())
+    waiting = asyncio.create_task(listener.wait_for_leader())
     leading = asyncio.create_task(world.gathered(asked))
     await world.join(1, msgspec.msgpack.encode(msgspec.structs.replace(endpoint, secret=b"guessed")))
     with closing(socket.create_connection((endpoint.address, endpoint.port))) as stranger:
@@ -175,7 +175,7 @@ async def test_who_does_not_know_the_secret_is_sent_away(
 
 async def test_members_of_different_configurations_do_not_compute_together(world: World) -> None:
     listener = LeaderListener(config(0, 1, max_seq_len=64), Rank(1))
-    waiting = asyncio.create_task(listener.leader())
+    waiting = asyncio.create_task(listener.wait_for_leader())
     leading = asyncio.create_task(world.gathered(config(0, 1)))
     await world.join(1, listener.endpoint)
 
@@ -200,7 +200,7 @@ async def test_nobody_begins_before_all_have_come(
 
     listener_port = msgspec.msgpack.decode(listener.endpoint, type=FollowerEndpoint).port
     monkeypatch.setattr(group, "probe", probing)
-    waiting = asyncio.create_task(listener.leader())
+    waiting = asyncio.create_task(listener.wait_for_leader())
     leading = asyncio.create_task(world.gathered(asked))
     await world.join(1, listener.endpoint)
     while "rank 1 follows" not in caplog.text:  # noqa: ASYNC110 - it has no event of its own

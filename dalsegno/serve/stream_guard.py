@@ -1,13 +1,13 @@
-"""The retention guard: recreates a lost stream, and bounds the log by the free space of its disk.
+"""The stream guard: creates the log's stream, recreates a lost one, fits its byte limit to the disk.
 
     the stream is gone       created again; every role sees that it is another log, and starts over on it
-    others fill the disk     the stream's limit is lowered to the space that is left: new events are refused
-    in time
-    the disk was full        the server has stopped storing and does not resume by itself: restarted, once
-                             there is space
+    others fill the disk     the stream's byte limit is lowered to the space that is left, so that new events
+                             are refused before the disk is full; it is raised again when space is freed
+    a write has failed       the server stores nothing more and does not resume by itself: restarted, once
+                             the disk has space
 
-The disk is checked only for the launcher's own server. The limit never falls further below what the stream
-holds than the server tolerates: it refuses new events and deletes nothing.
+The disk is checked only for the launcher's own server. The byte limit may be below what the stream holds; the
+server then refuses new events and deletes nothing. The launcher runs the guard as a background task.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from shared.log.nats.durability import StreamPolicy
 from shared.log.nats.provisioning import Provisioner
 from shared.log.port import LogState, LogUnavailableError
 
-LOOK_EVERY_S: Final = 1.0
+CHECK_EVERY_S: Final = 1.0
 _RETRY_S: Final = 0.1
-_SHARE: Final = 0.75
+_SHARE_OF_DISK: Final = 0.75
 """The log's share of the disk space that is free when the server starts, plus what the log already holds."""
 _MARGIN: Final = 0.05
 _MARGIN_AT_MOST: Final = 256 << 20
 """Space left free for the server's own files, and for others to notice that the disk is full."""
-_STEP: Final = 0.01
+_MIN_CHANGE: Final = 0.01
 """A limit that differs by less is left unchanged."""
 
 
@@ -51,45 +51,45 @@ def disk_of(folder: Path) -> Disk:
     return Disk(usage.total, usage.free)
 
 
-def default_bound(stored: int, disk: Disk) -> int:
-    """The limit where none is configured."""
-    return round((stored + disk.free) * _SHARE)
+def default_byte_limit(stored: int, disk: Disk) -> int:
+    """The byte limit if none is configured: 75 % of the free space and what the log holds."""
+    return round((stored + disk.free) * _SHARE_OF_DISK)
 
 
-def bound(stored: int, disk: Disk, at_most: int) -> int:
-    """The limit of a stream that holds `stored` bytes; at least 1, because 0 means no limit."""
-    return max(1, min(at_most, stored + disk.free - disk.margin))
+def byte_limit(stored: int, disk: Disk, max_bytes: int) -> int:
+    """The byte limit of a stream that holds `stored` bytes; at least 1, because 0 means no limit."""
+    return max(1, min(max_bytes, stored + disk.free - disk.margin))
 
 
-class RetentionGuard:
+class StreamGuard:
     """Maintains the stream of one log.
 
     Args:
-        provisioner: manages its stream; open.
-        keeping: the stream's configuration.
-        say: reports a text and its severity to the operator.
+        provisioner: manages its stream; connected by the caller.
+        policy: the stream's configured retention and durability.
+        report: reports a text and its severity to the operator.
         folder: the server's storage folder; None for a server that is not the launcher's.
-        failed_write: returns the server's last failed write.
-        restart: ends the server, so that its supervisor restarts it.
+        failed_write: returns the server's last failed write; empty if there is none.
+        restart: kills the server; its supervisor starts it again.
     """
 
     def __init__(
         self,
         provisioner: Provisioner,
-        keeping: StreamPolicy,
-        say: Callable[[str, str], None],
+        policy: StreamPolicy,
+        report: Callable[[str, str], None],
         *,
         folder: Path | None = None,
         failed_write: Callable[[], str] = str,
         restart: Callable[[], None] = lambda: None,
     ) -> None:
         self._provisioner = provisioner
-        self._keeping = keeping
-        self._say = say
+        self._policy = policy
+        self._report = report
         self._folder = folder
         self._failed_write = failed_write
         self._restart = restart
-        self._at_most = keeping.max_bytes
+        self._max_bytes = policy.max_bytes
         self._reported = ""
         self._wake = asyncio.Event()
 
@@ -104,7 +104,7 @@ class RetentionGuard:
         deadline = loop.time() + patience_s
         while True:
             try:
-                return await self._provisioner.provide(self._kept(await self._provisioner.state()))
+                return await self._provisioner.provide(self._bounded_policy(await self._provisioner.state()))
             except LogUnavailableError:
                 if loop.time() > deadline:
                     raise
@@ -114,17 +114,17 @@ class RetentionGuard:
         """Check the stream once a second until cancelled."""
         while True:
             with suppress(LogUnavailableError):  # the server is being started
-                await self.look()
+                await self.check()
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_EVERY_S):
+                async with asyncio.timeout(CHECK_EVERY_S):
                     await self._wake.wait()
             self._wake.clear()
 
     async def wake(self) -> None:
-        """Check now, because the server was restarted."""
+        """Make `run` check at once; called when the server was restarted."""
         self._wake.set()
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Check once, and correct the stream.
 
         Raises:
@@ -134,38 +134,40 @@ class RetentionGuard:
             return
         state = await self._provisioner.state()
         if state is None:
-            self._say(
+            self._report(
                 "the log has lost its stream: it is created again; everything it held is gone", "warning"
             )
         if state is None or self._must_change(state):  # a completely full disk refuses even an update
-            await self._provisioner.provide(self._kept(state))
+            await self._provisioner.provide(self._bounded_policy(state))
 
-    def _kept(self, state: LogState | None) -> StreamPolicy:
+    def _bounded_policy(self, state: LogState | None) -> StreamPolicy:
         if self._folder is None:
-            return self._keeping
-        return replace(self._keeping, max_bytes=self._bound(state, disk_of(self._folder)))
+            return self._policy
+        return replace(self._policy, max_bytes=self._byte_limit(state, disk_of(self._folder)))
 
-    def _bound(self, state: LogState | None, disk: Disk) -> int:
+    def _byte_limit(self, state: LogState | None, disk: Disk) -> int:
         stored = state.bytes if state is not None else 0
-        if self._at_most is None:
-            self._at_most = default_bound(stored, disk)
-        return bound(stored, disk, self._at_most)
+        if self._max_bytes is None:
+            self._max_bytes = default_byte_limit(stored, disk)
+        return byte_limit(stored, disk, self._max_bytes)
 
     def _must_change(self, state: LogState) -> bool:
         if self._folder is None:
             return False
-        wanted, found = self._bound(state, disk_of(self._folder)), state.max_bytes
+        wanted, found = self._byte_limit(state, disk_of(self._folder)), state.max_bytes
         if found is None:
             return True
-        return abs(wanted - found) > (0 if wanted == self._at_most else found * _STEP)
+        return abs(wanted - found) > (0 if wanted == self._max_bytes else found * _MIN_CHANGE)
 
     def _has_restarted(self, disk: Disk) -> bool:
         failed = self._failed_write()
         if failed and failed != self._reported:
-            self._say(f"the log's server failed to write, and stores nothing until it can: {failed}", "error")
+            self._report(
+                f"the log's server failed to write, and stores nothing until it can: {failed}", "error"
+            )
         self._reported = failed
         is_due = bool(failed) and disk.free > disk.margin
         if is_due:
-            self._say("the log's disk has space again: its server is restarted", "warning")
+            self._report("the log's disk has space again: its server is restarted", "warning")
             self._restart()
         return is_due

@@ -7,7 +7,7 @@ import pytest
 
 from shared.events import OutputChunk
 from workers.data_plane.port import Array
-from workers.generation.pooled_output import MAX_PIECE_BYTES, array_chunks, released_array
+from workers.generation.prompt_output import MAX_PIECE_BYTES, array_chunks, fully_released_array
 
 
 def states(tokens: int, size: int, seed: int = 0) -> Array:
@@ -50,7 +50,7 @@ def test_an_embedding_is_one_chunk_and_says_nothing_of_tokens() -> None:
         "data": vector.data.tobytes(),
         "metadata": {"dtype": "float32", "shape": [8]},
     }
-    known = released_array(released([content]), tokens=99)
+    known = fully_released_array(released([content]), tokens=99)
     assert known is not None
     assert (known.shape, known.data.tobytes()) == ((8,), content["data"])
 
@@ -61,7 +61,7 @@ def test_what_was_released_stands_and_the_rest_is_computed_anew(kept: int) -> No
     first, again = [*array_chunks(states(200, 1024, seed=1), [])], states(200, 1024, seed=2)
     stands = released(first[:kept])
 
-    assert released_array(stands, tokens=200) is None
+    assert fully_released_array(stands, tokens=200) is None
     contents = [*array_chunks(again, stands)]
 
     assert contents[:kept] == first[:kept]
@@ -71,7 +71,7 @@ def test_what_was_released_stands_and_the_rest_is_computed_anew(kept: int) -> No
 def test_states_that_are_all_released_are_not_computed_again() -> None:
     array = states(200, 1024)
 
-    known = released_array(released([*array_chunks(array, [])]), tokens=200)
+    known = fully_released_array(released([*array_chunks(array, [])]), tokens=200)
 
     assert known is not None
     assert (known.dtype, known.shape) == ("float32", (200, 1024))

@@ -1,7 +1,8 @@
-"""Output chunks of prompt-only requests: an embedding in one chunk, hidden states in several.
+"""Output of requests that only compute a prompt: an embedding in one chunk, hidden states in several.
 
-Bytes that an earlier attempt released stay valid. The last bits of a state may depend on the other sequences
-of the same batch, so a later attempt takes the released prefix from the log and computes only the rest anew.
+Bytes that an earlier attempt released stay valid. If it released all of them, a later attempt computes
+nothing. Otherwise it computes the whole output again, and the released bytes replace the beginning of the new
+ones, because the last bits of a state may depend on the other sequences of the same batch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ MAX_PIECE_BYTES: Final = 256 << 10
 """The most bytes of hidden states in a chunk; a chunk holds the states of at least one token."""
 
 
-def released_array(released: Sequence[OutputChunk], tokens: int) -> Array | None:
+def fully_released_array(released: Sequence[OutputChunk], tokens: int) -> Array | None:
     """The output of a prompt of `tokens` tokens, if earlier attempts released all of it; else None."""
     if not released:
         return None
@@ -30,7 +31,10 @@ def released_array(released: Sequence[OutputChunk], tokens: int) -> Array | None
 
 
 def array_chunks(array: Array, released: Sequence[OutputChunk]) -> Iterator[dict[str, Any]]:
-    """All chunks of an output, as fields of `OutputChunk`; the `released` ones come first, unchanged."""
+    """Return all chunks of an output, as fields of `OutputChunk`.
+
+    `array` is the whole output. The bytes of the `released` chunks replace its beginning.
+    """
     prefix = b"".join(chunk.data or b"" for chunk in released)
     data = prefix + array.data.tobytes()[len(prefix) :]
     if len(array.shape) == 1:

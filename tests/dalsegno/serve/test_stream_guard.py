@@ -1,4 +1,4 @@
-"""A log that is looked after: its stream made anew, its bound as its disk allows, its server woken up."""
+"""The stream guard recreates a lost stream, fits the limit to the disk, and restarts a stopped server."""
 
 import asyncio
 import os
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.serve import retention_guard
-from dalsegno.serve.retention_guard import Disk, RetentionGuard, bound, default_bound
+from dalsegno.serve import stream_guard
+from dalsegno.serve.stream_guard import Disk, StreamGuard, byte_limit, default_byte_limit
 from shared.log.capacity import Capacity, capacity_of
 from shared.log.capacity_watch import CapacityWatch
 from shared.log.nats.durability import StreamPolicy
@@ -24,12 +24,12 @@ from tests.shared.log.admin import delete_stream
 GIB = 1 << 30
 MIB = 1 << 20
 
-# ---- the bound --------------------------------------------------------------------------------------
+# ---- the byte_limit --------------------------------------------------------------------------------------
 
 
 def test_the_bound_is_three_quarters_of_what_the_disk_leaves_for_the_log() -> None:
-    assert default_bound(0, Disk(total=100 * GIB, free=80 * GIB)) == 60 * GIB
-    assert default_bound(20 * GIB, Disk(total=100 * GIB, free=60 * GIB)) == 60 * GIB
+    assert default_byte_limit(0, Disk(total=100 * GIB, free=80 * GIB)) == 60 * GIB
+    assert default_byte_limit(20 * GIB, Disk(total=100 * GIB, free=60 * GIB)) == 60 * GIB
 
 
 @pytest.mark.parametrize(
@@ -43,11 +43,11 @@ def test_the_bound_is_three_quarters_of_what_the_disk_leaves_for_the_log() -> No
     ],
 )
 def test_it_comes_down_to_what_others_leave(free: int, expected: int) -> None:
-    assert bound(10 * GIB, Disk(total=100 * GIB, free=free), 60 * GIB) == expected
+    assert byte_limit(10 * GIB, Disk(total=100 * GIB, free=free), 60 * GIB) == expected
 
 
 def test_a_log_without_any_room_is_not_one_without_a_bound() -> None:
-    assert bound(0, Disk(total=GIB, free=0), GIB) == 1
+    assert byte_limit(0, Disk(total=GIB, free=0), GIB) == 1
 
 
 # ---- on a real server -------------------------------------------------------------------------------
@@ -62,14 +62,14 @@ async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
 
 
 class Kept:
-    """A keeper on one server, and what it said."""
+    """A stream guard on one server, and the texts that it reported."""
 
     def __init__(self, server: NatsServer, subjects: Subjects, keeping: StreamPolicy | None = None) -> None:
         self.said: list[str] = []
         self.restarts = 0
         self.connected_again = asyncio.Event()
         self.provisioner = Provisioner(server.url, subjects, self._on_connected)
-        self.keeper = RetentionGuard(
+        self.guard = StreamGuard(
             self.provisioner,
             keeping or StreamPolicy(),
             lambda text, _: self.said.append(text),
@@ -88,8 +88,8 @@ class Kept:
         self._server.start()
 
     async def look(self) -> int | None:
-        """Let it look, and return the bound that the log has then."""
-        await self.keeper.look()
+        """Let it look, and return the byte_limit that the log has then."""
+        await self.guard.check()
         state = await self.provisioner.state()
         assert state is not None
         return state.max_bytes
@@ -132,7 +132,7 @@ async def test_the_bound_follows_the_disk_and_nothing_is_deleted(
     server: NatsServer, subjects: Subjects, keep: Callable[..., Kept], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(total=GIB, free=GIB)
-    monkeypatch.setattr(retention_guard, "disk_of", lambda _: disk)
+    monkeypatch.setattr(stream_guard, "disk_of", lambda _: disk)
     kept = keep()
     await kept.provisioner.open(server.credentials, timeout_s=5)
     bounds = [await kept.look()]
@@ -194,8 +194,8 @@ async def test_a_disk_that_others_fill_up_stops_the_log_until_there_is_room(
     log.post(subjects.walk("r"), bytes(500_000))  # before anybody has looked: the write fails
     while not server.failed_write:  # noqa: ASYNC110 - another process's doing
         await asyncio.sleep(0.01)
-    with suppress(LogUnavailableError):  # a bound cannot even be written down
-        await kept.keeper.look()
+    with suppress(LogUnavailableError):  # a byte_limit cannot even be written down
+        await kept.guard.check()
     watch = CapacityWatch(log)
     await watch.poll()
     while not watch.reason:  # noqa: ASYNC110 - time is what is waited for
@@ -204,7 +204,7 @@ async def test_a_disk_that_others_fill_up_stops_the_log_until_there_is_room(
         watch.require_capacity()
     log.post(subjects.walk("r"), b"meanwhile")
     ballast.unlink()
-    await kept.keeper.look()
+    await kept.guard.check()
     await log.drain()
     await kept.connected_again.wait()
     await kept.look()
