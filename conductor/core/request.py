@@ -97,7 +97,6 @@ class Suspicion(msgspec.Struct, frozen=True, kw_only=True):
     """The attempt counter of a request, and the evidence that it kills workers.
 
     Every request has one (`conductor.core.poison_pills`). Without `dead_incarnations` it is no suspect.
-    entries.
 
     Attributes:
         tries: consecutive attempts without progress, including the running one.
