@@ -2,16 +2,14 @@
 
 Modules marked with * import no torch. From the request to its outputs:
 
-sequence_spec.py *   the request: token ids and options
-admission.py *       validation of a request
+sequence_spec.py *   the request: token ids and options, their validation
 sequence.py *        live sequences, and the spans of a step
 scheduler.py *       admission, preemption, the spans of the next step
 prefill_budget.py *  prompt tokens per step next to decodes
 step.py              the step as tensors in fixed buffers
 runner.py            execution: launch a forward, read its tokens
 step_outputs.py      sampled tokens and scores become outputs
-outputs.py *         tokens, prompt scores, embeddings
-failures.py *        failed steps
+outputs.py *         tokens, prompt scores, embeddings; failed steps
 counters.py *        counters and statistics
 engine.py            the engine: the step loop over all of these
 config.py *          its sizes and policies

@@ -9,7 +9,7 @@ DECODE_SLOWDOWN_LIMIT: Final = 1.7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVEngineConfig:
-    """Sizes and policies of a KV engine; `workers.loading.hosting` derives them from a deployment's settings.
+    """Sizes and policies of a KV engine; `workers.loading.engines` derives them from a deployment's settings.
 
     Attributes:
         num_blocks, block_size: the size of the KV pool: so many blocks, of so many tokens each.

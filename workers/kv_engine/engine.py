@@ -1,6 +1,6 @@
 """The KV engine: continuous batching over a paged pool of keys and values. One step is one forward.
 
-    add ── check (admission, kv_transfer) ── queue (scheduler)
+    add ── check (sequence_spec, kv_transfer) ── queue (scheduler)
     step ── schedule ── import keys and values ── draft ── launch, read (runner) ── accept drafts ── outputs
 
 Synchronous, and owned by one thread (`workers.kv_engine.thread`). It knows sequences and tokens, but no
@@ -13,7 +13,6 @@ from typing import Final
 
 from shared.errors import BugError, DalSegnoError
 from shared.telemetry import timeline
-from workers.kv_engine.admission import check_spec
 from workers.kv_engine.attention.kernels import AttentionKernel
 from workers.kv_engine.attention.paged import ATTENTION
 from workers.kv_engine.attention.pool import PagedPool
@@ -21,13 +20,12 @@ from workers.kv_engine.cache.blocks import BlockManager
 from workers.kv_engine.cache.prefault import TURN_S
 from workers.kv_engine.config import KVEngineConfig
 from workers.kv_engine.counters import EngineStats, WorkCounters
-from workers.kv_engine.failures import StepFailedError
 from workers.kv_engine.gpu.cuda_graphs import GraphCapture
 from workers.kv_engine.gpu.run_ahead import plan_step_ahead
 from workers.kv_engine.guide_state import GuideState
 from workers.kv_engine.kv_transfer import Allocate, KVTransfer
 from workers.kv_engine.node import KVNode
-from workers.kv_engine.outputs import Output
+from workers.kv_engine.outputs import Output, StepFailedError
 from workers.kv_engine.parallel.connection import GroupLostError
 from workers.kv_engine.parallel.lockstep import Followers
 from workers.kv_engine.prefill_budget import PrefillBudget
@@ -153,7 +151,7 @@ class KVEngine:
         """
         if spec.key in self._sequences:
             raise BugError(f"sequence {spec.key!r} is in the engine already")
-        check_spec(spec, self.node.vocab_size)
+        spec.check(self.node.vocab_size)
         sequence = Sequence(spec)
         self._transfer.check(sequence)
         if spec.guide is not None:

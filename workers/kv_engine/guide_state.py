@@ -31,10 +31,7 @@ class GuideState:
         self._exhausts = spec.exhausts_guide
 
     def allowed(self, ids: Items[int]) -> Bits:
-        """Return the tokens that may follow `ids`, as a bit set, lowest bit first.
-
-        Args:
-            ids: the prompt and all generated tokens.
+        """Return the tokens that may follow `ids`, the prompt and all generated tokens: bits, lowest first.
 
         Raises:
             InvalidGuideError: the guide is too expensive to follow.

@@ -18,8 +18,8 @@ from shared.tensors import Handle
 from workers.data_plane.arrays import borrowed, dtype_name, stream_of, to_tensor
 from workers.data_plane.port import Array, Bytes, DeviceArray
 from workers.kv_engine.attention.pool import PagedPool
-from workers.kv_engine.failures import as_dalsegno_error
 from workers.kv_engine.node import Backbone
+from workers.kv_engine.outputs import as_dalsegno_error
 from workers.kv_engine.sequence import Sequence
 
 
@@ -40,10 +40,7 @@ class KVMismatchError(WorkerError):
 class KVTransfer:
     """Import and export of keys and values between `pool` and the tensor store.
 
-    Args:
-        node: gives the layout and dtype of the keys and values.
-        block_size: tokens per block of the pool.
-        export_to: allocates the slots for exports; None if the engine exports nothing.
+    `export_to` allocates the slots for exports; None if the engine exports nothing.
     """
 
     def __init__(

@@ -1,8 +1,10 @@
-"""Results of engine steps: generated tokens, prompt scores, embeddings. Imports no torch."""
+"""Results of engine steps: generated tokens, prompt scores, embeddings, failures. Imports no torch."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
+from shared.errors import DalSegnoError, WorkerError
 from shared.tensors import Handle
 from workers.data_plane.port import Array
 from workers.kv_engine.sequence_spec import FinishReason
@@ -68,3 +70,35 @@ class TokenOutput:
 
 Output: TypeAlias = PromptOutput | TokenOutput
 """One result of a step. All prompt outputs of a sequence come before its first token output."""
+
+
+class StepFailedError(WorkerError):
+    """A step failed for some of its sequences. The engine has removed them and continues with the rest.
+
+    Attributes:
+        keys: the sequences that failed with this error.
+        others: the sequences that failed with an error of their own.
+        outputs: the outputs of the step for the other sequences.
+    """
+
+    code = "step_failed"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        keys: Sequence[str],
+        outputs: Sequence[Output] = (),
+        others: Mapping[str, DalSegnoError] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.keys: Final = tuple(keys)
+        self.others: Final = dict(others or {})
+        self.outputs: Final = list(outputs)
+
+
+def as_dalsegno_error(error: Exception) -> DalSegnoError:
+    """Return the error as one that may fail a single sequence."""
+    if isinstance(error, DalSegnoError):
+        return error
+    return WorkerError(f"{type(error).__name__}: {error}", code=StepFailedError.code)

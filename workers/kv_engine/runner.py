@@ -22,10 +22,9 @@ from shared.errors import ClientError, DalSegnoError
 from shared.telemetry.timeline import Laps
 from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
-from workers.kv_engine.failures import as_dalsegno_error
 from workers.kv_engine.gpu.cuda_graphs import DecodeGraphs, GraphCapture
 from workers.kv_engine.node import KVNode
-from workers.kv_engine.outputs import TokenScore
+from workers.kv_engine.outputs import TokenScore, as_dalsegno_error
 from workers.kv_engine.parallel.lockstep import Followers
 from workers.kv_engine.sampling.grammar_masks import GuideThread, StepMasks
 from workers.kv_engine.sampling.logits_processors import adjust
@@ -62,7 +61,6 @@ class LaunchedStep:
 
     Attributes:
         number: its number among all forwards, from 1.
-        spans: the spans that it computes.
         read: waits for the result, or raises the error of the forward; called at most once.
         tokens: (S,) int64, the sampled tokens of a replayed step on the device, until the next launch; None
             for other steps.
@@ -89,10 +87,8 @@ class Runner:
             tokens.
         followers: the other ranks of a TP group, which run each forward, too.
         capture: records the steps of decodes, which are replayed; ignored with followers.
-        laps: records the durations of the parts of a step.
 
     Attributes:
-        forwards: the number of launched forwards.
         poolers: the pooled hidden states of prompts so far, by key.
     """
 
@@ -225,11 +221,7 @@ class Runner:
 
 
 class _Arrivals:
-    """Copies sampled tokens to the host, to two buffers in turn, because two steps may be under way.
-
-    Args:
-        max_tokens: the most tokens that a step samples.
-    """
+    """Copies sampled tokens to the host, to two buffers in turn, because two steps may be under way."""
 
     def __init__(self, max_tokens: int, device: torch.device) -> None:
         is_cuda = device.type == "cuda"

@@ -40,10 +40,7 @@ class Scheduler:
     """Admission and batching over one pool.
 
     Args:
-        blocks: the blocks of the pool.
-        max_sequences: the most sequences that run at once.
         max_step_tokens: the most tokens of a step. At least `max_sequences`, so that all decodes fit.
-        max_positions: the model's context length.
         prefix_cache: keep computed blocks for later sequences with the same prefix.
         prefill_budget: limits prompt tokens next to decodes; None is no limit.
     """

@@ -1,4 +1,4 @@
-"""A generation request to the engine, as token ids and options. Imports no torch."""
+"""A generation request to the engine, as token ids and options, and its validation. Imports no torch."""
 
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Items
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from shared.errors import BugError, ClientError
 from workers.data_plane.port import Array, DeviceArray, PublishOnDevice
 
 if TYPE_CHECKING:
@@ -201,23 +202,42 @@ class SequenceSpec:
         """True if tokens may be drafted: no change of its logits depends on earlier tokens."""
         return not self.adjusts_logits and self.logprobs is None and self.guide is None
 
-    @property
-    def token_ids_by_field(self) -> dict[str, Items[int]]:
-        """All token ids of the request, by the name of the field."""
-        sampling = self.sampling
-        return {
-            "prompt": self.prompt_ids,
-            "prefix": self.prefix_ids,
-            "logit_bias": [token_id for token_id, _ in sampling.logit_bias],
-            "bad_words": [token_id for word in sampling.bad_words for token_id in word],
-            "stop_token_ids": list(self.stop_token_ids),
-        }
+    def check(self, vocab_size: int) -> None:
+        """Check that a model with `vocab_size` tokens can compute this request.
 
-    @property
-    def bannable_ids(self) -> frozenset[int]:
-        """The token ids that are banned in some step."""
+        Raises:
+            ClientError: the client's part of the request is invalid.
+            BugError: the worker built an inconsistent request.
+        """
+        if self.finished is not None:
+            raise BugError(f"sequence {self.key!r} has nothing to compute: its prefix ends the answer")
+        if not self.prompt_ids:
+            raise ClientError("the prompt is empty: expected at least one token", code="empty_prompt")
+        if self.scores_prompt and self.logprobs is None:
+            raise BugError(f"sequence {self.key!r} has scores_prompt, but no logprobs: expected a number")
+        if self.max_tokens < 1 and not (self.max_tokens == 0 and self.has_prompt_output):
+            message = f"max_tokens must be at least 1, found {self.max_tokens}"
+            raise ClientError(message, code="invalid_max_tokens")
+        if self.pooling is not None and self.max_tokens:
+            raise BugError(f"sequence {self.key!r} has pooling and max_tokens: expected one of them")
+        sampling = self.sampling
+        for field_name, ids in (
+            ("prompt", self.prompt_ids),
+            ("prefix", self.prefix_ids),
+            ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
+            ("bad_words", [token_id for word in sampling.bad_words for token_id in word]),
+            ("stop_token_ids", self.stop_token_ids),
+        ):
+            if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+                found = f"found {min(ids)} to {max(ids)}"
+                raise ClientError(
+                    f"{field_name}: token ids must be from 0 to {vocab_size - 1}, {found}",
+                    code="invalid_token_id",
+                )
         delayed = self.end_ids if self.delays_end else frozenset()
-        return delayed | {word[-1] for word in self.sampling.bad_words}
+        if len(delayed.union(word[-1] for word in sampling.bad_words)) >= vocab_size:
+            message = "bad_words and min_tokens leave no token to choose: remove some bad_words"
+            raise ClientError(message, code="nothing_left")
 
     @property
     def finished(self) -> FinishReason | None:

@@ -197,10 +197,8 @@ class StepBuilder:
     def captured(self, rows: int, *, is_random: bool = False, is_filtered: bool = False) -> Step:
         """Return a step of `rows` sampled spans of one token each, at the addresses that `build` writes to.
 
-        Args:
-            rows: the number of spans.
-            is_random: prepare for rows that are not greedy.
-            is_filtered: prepare for rows with top-k, top-p or min-p.
+        With `is_random` it is prepared for rows that are not greedy, with `is_filtered` for rows with top-k,
+        top-p or min-p.
         """
         sampling = self._sampling_views(
             rows,

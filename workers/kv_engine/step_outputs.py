@@ -10,9 +10,15 @@ import numpy as np
 
 from shared.errors import DalSegnoError
 from workers.data_plane.port import Array
-from workers.kv_engine.failures import StepFailedError, as_dalsegno_error
 from workers.kv_engine.kv_transfer import KVTransfer
-from workers.kv_engine.outputs import Output, PromptOutput, TokenOutput, TokenScore
+from workers.kv_engine.outputs import (
+    Output,
+    PromptOutput,
+    StepFailedError,
+    TokenOutput,
+    TokenScore,
+    as_dalsegno_error,
+)
 from workers.kv_engine.runner import ForwardResult, Runner
 from workers.kv_engine.sampling.sampler import NOT_A_TOKEN
 from workers.kv_engine.scheduler import Scheduler
@@ -82,14 +88,9 @@ class OutputBuilder:
         *,
         step: int,
     ) -> StepOutcome:
-        """Build the outputs of a step.
+        """Build the outputs of step number `step`.
 
-        Args:
-            spans: the spans of the step.
-            tokens: the new tokens of each span.
-            result: the result of the forward.
-            failures: the sequences that failed before the forward, by key.
-            step: the number of the step.
+        `tokens` are the new tokens of each span, `failures` the sequences that failed before the forward.
         """
         outcome = StepOutcome(failures={**failures, **result.failures})
         scores, prompt_scores = iter(result.scores), iter(result.prompt_scores)

@@ -15,8 +15,7 @@ from typing import Final, Protocol, TypeAlias
 
 from shared.errors import BugError, CapacityError, ClientError, DalSegnoError, WorkerError
 from workers.kv_engine.counters import EngineStats
-from workers.kv_engine.failures import StepFailedError
-from workers.kv_engine.outputs import Output
+from workers.kv_engine.outputs import Output, StepFailedError
 from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.threads.mailbox import Mailbox
 from workers.threads.owner_thread import OwnerThread

@@ -11,8 +11,7 @@ from shared.errors import BugError, ClientError
 from tests.workers.kv_engine.engines import make_engine
 from tests.workers.kv_engine.oracle import ids, prompts, run, tokens
 from workers.kv_engine.engine import KVEngine
-from workers.kv_engine.failures import StepFailedError
-from workers.kv_engine.outputs import Output
+from workers.kv_engine.outputs import Output, StepFailedError
 from workers.kv_engine.sequence_spec import FinishReason, Sampling, SequenceSpec
 
 SAMPLED = Sampling(temperature=1.2, top_k=50, top_p=0.95, seed=11)

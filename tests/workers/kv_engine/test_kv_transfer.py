@@ -17,9 +17,8 @@ from tests.workers.kv_engine.oracle import ids, prompts, run, tokens
 from workers.data_plane.port import Array, Bytes
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.engine import KVEngine
-from workers.kv_engine.failures import StepFailedError
 from workers.kv_engine.kv_transfer import KVMismatchError, export_kv, import_kv
-from workers.kv_engine.outputs import TokenOutput
+from workers.kv_engine.outputs import StepFailedError, TokenOutput
 from workers.kv_engine.sequence_spec import FinishReason, KvExport, Sampling, SequenceSpec
 
 SAMPLED = Sampling(temperature=0.9, top_p=0.95, seed=5, repetition_penalty=1.2)

@@ -18,9 +18,8 @@ from tests.workers.kv_engine.recorder import Again
 from workers.kv_engine import thread as thread_module
 from workers.kv_engine.counters import EngineStats
 from workers.kv_engine.engine import KVEngine
-from workers.kv_engine.failures import StepFailedError
 from workers.kv_engine.gpu.cuda_graphs import GraphCapture
-from workers.kv_engine.outputs import Output, TokenOutput
+from workers.kv_engine.outputs import Output, StepFailedError, TokenOutput
 from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.kv_engine.thread import Engine, EngineThread
 from workers.threads.mailbox import Mailbox

@@ -9,9 +9,9 @@ from workers.kv_engine.node import KVNode
 
 
 def use_gpu_kernels(node: KVNode) -> KVNode:
-    """Return the node with its layers fuse, or the node itself if the device or the kernels cannot do it.
+    """Return the node with its layers fused, or the node itself if the device or the kernels cannot do it.
 
-    Call it before `workers.kv_engine.selfcheck.check_node`, which then checks the fuse layers.
+    Call it before `workers.kv_engine.selfcheck.check_node`, which then checks the fused layers.
     """
     if default_kernel(node.device.type) is None:
         return node

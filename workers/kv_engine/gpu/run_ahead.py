@@ -17,11 +17,8 @@ from workers.kv_engine.sequence import Span
 def plan_step_ahead(spans: Items[Span], scheduler: Scheduler) -> list[Span] | None:
     """Return the spans of the step after a decode step in progress; None if that step must be read first.
 
+    `spans` are those of the step in progress, each of one token, without sequences that are gone or held.
     Sequences that need another block get it here.
-
-    Args:
-        spans: of the step in progress, each of one token, without sequences that are gone or held.
-        scheduler: the running and waiting sequences, and the blocks.
     """
     if not all(span.sequence.can_speculate for span in spans):
         return None  # the adjustment of the next logits depends on the unread token

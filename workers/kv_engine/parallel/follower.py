@@ -25,7 +25,6 @@ class FollowerEngine:
 
     Attributes:
         kernels: what computes its part of the layers (`workers.kv_engine.node.KVNode`).
-        forwards: the number of forwards so far.
     """
 
     def __init__(

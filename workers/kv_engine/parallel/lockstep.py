@@ -2,7 +2,7 @@
 
     leader    number of blocks, dtype   ─┐
     follower  number of blocks, dtype   ─┴─> the smallest number, for all; the dtype must be the same
-    leader    a step                    ──> follower: the same forward, over the same blocks of its own pool
+    leader    a step                    ──> follower: the same forward, over the same blocks of its pool
 
 A step is an int32 array: the numbers of tokens, spans, blocks per span and tokens per block; then the arrays
 of `Step` that a forward reads. Only the leader has the sampling parameters.

@@ -10,7 +10,6 @@ class Rendezvous:
 
     Attributes:
         index: the member's index; 0 is the leader.
-        size: the number of members.
         address: the leader's address, where torch's store listens at `port`.
         own_address: this member's address, at which the others reach it.
         key: random prefix of the entries in the store, so that groups cannot mix them up.

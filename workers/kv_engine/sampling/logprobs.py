@@ -31,15 +31,8 @@ def score(
 ) -> list[TokenScore]:
     """Return the log probabilities of N tokens, and of the `top` likeliest tokens in the place of each.
 
-    Args:
-        logits_at: returns logits, (n, vocab) float32, for n of the indices.
-        indices: (N,), the index of each token's logits.
-        token_ids: (N,); a negative id stands for no token, and its numbers are meaningless.
-        top: the number of likeliest tokens.
-        vocab_size: the number of logits per token.
-
-    Returns:
-        N scores; a `logprob` is NaN if the logits are.
+    `logits_at` returns logits, (n, vocab) float32, for n of the (N,) `indices`. A negative id among the (N,)
+    `token_ids` stands for no token, and its numbers are meaningless. A `logprob` is NaN if the logits are.
     """
     parts = [
         _score(logits, ids.long(), min(top, vocab_size))

@@ -14,13 +14,7 @@ from workers.kv_engine.speculative.proposer import Proposer
 
 
 class Drafter:
-    """Adds drafted tokens to the decodes of a step.
-
-    Args:
-        speculative_tokens: the most drafted tokens per sequence and step.
-        max_step_tokens: the most tokens of a step.
-        max_positions: the model's context length.
-    """
+    """Adds at most `speculative_tokens` drafted tokens to each decode of a step."""
 
     def __init__(
         self,
@@ -66,10 +60,7 @@ class Drafter:
 def accept_drafts(spans: Items[Span], sampled: Items[int], counters: CacheCounters) -> list[list[int]]:
     """Return the new tokens of each span, accepted drafts included; cut the other drafts off.
 
-    Args:
-        spans: the spans of the step.
-        sampled: for each span that samples, a token after its last undrafted token and after each draft.
-        counters: receives the numbers of drafted and accepted tokens.
+    `sampled` has, for each span that samples, a token after its last undrafted token and after each draft.
     """
     left = iter(sampled)
     accepted: list[list[int]] = []

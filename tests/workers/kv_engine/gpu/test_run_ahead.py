@@ -27,9 +27,8 @@ from workers.data_plane.port import Array
 from workers.kv_engine import runner
 from workers.kv_engine.counters import WorkCounters
 from workers.kv_engine.engine import KVEngine
-from workers.kv_engine.failures import StepFailedError
 from workers.kv_engine.gpu.run_ahead import plan_step_ahead
-from workers.kv_engine.outputs import Output
+from workers.kv_engine.outputs import Output, StepFailedError
 from workers.kv_engine.scheduler import Scheduler
 from workers.kv_engine.sequence import Sequence, Span
 from workers.kv_engine.sequence_spec import FinishReason, KvExport, Sampling, SequenceSpec

@@ -28,8 +28,7 @@ from tests.workers.kv_engine.engines import make_engine
 from tests.workers.kv_engine.oracle import ids, log_softmax, run, run_all, scores
 from workers.data_plane.port import Array
 from workers.kv_engine.engine import KVEngine
-from workers.kv_engine.failures import StepFailedError
-from workers.kv_engine.outputs import Output
+from workers.kv_engine.outputs import Output, StepFailedError
 from workers.kv_engine.sampling.grammar_masks import GuideThread, _MaskDeadline, _MaskThread, unpack_forbidden
 from workers.kv_engine.sequence_spec import FinishReason, KvExport, Sampling, SequenceSpec
 

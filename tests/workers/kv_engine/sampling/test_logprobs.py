@@ -13,8 +13,7 @@ from tests.tiny import Family, tiny_checkpoint
 from tests.workers.kv_engine.engines import make_engine
 from tests.workers.kv_engine.oracle import ids, log_softmax, prompts, run_all, scores, tokens
 from workers.kv_engine.engine import KVEngine
-from workers.kv_engine.failures import StepFailedError
-from workers.kv_engine.outputs import PromptOutput, TokenScore
+from workers.kv_engine.outputs import PromptOutput, StepFailedError, TokenScore
 from workers.kv_engine.sampling import logprobs
 from workers.kv_engine.sequence_spec import FinishReason, Sampling, SequenceSpec
 

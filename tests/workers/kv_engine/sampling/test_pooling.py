@@ -13,8 +13,7 @@ from models.decoder_lm.nodes import DecoderLM
 from tests.tiny import tiny_checkpoint
 from tests.workers.kv_engine.engines import make_engine
 from workers.kv_engine.engine import KVEngine
-from workers.kv_engine.failures import StepFailedError
-from workers.kv_engine.outputs import Output, PromptOutput
+from workers.kv_engine.outputs import Output, PromptOutput, StepFailedError
 from workers.kv_engine.sequence_spec import FinishReason, Pooling, PoolingMode, SequenceSpec
 
 Floats = npt.NDArray[np.float32]
