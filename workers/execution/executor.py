@@ -92,12 +92,7 @@ class _RequestState:
 
 
 class OrderExecutor:
-    """Runs the orders of one incarnation of a worker.
-
-    Args:
-        tasks: owns all tasks of the executor.
-        counts: totals of events to and from other ranks.
-    """
+    """Runs the orders of one incarnation of a worker; `tasks` owns all its tasks."""
 
     def __init__(
         self,
@@ -276,7 +271,7 @@ class OrderExecutor:
             try:
                 completed = await self._complete(order, span)
                 faults.reach("worker.completed.posting")
-                await self._events.completed(
+                await self._events.report(
                     order.ready, completed, lambda _: faults.reach("worker.completed.acked")
                 )
                 faults.reach("worker.completed.posted")

@@ -58,17 +58,13 @@ class OrderEvents:
         """
         stored = asyncio.Event()
         event = WalkBegun(id=report_id(ready, "begun"), rank=ready.rank)
-        await self._report(ready, event, lambda _: stored.set())
+        await self.report(ready, event, lambda _: stored.set())
         await stored.wait()
 
     async def progressed(self, ready: NodeReady, tokens: int) -> None:
         """Report the progress of an order in quarantine."""
         event = WalkProgressed(id=report_id(ready, "progressed"), rank=ready.rank, tokens=tokens)
-        await self._report(ready, event)
-
-    async def completed(self, ready: NodeReady, event: WalkCompleted, stored: Callable[[int], None]) -> None:
-        """Report that this rank's part of an order is completed."""
-        await self._report(ready, event, stored)
+        await self.report(ready, event)
 
     async def failed(self, ready: NodeReady, failure: Failure, lost: Handle | None) -> None:
         """Report that an order failed; `lost` is the tensor that could not be read, if that is the cause."""
@@ -80,7 +76,7 @@ class OrderEvents:
             gone_rank=lost.rank if lost is not None else None,
             gone_life=lost.incarnation if lost is not None else None,
         )
-        await self._report(ready, event)
+        await self.report(ready, event)
 
     async def stopped(self, key: StepKey, stop: WalkStop, steps_after: int, tokens: int) -> None:
         """Report that an order was stopped, with the engine steps and tokens that it took."""
@@ -90,11 +86,12 @@ class OrderEvents:
             steps_after=steps_after,
             tokens=tokens,
         )
-        await self._report(stop, event)
+        await self.report(stop, event)
 
-    async def _report(
+    async def report(
         self, order: NodeReady | WalkStop, event: Report, stored: Callable[[int], None] | None = None
     ) -> None:
+        """Post a report; `stored` is called with its position in the log."""
         subject = self._subjects.done(order.rank, str(order.request_id))
         await self._writer.post_when_possible(subject, _of_order(event, order, order.index), stored)
 

@@ -39,11 +39,9 @@ class SequenceHandovers:
         self._report_read = report_read
 
     async def export(self, sequence: HandoverHandle, key: str) -> SequenceHandover | None:
-        """The state of a sequence for the next rank; None if an earlier attempt had ended the sequence.
+        """The state of an ended sequence for the next rank; None if an earlier attempt had ended it.
 
-        Args:
-            sequence: the sequence, which has ended on this rank.
-            key: the key prefix of its tensors.
+        `key` is the key prefix of its tensors.
         """
         if sequence.kv is None:
             return None

@@ -3,7 +3,7 @@
     WalkExecution ──> WalkRun ──firing──> its node (`workers.execution.node_executor`)
                         ▲                    │
                         ├──complete──────────┴──> NodeFired to the other ranks of the step
-                        ├──hear───── NodeFired of other ranks
+                        ├──complete_remote── NodeFired of other ranks
                         └──feed───── the next chunk of a stream
 
 Every rank of a step runs the whole walk and calls its own nodes (ADR 7); a step on a single rank sends
@@ -56,16 +56,9 @@ class StepParts:
 
 
 class WalkExecution:
-    """One walk under way.
+    """One walk under way: number `index` of its step.
 
-    Args:
-        index: the walk's index in the step.
-        args: the arguments of its call.
-        inputs: its inputs, by name.
-        pending: firings of other ranks for this walk that arrived before it started.
-
-    Attributes:
-        pending: firings of other ranks that are not due yet.
+    `pending` are the firings of other ranks that are not due yet, first those that arrived before it started.
     """
 
     def __init__(
@@ -280,12 +273,12 @@ class WalkExecution:
         """Note the prompts of sequences that move between ranks: the rank that continues needs them, too."""
         if PROMPT not in values:
             return
-        takers = (
+        consumers = (
             self._walk.consumers.get(PROMPT, ())
             if source is None
             else [route.to for route in source.routes if route.edge == PROMPT and isinstance(route.to, str)]
         )
-        for node in takers:
+        for node in consumers:
             if self._placement.is_handed_over(node) and self._placement.first_index(node) == self.index:
                 self._step.kv_nodes.prompts[node] = values[PROMPT]
 

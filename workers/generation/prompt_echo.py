@@ -34,10 +34,7 @@ class EchoPiece:
 def echo_pieces(prompt_ids: Sequence[int], text: str, top: int | None) -> list[EchoPiece]:
     """Cut a prompt into pieces.
 
-    Args:
-        prompt_ids: the tokens of the prompt.
-        text: its text.
-        top: the number of alternatives listed with each token's log probability; None without any.
+    `top` is the number of alternatives listed with each token's log probability; None without any.
     """
     most = _MAX_TOKENS if top is None else tokens_per_chunk(top)
     count = max(-(-len(prompt_ids) // most), -(-len(text) // _MAX_CHARS))

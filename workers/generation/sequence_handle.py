@@ -117,8 +117,7 @@ class HandoverHandle(SequenceHandle):
     """A sequence that another rank continues after its first token.
 
     Attributes:
-        token_ids: the tokens generated here.
-        logprobs: their log probabilities, where requested.
+        token_ids, logprobs: the tokens generated here; their log probabilities, where requested.
         prompt_scores: scores of the prompt's tokens except the first, where requested.
         kv: keys and values, set when the sequence has ended, unless an earlier attempt had ended it.
     """

@@ -38,12 +38,10 @@ class AttemptStreams:
     Args:
         infos: the graph's streams.
         name: `<request>/<attempt>`, the prefix of the scope of its tensors.
-        rank: this rank.
         engine: holds and resumes sequences that feed a stream.
         send: sends an event to a rank now.
         send_when_possible: sends an event to a rank as soon as the log accepts it.
         spawn: runs a coroutine in the background.
-        counts: totals of items and chunks.
     """
 
     def __init__(

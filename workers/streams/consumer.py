@@ -40,7 +40,7 @@ def window_of(policy: ChunkPolicy) -> int:
 
 def span_of(policy: ChunkPolicy) -> int:
     """The largest number of items in a chunk."""
-    start, stop = policy.span(1 << 30)  # a late chunk: out_of_order ones have less context
+    start, stop = policy.span(1 << 30)  # a late chunk: early ones have less context
     return stop - start
 
 
@@ -55,7 +55,6 @@ class ItemBatch:
 
     Attributes:
         start: the number of its first item in the stream.
-        count: the number of items.
         rank: the rank that produced them; `first` is that rank's own number of the first item.
     """
 
@@ -92,9 +91,7 @@ class StreamConsumer:
     """The consumer of one stream.
 
     Attributes:
-        items: the number of items received.
         chunks: the number of chunks taken; `consumed`, the number of items up to the end of the last chunk.
-        ended: no item follows.
         abandoned: consumption stopped before the end of the stream.
         item_type: dtype and shape of an item; None before the first item.
     """

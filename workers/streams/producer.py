@@ -50,7 +50,6 @@ class StreamProducer:
         in_batches: send tokens in batches; else each at once.
 
     Attributes:
-        items: the number of items produced.
         full: more items or bytes are outstanding than the window allows.
         abandoned: the consumer has stopped; no item is sent any more.
     """
