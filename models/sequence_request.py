@@ -65,7 +65,7 @@ class SamplingParams(
 class PoolingParams(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """How the hidden states of a prompt are pooled into an embedding.
+    """The pooling of a prompt's hidden states into an embedding.
 
     Attributes:
         mode: a pooling mode in sentence-transformers' names; `none` keeps one vector per token.
@@ -139,6 +139,22 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
             return msgspec.convert(call.args, cls)
         except msgspec.ValidationError as error:
             raise BugError(f"walk {call.name!r}: expected arguments for a sequence: {error}") from error
+
+
+def samples_tokens(call: WalkCall) -> bool:
+    """Return whether the `SequenceRequest` of a walk has sampling parameters."""
+    return "sampling" in call.args
+
+
+def changed(call: WalkCall, **fields: Any) -> WalkCall:
+    """Return a walk with other values in its `SequenceRequest`; arguments for other nodes are unchanged.
+
+    Raises:
+        BugError: an argument has the wrong type.
+    """
+    request = msgspec.structs.replace(SequenceRequest.of(call), **fields)
+    others = {name: value for name, value in call.args.items() if name not in request.__struct_fields__}
+    return msgspec.structs.replace(call, args=others | msgspec.to_builtins(request))
 
 
 class SequenceFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

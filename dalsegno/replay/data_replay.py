@@ -30,7 +30,8 @@ from dalsegno.replay.recorded_run import Run
 from dalsegno.replay.resubmission import error_in
 from dalsegno.replay.run_comparison import ComparedEdge
 from models import registry
-from models.sequence_request import SequenceRequest
+from models.base import EngineKind
+from models.sequence_request import SequenceRequest, changed
 from shared.errors import ClientError
 from shared.events import (
     MAX_LOGPROBS,
@@ -199,9 +200,7 @@ def _differing(
 
 def _speaking(run: Run) -> int | None:
     """The index of the only step that samples tokens; None if there are several."""
-    found = [
-        index for index, step in run.steps.items() if any("sampling" in w.args for w in step.order.walks)
-    ]
+    found = [index for index, step in run.steps.items() if step.samples_tokens]
     return found[0] if len(found) == 1 else None
 
 
@@ -248,7 +247,7 @@ class _ReplayWorker:
         """Resume one step after `tokens`; return the run."""
         name = self._name()
         order = self._again(recorded, index, name)
-        walks = [msgspec.structs.replace(w, args=_without(w.args, "echo")) for w in order.walks]
+        walks = [changed(walk, echo=None) if self._runs_kv(walk) else walk for walk in order.walks]
         order = msgspec.structs.replace(order, walks=walks)
         generated = OutputChunk(
             id=f"{name}.generated",
@@ -307,13 +306,22 @@ class _ReplayWorker:
             edge: self._made.get(_edge_of(h.key), h) if h.data is None else h
             for edge, h in walk.inputs.items()
         }
-        args: dict[str, Any] = dict(walk.args)
-        if "sampling" in args and any(map(recorded.tokens, recorded.tracks)):
-            args["logprobs"] = MAX_LOGPROBS
-        if "max_tokens" in args and not is_done:  # the step was stopped: generate as many tokens as then
-            generated = max((len(recorded.tokens(track)) for track in recorded.tracks), default=0)
-            args["max_tokens"] = max(min(args["max_tokens"], generated), 1)
-        return WalkCall(name=walk.name, inputs=inputs, args=args)
+        call = msgspec.structs.replace(walk, inputs=inputs)
+        if not self._runs_kv(walk):
+            return call
+        request = SequenceRequest.of(walk)
+        generated = max((len(recorded.tokens(track)) for track in recorded.tracks), default=0)
+        logprobs = MAX_LOGPROBS if generated and request.sampling is not None else request.logprobs
+        limit = request.max_tokens
+        if limit is not None and not is_done:  # the step was stopped: generate as many tokens as then
+            limit = max(min(limit, generated), 1)
+        return changed(call, logprobs=logprobs, max_tokens=limit)
+
+    def _runs_kv(self, walk: WalkCall) -> bool:
+        """True if a node of the walk is a KV node: the walk's arguments are a `SequenceRequest`."""
+        graph = registry.graph(self.config.model)
+        known = graph.walks.get(walk.name)
+        return known is not None and any(graph.nodes[node] is EngineKind.KV for node in known.nodes)
 
     def _text_of(self, order: NodeReady, tokens: Sequence[int]) -> str:
         """The text of an answer that begins with these tokens, as the worker outputs it."""
@@ -339,10 +347,6 @@ class _ReplayWorker:
                 if isinstance(event, WalkCompleted | WalkFailed) and event.index not in known:
                     return event
         raise AssertionError("a log that is read does not end")
-
-
-def _without(args: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in args.items() if key != name}
 
 
 def _edge_of(key: str) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from dalsegno.bundle import manifest
 from dalsegno.bundle.bundle_file import LeftOut
+from models.sequence_request import samples_tokens
 from shared.events import NodeReady, OutputChunk, OutputFence, TokenLogprobs, WalkCompleted, WalkResult
 from shared.log.port import StoredRecord
 from shared.subjects import Subjects
@@ -28,6 +29,11 @@ class RecordedStep:
     @property
     def walks(self) -> str:
         return " then ".join(walk.name for walk in self.order.walks)
+
+    @property
+    def samples_tokens(self) -> bool:
+        """True if one of its walks samples tokens on a KV node."""
+        return any(map(samples_tokens, self.order.walks))
 
 
 @dataclass(slots=True)

@@ -57,7 +57,7 @@ def compared(
     earlier: list[ComparedEdge] = []
     later: list[ComparedEdge] = []
     for number, (index, step) in enumerate(sorted(recorded.steps.items())):
-        follows = parts and any("sampling" in walk.args for walk in step.order.walks)
+        follows = parts and step.samples_tokens
         edges = list(_of_step(index, step, found.steps.get(index), follows=follows))
         steps_before_output = recorded.steps_before_output
         (earlier if steps_before_output is None or number < steps_before_output else later).extend(edges)
