@@ -284,7 +284,7 @@ def _refuse_two_kv_nodes(graph: ModelGraph, placed: Sequence[PlacedGroup]) -> No
         kv = [node for node in nodes_on(placed, rank) if graph.nodes[node] is EngineKind.KV]
         if len(kv) > 1:
             raise PlacementError(
-                f"rank {rank} would run {kv}, each with keys and values of its own; "
+                f"rank {rank} would run {kv}, each with its own keys and values; "
                 "expected one such node per rank: place the others on ranks of their own "
                 "(two ranks may share a device)"
             )

@@ -8,8 +8,8 @@ modules. An import executes a module, so it also reaches the module's effects: e
 is neither a definition, an assignment to names, nor an import, and every definition with a decorator of the
 project's own.
 
-When in doubt, more is reached: local names are not told from global ones, and a module that is used as a
-value is reached as a whole. Only the project's packages and those of the roots are followed. Sources are
+When in doubt, more is reached: local names are not distinguished from global ones, and a module that is used
+as a value is reached as a whole. Only the project's packages and those of the roots are followed. Sources are
 parsed, never executed. Not found are modules whose name is computed at run time, and state that an unused
 assignment changes by calling a function.
 """
@@ -407,7 +407,7 @@ def _quoted_in(annotation: ast.expr) -> list[ast.AST]:
 
 
 def _imports_in(node: ast.stmt, package: str) -> dict[str, list[_Import]]:
-    """The imports in a statement by local name: `*` for stars, empty for what binds no name of its own."""
+    """The imports in a statement by local name: `*` for stars, empty for a statement that binds no name."""
     optional = {id(one) for tried in ast.walk(node) if isinstance(tried, ast.Try) for one in ast.walk(tried)}
     imports: dict[str, list[_Import]] = {}
     for one in ast.walk(node):

@@ -206,7 +206,7 @@ class Worker:
         self._model = model
         self._store = store
         self._counts = EdgeCounters()
-        self._early = OutOfOrderBuffer()
+        self._out_of_order = OutOfOrderBuffer()
         self._state = "loading"
         self._incarnation: int | None = None
 
@@ -216,22 +216,22 @@ class Worker:
 
     # ---- from loading to leaving -------------------------------------------------------------------
     async def _work(self, stopping: asyncio.Event) -> None:
-        rows = EngineClient()
+        engine_client = EngineClient()
         async with asyncio.TaskGroup() as tasks:
             stop = tasks.create_task(stopping.wait(), name="stopping")
-            loading = tasks.create_task(self._model.load(rows), name="load")
+            loading = tasks.create_task(self._model.load(engine_client), name="load")
             await asyncio.wait([stop, loading], return_when=asyncio.FIRST_COMPLETED)
             if not loading.done():
                 loading.cancel()
                 return
             stop.cancel()
         loaded = loading.result()
-        rows.engine = loaded.engine
+        engine_client.engine = loaded.engine
         pool = CpuPool(CPU_THREADS)
         hosted = HostedModel(
             graph=loaded.graph,
             processing=loaded.processing,
-            engine=rows,
+            engine=engine_client,
             pool=pool,
             store=self._store,
             stateless=loaded.stateless,
@@ -248,9 +248,9 @@ class Worker:
             await self._model.close()
             pool.shutdown(wait=False, cancel_futures=True)
 
-    # ---- one incarnation ----------------------------------------------------------------------------------
+    # ---- one incarnation ---------------------------------------------------------------------------
     async def _live(self, hosted: HostedModel, loaded: Loaded, stopping: asyncio.Event) -> None:
-        """Live one incarnation: join, work until stopped or given up, leave."""
+        """Run one incarnation: join, work until stopped or given up, leave."""
         self._state, self._incarnation = "loading", None
         start_seq = (await self._log.state()).last_seq + 1
         writer = EventWriter(self._log, self._rank)
@@ -267,14 +267,14 @@ class Worker:
             cards=self._store.endpoints if len(self._config.leaders) > 1 else {},
             tool_calls=loaded.processing.tool_calls,
         )
-        self._early = OutOfOrderBuffer()
+        self._out_of_order = OutOfOrderBuffer()
         inbox = Inbox(
             self._subjects,
             self._rank,
             joined.id,
             peers=await self._read_peers(start_seq - 1),
             epoch=EpochFence.after(await self._log.last(self._subjects.epoch)).epoch,
-            out_of_order=self._early,
+            out_of_order=self._out_of_order,
         )
         faults.reach("worker.joined.posting")
         await writer.post_when_possible(self._subjects.worker(self._rank), joined)
@@ -436,8 +436,8 @@ class Worker:
                 edges=EdgeMeters(
                     told=self._counts.sent,
                     heard=self._counts.received,
-                    early=self._early.count,
-                    early_bytes=self._early.nbytes,
+                    early=self._out_of_order.count,
+                    early_bytes=self._out_of_order.nbytes,
                     items=self._counts.items,
                     chunks=self._counts.chunks,
                 ),

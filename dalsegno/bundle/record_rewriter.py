@@ -133,7 +133,7 @@ class _RecordRewriter:
         return msgspec.structs.replace(totals, digest=self._totals.get(totals.digest, totals.digest))
 
     def _unreadable(self, record: StoredRecord) -> StoredRecord:
-        """Rewrite a record that nobody can read; a redaction blanks it."""
+        """Rewrite a record that cannot be decoded; a redaction blanks it."""
         changed = record
         if isinstance(self._rewrite, Redaction):
             changed = msgspec.structs.replace(record, data=self._rewrite.blank(record.data))

@@ -119,7 +119,7 @@ class NatsTransport:
     async def _relay_of(self, log: Log, request: ClientRequest, *, is_resumed: bool) -> Relay:
         """Store the request, unless it is stored already, and return a relay of its whole answer.
 
-        A resumed request is never stored anew.
+        A resumed request is never stored again.
         """
         event = RequestSubmitted(
             writer=_WRITER,

@@ -32,13 +32,13 @@ _COMMENT_AT: Final = 40
 @click.argument("model")
 @options.of_serve
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object: config, sources.")
-def config(model: str, *, as_json: bool, **told: Any) -> None:
+def config(model: str, *, as_json: bool, **given: Any) -> None:
     """Show the effective configuration of MODEL.
 
     MODEL is a name in configs/, a YAML file, or a folder with a Hugging Face checkpoint. Nothing is started;
     a configuration that serve would refuse is refused with the same message.
     """
-    found = resolve.effective(model, options.settings_in(told))
+    found = resolve.effective(model, options.settings_in(given))
     resolve.check(found)
     if as_json:
         click.echo(json.dumps({"config": values(found), "sources": dict(found.sources)}, ensure_ascii=False))

@@ -76,7 +76,7 @@ def read() -> Environment:
         api_key=os.environ.get(API_KEY) or None,
         colours=not os.environ.get(NO_COLOR),
         hub_cache=_hub_cache(),
-        fault=Path(told) if (told := os.environ.get(FAULT)) else None,
+        fault=Path(fault) if (fault := os.environ.get(FAULT)) else None,
     )
 
 
@@ -84,22 +84,22 @@ def _hub_cache() -> Path:
     """Locate the cache as the Hugging Face tools do."""
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get(HUB_HOME) or f"{caches}/huggingface"
-    told = Path(os.environ.get(HUB_CACHE) or f"{home}/hub")
+    cache = Path(os.environ.get(HUB_CACHE) or f"{home}/hub")
     try:
-        return told.expanduser()
+        return cache.expanduser()
     except RuntimeError:  # the user has no home folder, as in some containers
-        return told
+        return cache
 
 
 def of(credentials: Credentials) -> dict[str, str]:
     """The variables that pass `credentials` to a child process."""
-    told = {
+    variables = {
         NATS_TOKEN: credentials.token,
         NATS_USER: credentials.user,
         NATS_PASSWORD: credentials.password,
         NATS_SEED: credentials.seed,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in variables.items() if value is not None}
 
 
 def for_child(*, credentials: Mapping[str, str] | None) -> dict[str, str]:

@@ -158,8 +158,8 @@ def of_reader(command: _F) -> _F:
     return _DATA_DIR(_READ_NATS(PREFIX(command)))
 
 
-def settings_in(told: dict[str, Any]) -> "tuple[Setting, ...]":
+def settings_in(options: dict[str, Any]) -> "tuple[Setting, ...]":
     """Remove the configuration from a command's options and return it as settings."""
     from dalsegno.config.resolve import FLAGS, settings_of
 
-    return settings_of(**{name: told.pop(name) for name in ("set_", *FLAGS) if name in told})
+    return settings_of(**{name: options.pop(name) for name in ("set_", *FLAGS) if name in options})

@@ -130,7 +130,7 @@ def _bounds(kind: inspect.IntType | inspect.FloatType) -> Iterator[str]:
 
 
 def main(path: Path) -> None:
-    """Write the tables of one page anew."""
+    """Rewrite the tables of one page."""
     path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 

@@ -58,14 +58,14 @@ def settings_of(*, set_: Sequence[str] = (), **flags: object) -> tuple[Setting, 
     return (*map(layers.of_flag, set_), *own)
 
 
-def effective(model: str, told: Sequence[Setting]) -> Effective:
+def effective(model: str, flags: Sequence[Setting]) -> Effective:
     """The configuration of `model`: a name in `configs/`, a YAML file, or a checkpoint folder.
 
     Raises:
         ConfigError: the configuration cannot be served; names origin, key, value and what was expected.
     """
     base, around = files.read(model), environment.read()
-    settings = [*layers.of_environment(around.settings), *told]
+    settings = [*layers.of_environment(around.settings), *flags]
     return layers.effective(base, settings, Path.cwd(), around.hub_cache)
 
 
@@ -80,14 +80,14 @@ def of_values(values: dict[str, Any], name: str) -> Effective:
     return layers.effective(base, layers.of_environment(around.settings), Path.cwd(), around.hub_cache)
 
 
-def reach(told: Sequence[Setting]) -> Reach:
-    """The location of the log from environment and flags, for commands without a model.
+def reach(flags: Sequence[Setting]) -> Reach:
+    """The location of the log, from environment and flags, for commands without a model.
 
     Raises:
         ConfigError: a variable is unknown, or its value does not fit.
     """
     empty = Base(values={}, source="", folder=Path.cwd(), name="")
-    values, _ = layers.overlay(empty, [*_of_environment(), *told], Path.cwd())
+    values, _ = layers.overlay(empty, [*_of_environment(), *flags], Path.cwd())
     data_dir = values.get("data_dir")
     return Reach(
         nats=msgspec.convert(values.get("nats", {}), NatsSettings),
@@ -103,48 +103,48 @@ def check(found: Effective) -> None:
     """
     from workers import settings
 
-    told = found.config
+    config = found.config
     try:
-        settings.of(told)
+        settings.of(config)
     except ConfigError as error:
         at = _IN_MAP.match(error.message)
         whole = found.sources["model_kwargs"]
         source = found.sources.get(f"model_kwargs.{at[1]}", whole) if at else whole
         raise ConfigError(f"{source}: {error.message}") from error
-    for name in sorted(registry.graph(told.model).paths & told.model_kwargs.keys()):
-        if not Path(str(told.model_kwargs[name])).exists():
+    for name in sorted(registry.graph(config.model).paths & config.model_kwargs.keys()):
+        if not Path(str(config.model_kwargs[name])).exists():
             source = found.sources[f"model_kwargs.{name}"]
-            raise ConfigError(f"{source}: model_kwargs.{name}: {told.model_kwargs[name]} does not exist")
+            raise ConfigError(f"{source}: model_kwargs.{name}: {config.model_kwargs[name]} does not exist")
     _check_length(found)
-    secrets.api_keys(told.gateway)
-    nats_access.nats_credentials(told.nats, PROVISIONER).tls()
-    if told.nats.url is not None:
-        address.nats_url(told.nats.url)
+    secrets.api_keys(config.gateway)
+    nats_access.nats_credentials(config.nats, PROVISIONER).tls()
+    if config.nats.url is not None:
+        address.nats_url(config.nats.url)
 
 
 def _check_length(found: Effective) -> None:
-    told = found.config
-    length = context_length(read_json(Path(told.checkpoint) / "config.json"))
-    if length is not None and told.max_seq_len > length:
+    config = found.config
+    length = context_length(read_json(Path(config.checkpoint) / "config.json"))
+    if length is not None and config.max_seq_len > length:
         raise ConfigError(
-            f"{found.sources['max_seq_len']}: max_seq_len is {told.max_seq_len}, but the model in "
-            f"{told.checkpoint} was made for {length} tokens; set max_seq_len to at most that"
+            f"{found.sources['max_seq_len']}: max_seq_len is {config.max_seq_len}, but the model in "
+            f"{config.checkpoint} was made for {length} tokens; set max_seq_len to at most that"
         )
 
 
-def nats_url(told: DeploymentConfig) -> str:
+def nats_url(config: DeploymentConfig) -> str:
     """The address of the NATS server that a role joins.
 
     Raises:
         ConfigError: no address is configured.
         AddressError: the address is invalid, or contains a secret.
     """
-    if told.nats.url is None:
+    if config.nats.url is None:
         raise ConfigError(
             "a role joins a NATS server: name it with --nats nats://host:port, "
             f"{layers.KEYS['nats.url'].variable}, or nats.url in the YAML file"
         )
-    return address.nats_url(told.nats.url)
+    return address.nats_url(config.nats.url)
 
 
 def _of_environment() -> list[Setting]:

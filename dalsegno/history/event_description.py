@@ -107,7 +107,7 @@ def summary_of(event: AnyEvent) -> str:  # one branch per event type
         case WalkStop():
             return f"step {event.index} on rank {event.rank}, attempt {event.attempt}: {event.reason}"
         case WalkBegun():
-            return f"step {event.index}, attempt {event.attempt}: begun in quarantine"
+            return f"step {event.index}, attempt {event.attempt}: started in quarantine"
         case WalkProgressed():
             return f"step {event.index}, attempt {event.attempt}: further than before, {event.tokens} tokens"
         case WalkStopped():
@@ -118,9 +118,9 @@ def summary_of(event: AnyEvent) -> str:  # one branch per event type
             return f"{event.conductor} leads from here"
         case NodeFired():
             path = ".".join(map(str, event.path))
-            row = ", and its row goes on there" if event.row is not None else ""
+            handover = ", and its sequence continues there" if event.row is not None else ""
             stops = f", stops {', '.join(event.stops)}" if event.stops else ""
-            return f"step {event.index}, walk {event.walk}: {event.node} at {path or 'once'}{stops}{row}"
+            return f"step {event.index}, walk {event.walk}: {event.node} at {path or 'once'}{stops}{handover}"
         case StreamSent():
             items = event.items.shape[0] if event.items is not None else 0
             end = ", the end" if event.end else ""

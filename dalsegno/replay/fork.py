@@ -147,7 +147,8 @@ def forked(
     if kept_chunks:
         if inner := sorted(wanted.keys() & _INPUTS):
             raise ClientError(
-                f"{inner[0]} cannot be changed once an answer has begun: fork at {original.seq} for that"
+                f"{inner[0]} cannot be changed after the first chunk of an answer: "
+                f"fork at {original.seq} for that"
             )
         inputs, params = _continued(original, seq, inputs, params)
     event = msgspec.structs.replace(

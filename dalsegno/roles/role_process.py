@@ -205,7 +205,7 @@ def _report(error: Exception) -> int:
 
 
 def _with_missing_library(error: BaseException) -> BaseException:
-    """Turn a library that is not installed into a ClientError: each role has an extra of its own."""
+    """Turn a library that is not installed into a ClientError: each role has its own extra."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if not name or name in logging_setup.OURS:
         return error

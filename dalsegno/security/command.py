@@ -273,7 +273,7 @@ def _next(plan: SecurityPlan, folder: Path) -> str:
         "Start the server:" if len(plan.servers) == 1 else "Start each server, on the machine of its name:",
         *(f"  {program} --config {folder / _configuration(plan, n)}" for n in range(len(plan.servers))),
         "",
-        "Configure the roles; copy to another machine only the key files of its own roles:",
+        "Configure the roles; copy to another machine only the key files of the roles that run there:",
         f"  export DALSEGNO_NATS_URL={url}",
         *([f"  export DALSEGNO_NATS_CA_FILE={authority}"] if authority is not None else []),
         f"  export DALSEGNO_NATS_CREDENTIALS_FILE={folder / 'keys'}",

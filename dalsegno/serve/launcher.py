@@ -166,7 +166,7 @@ class Launcher:
         self.ready()
 
     async def _missing(self) -> str:
-        """What the first gateway that is not ready waits for; empty when all are ready."""
+        """The reason that a gateway is not ready; empty when all are ready."""
         for listen in self.listens:
             seen = await readiness.look(listen.reached_at, listen.port)
             if seen is None:

@@ -75,7 +75,7 @@ class Command:
 
 @dataclass(slots=True)
 class RoleProcess:
-    """A role as a child process, in a process group of its own.
+    """A role as a child process, in its own process group.
 
     The group keeps the terminal's Ctrl-C away (the launcher drains in order), and lets a kill reach the
     processes that the role started.

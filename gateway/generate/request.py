@@ -75,7 +75,7 @@ async def read(request: Request, served: ServedModel) -> GenerateRequest:
     """
     body_start = (await request.body())[:64].lstrip() if not _is_multipart(request) else b""
     if _is_form(request) and not body_start.startswith(b"{"):
-        # `BodyLimit` limits the whole body, so a part needs no limit of its own.
+        # `BodyLimit` limits the whole body, so a part needs no limit.
         async with request.form(max_files=64, max_fields=64, max_part_size=sys.maxsize) as form:
             return parse(_fields_of(form), served)
     return parse(parse_object(await request.body()), served)

@@ -26,7 +26,7 @@ class Exchange:
     """One request and its response.
 
     Attributes:
-        status: the status of the response, once the application has begun it.
+        status: the status of the response, once the application has started it.
         sent_status: the same, once the server has accepted it.
         sent_bytes: body bytes that the server has accepted.
         is_complete: the server has accepted the last byte.

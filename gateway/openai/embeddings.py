@@ -1,6 +1,6 @@
 """`POST /v1/embeddings`: OpenAI's request and answer.
 
-Each input is a request of its own on the log, like each of several choices (`gateway.requests.choices`). The
+Each input is a separate request on the log, like each of several choices (`gateway.requests.choices`). The
 checkpoint defines how an embedding is computed (`models.text.embedding`); the gateway receives its bytes.
 """
 

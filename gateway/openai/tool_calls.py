@@ -49,14 +49,14 @@ class ChoiceReader:
 
     def read_all(self, text: str) -> dict[str, Any]:
         """The `content` and the `tool_calls`, if any, of a message with this text."""
-        begun, rest = self._reader.push(text), self._reader.end()
-        content = begun.content + rest.content
+        found, rest = self._reader.push(text), self._reader.end()
+        content = found.content + rest.content
         for index, piece in rest.calls.items():
-            known = begun.calls.setdefault(index, CallPiece())
+            known = found.calls.setdefault(index, CallPiece())
             known.name, known.arguments = known.name or piece.name, known.arguments + piece.arguments
-        if not begun.calls:
+        if not found.calls:
             return {"content": content}
-        return {"content": content or None, "tool_calls": [self._call(*call) for call in begun.calls.items()]}
+        return {"content": content or None, "tool_calls": [self._call(*call) for call in found.calls.items()]}
 
     def _delta(self, read: ParsedPiece) -> dict[str, Any]:
         delta: dict[str, Any] = {"content": read.content} if read.content else {}

@@ -1,6 +1,6 @@
 """Choices: an HTTP request for several answers becomes one request on the log for each answer.
 
-`n` answers to each of a list of prompts form a group. Each choice is a request of its own, with its own id,
+`n` answers to each of a list of prompts form a group. Each choice is a separate request with its own id,
 submission, chunks and end. So workers batch the choices, and a replay treats them separately. The first
 choice has the group's id, choice k the id `<id>-<k>`; each names the group's id as its `parent`. The index of
 a choice is OpenAI's: prompt x n + choice.
@@ -57,7 +57,7 @@ def _choice_id(group: RequestId, number: int, count: int) -> RequestId:
         most = 64 - len(f"-{count - 1}")
         raise ClientError(
             f"request_id has {len(group)} characters: expected at most {most} for {count} answers, because "
-            f"each has an id of its own, up to ID-{count - 1}",
+            f"each has its own id, up to ID-{count - 1}",
             code="invalid_request_id",
         )
     return RequestId(f"{group}-{number}" if number else group)

@@ -137,7 +137,7 @@ class Liveness:
         return now_s - heartbeat.received_s < FRESH_S
 
     def _forget_old_conductors(self, now_s: float) -> None:
-        """Remove silent conductors: each process has a name of its own, so restarts would accumulate."""
+        """Remove silent conductors: each process has its own name, so restarts would accumulate."""
         for name in [name for name, one in self.conductors.items() if now_s - one.received_s > 10 * FRESH_S]:
             del self.conductors[name]
 

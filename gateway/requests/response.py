@@ -60,7 +60,7 @@ class AnswerFormat(Protocol):
         ...
 
     def failed(self, error: HttpError) -> bytes | None:
-        """The bytes that end a response which has begun and failed; None if the format has none."""
+        """The bytes that end a response that failed after its start; None if the format has none."""
         ...
 
 
@@ -76,7 +76,7 @@ class DocumentFormat:
         return b""
 
     def failed(self, error: HttpError) -> bytes:
-        raise AssertionError("a document has not begun before it is complete")
+        raise AssertionError("a document is sent when it is complete")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

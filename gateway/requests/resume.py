@@ -3,7 +3,7 @@
 The position of a stream says for each choice how far it was sent, separated by commas (`3,e,-`):
 
     -      nothing
-    b      its beginning, which is an event of its own where there is a role to send
+    b      its first event, which is separate where there is a role to send
     17     its chunk 17, and all before it
     e      all of it, and its finish reason
 

@@ -31,7 +31,7 @@ def load(
 ) -> DecoderLM:
     """Load the node of a checkpoint folder in Hugging Face format; see `load_decoder`.
 
-    Only `llm` has weights. `kwargs` is the deployment's `model_kwargs`; this family has none of its own.
+    Only `llm` has weights. `kwargs` is the deployment's `model_kwargs`; this family defines none.
 
     Raises:
         CheckpointError: a file of the folder is missing, damaged or unsupported.

@@ -162,7 +162,7 @@ class _Compiler:
         if edge.name in target.node.streams:
             raise WalkError(
                 f"{where} goes to node {edge.to!r}, which takes it as a stream; streams come from another "
-                "walk, by a StreamingEdge: let the node take it as a value, or move it into a walk of its own"
+                "walk, by a StreamingEdge: let the node take it as a value, or move it into a separate walk"
             )
         if edge.name not in target.node.values:
             takes = sorted(target.node.values)
@@ -188,7 +188,7 @@ class _Compiler:
             raise WalkError(
                 f"streaming edge {edge.name!r} of node {place.node.name!r} goes to node {edge.to!r} of the "
                 "same walk; a stream connects two walks that run concurrently: use an Edge, or move the "
-                "node into a walk of its own"
+                "node into a separate walk"
             )
 
     def check_optional(self) -> None:

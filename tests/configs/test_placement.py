@@ -200,7 +200,7 @@ def test_walks_that_are_no_more_place_nothing() -> None:
         ),
         (
             [LLM, OTHER | {"ranks": [0]}, VOCODER],
-            r"rank 0 would run \['LLM', 'other'\], each with keys and values of its own",
+            r"rank 0 would run \['LLM', 'other'\], each with its own keys and values",
         ),
         ([LLM, OTHER | {"ranks": [2, 0]}, VOCODER], r"rank 0 would run \['LLM', 'other'\]"),
     ],

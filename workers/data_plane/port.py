@@ -102,7 +102,7 @@ class TensorStore(Protocol):
         ...
 
     def add_peer(self, rank: int, incarnation: int, endpoints: Mapping[str, bytes]) -> None:
-        """Note that another rank's incarnation has begun; handles of its earlier ones are gone."""
+        """Note that a new incarnation of another rank has started; handles of its earlier ones are gone."""
         ...
 
     def remove_peer(self, rank: int, incarnation: int) -> None:

@@ -1,10 +1,10 @@
-"""One step's tensors on this rank: what its nodes made, and what they read.
+"""The tensors of one step on this rank: those that its nodes output, and those that they read.
 
-Small ones ride in their handles, and nothing here touches them. The others are slots of the worker's store:
-made in the step's scope, looked at by a handle whose owner may be any rank, checked once they were read, and
-freed as soon as nothing can read them any more; what is left goes with the scope.
+Small tensors are inline in their handles; this module does not manage them. The others are slots of the
+worker's store. They are put into the step's scope, and read by a handle whose owner may be any rank. Each is
+checked after it was read, and freed as soon as nothing reads it any more. The rest is freed with the scope.
 
-What is copied and large is copied in a thread: the event loop has other requests' tokens to bring home.
+Large tensors are copied in a thread, so that the event loop continues to serve other requests.
 """
 
 import asyncio
@@ -20,18 +20,18 @@ from workers.data_plane.port import Array, Bytes, DeviceArray, PublishOnDevice, 
 from workers.orders.inbox import StepKey
 
 IN_THREAD_BYTES: Final = 1024 * 1024
-"""More than that is copied in a thread: it takes longer than waking one."""
+"""Tensors above this size are copied in a thread: the copy takes longer than waking the thread."""
 
 
 Value: TypeAlias = Handle | Array
-"""What travels on an edge; what never leaves this rank may be an array."""
+"""A value of an edge; it may be an array if it never leaves this rank."""
 
 
 class LostTensor(TensorGone):
     """A tensor of a step is gone.
 
     Attributes:
-        handle: where it was; its key says which step has to make it again.
+        handle: its handle; the key names the step that has to compute it again.
     """
 
     def __init__(self, handle: Handle, why: str) -> None:
@@ -40,52 +40,53 @@ class LostTensor(TensorGone):
 
 
 class StepTensors:
-    """Tensors of one step.
+    """The tensors of one step.
 
     Attributes:
-        scope: theirs, and `request_scope` that of what outlives the step.
+        scope: the scope of the step's tensors.
+        request_scope: the scope of tensors that outlive the step.
     """
 
     def __init__(self, store: TensorStore, key: StepKey, rank: int) -> None:
         self.scope = f"{key.request_id}/{key.attempt}/{key.step}"
         self.request_scope = key.request_id
-        self._touched = False  # the store may have something of the step
+        self._touched = False  # the store may hold tensors of the step
         self._store = store
         self._rank = rank
         self._made: dict[str, Handle] = {}  # own slots of the step's scope, until nothing reads them
-        self._lent: dict[str, Handle] = {}  # own slots that another rank says when it has read
-        self._looks: dict[str, tuple[Handle, Bytes]] = {}
-        self._new: set[str] = set()  # made, and not on an edge yet
+        self._lent: dict[str, Handle] = {}  # own slots whose reader, another rank, reports its read
+        self._views: dict[str, tuple[Handle, Bytes]] = {}
+        self._new: set[str] = set()  # put, and not on an edge yet
 
     # ---- reading -----------------------------------------------------------------------------------
     async def read(self, handle: Handle) -> Array:
-        """The tensor behind a handle; good until `check` says otherwise.
+        """Return the tensor of a handle. It is valid if a later `check` succeeds.
 
         Raises:
-            LostTensor: it is gone.
+            LostTensor: the tensor is gone.
         """
         if handle.data is not None:
             return as_array(handle)
         self._touched = True
-        found = self._looks.get(handle.key)
-        if found is None or found[0] != handle:  # a look is at a slot, whatever its name
+        found = self._views.get(handle.key)
+        if found is None or found[0] != handle:  # a view belongs to a slot, not to a key
             try:
                 found = (handle, await self._store.get(handle))
             except TensorGone as error:
                 raise LostTensor(handle, error.message) from error
-            self._looks[handle.key] = found
+            self._views[handle.key] = found
         return Array(dtype=handle.dtype, shape=handle.shape, data=found[1])
 
     async def array(self, value: Value) -> Array:
-        """A value as an array; good until `check` says otherwise.
+        """Return a value as an array. It is valid if a later `check` succeeds.
 
         Raises:
-            LostTensor: it is gone.
+            LostTensor: the tensor is gone.
         """
         return value if isinstance(value, Array) else await self.read(value)
 
     async def for_engine(self, value: Value) -> Array | DeviceArray:
-        """Return a value for an engine: in GPU memory if it is there; good until `check` says otherwise.
+        """Return a value for an engine, in GPU memory if possible. It is valid if a later `check` succeeds.
 
         Raises:
             LostTensor: the tensor is gone.
@@ -101,7 +102,7 @@ class StepTensors:
         )
 
     async def inline(self, handle: Handle) -> Handle:
-        """The same tensor with its bytes in the handle."""
+        """Return a handle of the same tensor with inline data."""
         if handle.data is not None:
             return handle
         array = await self.read(handle)
@@ -110,20 +111,22 @@ class StepTensors:
         return Handle(key=handle.key, dtype=handle.dtype, shape=handle.shape, data=data)
 
     def check(self, handles: Iterable[Handle]) -> None:
-        """Whether what was read of these was theirs: to be asked before anything that came of it is told.
+        """Check that the bytes read by these handles were their tensors'.
+
+        Call it after the read, before any result of it is sent.
 
         Raises:
-            LostTensor: one was freed meanwhile.
+            LostTensor: a tensor was freed meanwhile.
         """
         for handle in handles:
             if handle.data is None:
                 check(self._store, handle)
 
-    # ---- making ------------------------------------------------------------------------------------
+    # ---- writing -----------------------------------------------------------------------------------
     async def put(self, key: str, array: Array) -> Handle:
-        """Put a tensor into the step's scope; a small one rides in its handle.
+        """Put a tensor into the step's scope; a small one is inline in its handle.
 
-        It stays, whatever is let go of, until it is said to be on its edge.
+        `keep_only` does not free it before `on_edges` has named it.
 
         Raises:
             CapacityError: the store is full.
@@ -154,31 +157,31 @@ class StepTensors:
         return handle
 
     def on_edges(self, handles: Iterable[Handle]) -> None:
-        """The walk knows these now, and says when nothing reads them any more."""
+        """Note that the walk knows these tensors. From now on `keep_only` frees those that nothing reads."""
         if self._new:
             self._new.difference_update([handle.key for handle in handles])
 
     def open_scope(self) -> str:
-        """The step's scope, for whoever puts a tensor into it past this."""
+        """Return the step's scope, for a caller that puts tensors into it directly."""
         self._touched = True
         return self.scope
 
     def lend(self, handle: Handle) -> None:
-        """A slot that was made for another rank: it is free once that says so, or with the step."""
+        """Note a slot for another rank. It is freed when that rank has read it, or with the step."""
         if handle.data is None:
             self._lent[handle.key] = handle
 
     def returned(self, keys: Iterable[str]) -> None:
-        """Another rank has read these."""
+        """Free slots that another rank has read."""
         for key in keys:
             if (handle := self._lent.pop(key, None)) is not None:
                 self._store.release(handle)
 
     async def keep(self, handle: Handle) -> Handle:
-        """Let a tensor outlive the step; another rank's is copied, for its owner may not know that.
+        """Let a tensor outlive the step. A tensor of another rank is copied: its owner may free it.
 
         Raises:
-            LostTensor: it is gone.
+            LostTensor: the tensor is gone.
         """
         if handle.data is not None:
             return handle
@@ -196,23 +199,23 @@ class StepTensors:
         self.check([handle])
         return kept
 
-    # ---- letting go --------------------------------------------------------------------------------
+    # ---- release -----------------------------------------------------------------------------------
     @property
     def holds(self) -> bool:
-        """Whether there is anything to let go of."""
-        return bool(self._made or self._looks)
+        """True if there is something to release."""
+        return bool(self._made or self._views)
 
     def keep_only(self, keys: Collection[str]) -> None:
-        """Free and forget what is not among `keys`: nothing reads it any more."""
-        for key in [key for key in self._looks if key not in keys]:
-            handle, _ = self._looks.pop(key)
+        """Free and forget the tensors that are not among `keys`: nothing reads them any more."""
+        for key in [key for key in self._views if key not in keys]:
+            handle, _ = self._views.pop(key)
             if handle.rank != self._rank:
                 self._store.release(handle)
         for key in [key for key in self._made if key not in keys and key not in self._new]:
             self._store.release(self._made.pop(key))
 
     def close(self) -> None:
-        """Free all that is the step's."""
+        """Free all tensors of the step."""
         if not self._touched:
             return
         self._new.clear()
@@ -229,10 +232,10 @@ def _copy_to(handle: Handle, copy_to: Callable[[Spans, int], None], into: Spans,
 
 
 def check(store: TensorStore, handle: Handle) -> None:
-    """Whether a view still shows the tensor; called from engines' threads too.
+    """Check that a view still shows the tensor. Thread-safe: engines' threads call it, too.
 
     Raises:
-        LostTensor: it does not.
+        LostTensor: the tensor was freed.
     """
     try:
         store.check(handle)
@@ -248,16 +251,16 @@ async def put(store: TensorStore, key: str, array: Array, scope: str) -> Handle:
 
 
 async def copied(data: Bytes) -> bytes:
-    """The bytes, as `bytes`."""
+    """Return a copy of the bytes."""
     return data.tobytes() if data.nbytes <= IN_THREAD_BYTES else await asyncio.to_thread(data.tobytes)
 
 
 async def as_inline(key: str, array: Array) -> Handle:
-    """A handle with the tensor's bytes in it, however many there are."""
+    """Return a handle with inline data, of any size."""
     return Handle(key=key, dtype=array.dtype, shape=array.shape, data=await copied(array.data))
 
 
 def as_array(handle: Handle) -> Array:
-    """The tensor that rides in a handle."""
+    """Return the tensor of a handle with inline data."""
     assert handle.data is not None
     return Array(dtype=handle.dtype, shape=handle.shape, data=np.frombuffer(handle.data, dtype=np.uint8))

@@ -47,7 +47,7 @@ def make_kv_engine(
 ) -> "KVEngine":
     """Load the KV node of `rank` and make its engine.
 
-    Called in the engine's thread, which then computes on a GPU stream of its own. `export_to` allocates the
+    Called in the engine's thread, which then computes on its own GPU stream. `export_to` allocates the
     slots that exported keys and values are written to. `group` is the tensor-parallel group that shares the
     node; this rank leads it.
 

@@ -1,16 +1,18 @@
-"""transformers, imported without what no worker uses of it: a third of a worker's start (2026-11).
+"""Import of transformers without the parts that no worker uses.
 
-transformers marks some functions as not to be compiled, and knows tensors that are spread over processes.
-For that it imports torch's compiler, distributed tensors and sympy: 900 modules, 1.1 s of CPU. So here
+It saves a third of a worker's start (2026-11).
+transformers marks functions that must not be compiled, and supports tensors that are distributed over
+processes. For both it imports torch's compiler, distributed tensors and sympy: 900 modules, 1.1 s of CPU.
+This module avoids them:
 
-    torch._dynamo       is a stand-in, which gives the marks itself. It makes way for the real one as soon
-                        as anybody asks it for something else: `torch.compile` works as ever.
-    torch.distributed   is not there, as far as transformers is told; it knows such builds of torch. What
-                        ranks compute together they do without its distributed tensors.
-    transformers.models reads all files in its folder, for the names of their classes: 0.2 s more. The package
-                        above it has done so just before; so it does it when it is asked for one.
+    torch._dynamo       A stub provides the marks. It is replaced by the real module at the first use of
+                        any other attribute, so `torch.compile` works as usual.
+    torch.distributed   transformers sees it as unavailable, which is a build of torch that it supports.
+                        Tensor parallelism here does not use torch's distributed tensors.
+    transformers.models It reads all files of its folder to collect class names, which takes 0.2 s more.
+                        Here it does so when a class is first requested.
 
-Where transformers is imported already, nothing is done: it is faster, not different.
+If transformers is already imported, nothing is done. Its behaviour is the same in both cases.
 """
 
 import gc
@@ -24,20 +26,21 @@ from typing import Any, Final
 
 _COMPILER: Final = "torch._dynamo"
 _GETITEM: Final = f"{_COMPILER}._trace_wrapped_higher_order_op"
-"""What transformers' masks import from the compiler; they use it where a mask is made by torch's `vmap`."""
+"""The part of the compiler that transformers' masks import. They use it for masks made by torch's `vmap`."""
 
 
 def import_transformers() -> None:
-    """Import transformers, and of torch what it needs for a model.
+    """Import transformers and the parts of torch that it needs for a model.
 
-    In the thread that is going to use it: it takes a second or two, and no other thread may import it then.
+    Call it in the thread that will use transformers. It takes a second or two, and meanwhile no other thread
+    may import transformers.
     """
     if "transformers" in sys.modules:
         return
     collects = gc.isenabled()
-    gc.disable()  # what is imported stays: there is nothing to find in it
+    gc.disable()  # imported modules stay: there is no garbage to collect
     try:
-        _stand_in()
+        _install_stub()
         utils: Any = import_module("transformers.utils")
         flags: Any = import_module("transformers.utils.import_utils")
         utils.is_torch_distributed_available = flags.is_torch_distributed_available = _no
@@ -53,7 +56,7 @@ def _no() -> bool:
 
 
 def _name_models_later(flags: Any) -> None:
-    """Import `transformers.models`; it finds the names of its classes when it is asked for one."""
+    """Import `transformers.models`; it collects its class names when a class is first requested."""
     names_in = flags.define_import_structure
     flags.define_import_structure = lambda *_: {}
     try:
@@ -75,34 +78,34 @@ def _name_models_later(flags: Any) -> None:
     models.__class__ = Later
 
 
-# ---- the compiler's stand-in ---------------------------------------------------------------------------
+# ---- the compiler's stub -------------------------------------------------------------------------------
 
 
 def _unmarked(function: Any = None, *_: Any, **__: Any) -> Any:
-    """A mark for the compiler, as a decorator with or without arguments: there is no compiler to see it."""
+    """A mark for the compiler without effect: a decorator with or without arguments."""
     return _unmarked if function is None else function
 
 
-class _StandIn(ModuleType):
-    """In the place of `torch._dynamo`, until somebody asks for more than its marks."""
+class _Stub(ModuleType):
+    """Stands for `torch._dynamo` until an attribute other than its marks is used."""
 
-    __path__: MutableSequence[str] = []  # noqa: RUF012 - a package; `_Submodules` finds what is in it
+    __path__: MutableSequence[str] = []  # noqa: RUF012 - a package; `_Submodules` finds its modules
 
     disable = allow_in_graph = assume_constant_result = staticmethod(_unmarked)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # asked by who looks through all modules there are
+        if name.startswith("__"):  # from code that inspects all loaded modules
             raise AttributeError(name)
-        return getattr(_make_way(), name)
+        return getattr(_real_module(), name)
 
 
 class _Submodules(MetaPathFinder, Loader):
-    """Finds the submodules of the stand-in: by having the real package imported."""
+    """Finds the stub's submodules: it imports the real package."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
-        if not fullname.startswith(f"{_COMPILER}.") or not _is_in_place():
+        if not fullname.startswith(f"{_COMPILER}.") or not _is_installed():
             return None
-        _make_way()
+        _real_module()
         import_module(fullname)
         return ModuleSpec(fullname, self)
 
@@ -110,37 +113,37 @@ class _Submodules(MetaPathFinder, Loader):
         return sys.modules[spec.name]
 
     def exec_module(self, module: ModuleType) -> None:
-        """It has run already."""
+        """Nothing: the module has already run."""
 
 
 _SUBMODULES: Final = _Submodules()
 
 
-def _stand_in() -> None:
-    """Put the stand-in in its place, where the real one is not there yet."""
+def _install_stub() -> None:
+    """Install the stub, unless the real module is already imported."""
     torch = import_module("torch")
     if _COMPILER in sys.modules:
         return
     getitem = ModuleType(_GETITEM)
     getitem.TransformGetItemToIndex = _getitem_to_index  # type: ignore[attr-defined]
     sys.modules[_GETITEM] = getitem
-    sys.modules[_COMPILER] = torch._dynamo = _StandIn(_COMPILER)  # type: ignore[attr-defined] # noqa: SLF001
+    sys.modules[_COMPILER] = torch._dynamo = _Stub(_COMPILER)  # type: ignore[attr-defined] # noqa: SLF001
     sys.meta_path.insert(0, _SUBMODULES)
 
 
-def _is_in_place() -> bool:
-    return isinstance(sys.modules.get(_COMPILER), _StandIn)
+def _is_installed() -> bool:
+    return isinstance(sys.modules.get(_COMPILER), _Stub)
 
 
-def _make_way() -> ModuleType:
-    """The real `torch._dynamo`, from here on in its place."""
-    if _is_in_place():
+def _real_module() -> ModuleType:
+    """The real `torch._dynamo`, which replaces the stub."""
+    if _is_installed():
         sys.meta_path.remove(_SUBMODULES)
         del sys.modules[_COMPILER], sys.modules[_GETITEM], import_module("torch").__dict__["_dynamo"]
     return import_module(_COMPILER)
 
 
 def _getitem_to_index() -> Any:
-    """What `TransformGetItemToIndex()` gives."""
-    _make_way()
+    """The real `TransformGetItemToIndex()`."""
+    _real_module()
     return import_module(_GETITEM).TransformGetItemToIndex()

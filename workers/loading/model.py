@@ -1,6 +1,6 @@
 """The model that a worker hosts: the nodes placed on its rank, loaded on this machine, and their engines.
 
-Processing (tokenizer, templates) loads in a thread. Concurrently each engine is made in a thread of its own,
+Processing (tokenizer, templates) loads in a thread. Concurrently each engine is made in its own thread,
 where the rank has nodes for it. Nothing here blocks the event loop or imports torch on its side (see
 `workers.loading.engines`).
 
@@ -109,7 +109,7 @@ class LocalModel:
         kv = [node for node in nodes if graph.nodes[node] is EngineKind.KV]
         if len(kv) > 1:
             raise ConfigError(
-                f"node_groups: rank {self.rank} has the nodes {kv}, each with keys and values of its own; "
+                f"node_groups: rank {self.rank} has the nodes {kv}, each with its own keys and values; "
                 "expected one such node per rank: place the others on ranks of their own"
             )
         self._nodes = [*stateless, *kv]

@@ -3,7 +3,7 @@
     main loop ──vital signs, on request────────┐
     heartbeat thread, every 0.5 s ──requests───┴──> heartbeat: the latest vital signs, and their age
 
-The thread has a small event loop and a connection of its own, so heartbeats continue while the main loop is
+The thread has its own small event loop and connection, so heartbeats continue while the main loop is
 blocked or its connection is lost. Before each heartbeat the thread requests vital signs from the main loop.
 Only the main loop reads its counters, so the values are consistent. If the main loop does not answer, the
 heartbeat carries the latest vital signs and `loop_age_s`, the time since the unanswered request. The

@@ -1,6 +1,6 @@
 """The life cycle that every worker process has on the log, whether it runs orders or follows a leader.
 
-The process works until it is cancelled; then it is told to stop, and ends in its own time. Meanwhile it
+The process works until it is cancelled; then it is asked to stop, and ends as soon as it can. Meanwhile it
 repeats its `worker.joined`, because the log expires records. It ends for good when a newer process takes the
 rank.
 """

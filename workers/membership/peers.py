@@ -15,7 +15,7 @@ from shared.ids import Rank
 
 @dataclass(frozen=True, slots=True)
 class PeerJoined:
-    """A rank's incarnation has begun; `endpoints` says, by transport, how its tensors are reached."""
+    """A rank's new incarnation has started; `endpoints` says, by transport, how its tensors are reached."""
 
     rank: int
     incarnation: int

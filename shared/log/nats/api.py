@@ -18,7 +18,7 @@ NO_MESSAGE: Final = 10037
 STREAM_NAME_IN_USE: Final = 10058
 STREAM_NOT_FOUND: Final = 10059
 STORE_FAILED: Final = 10077
-"""The stream has reached one of its own limits."""
+"""The stream has reached one of its limits."""
 FULL: Final = frozenset({INSUFFICIENT_RESOURCES, STORE_FAILED})
 WRONG_LAST_SEQUENCE: Final = 10071
 WRONG_LAST_SEQUENCE_IN_FLIGHT: Final = 10164

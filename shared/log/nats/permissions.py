@@ -17,7 +17,7 @@ The server sends its reply to the subject that the requester names, even one tha
 publish to. Replies to the granted requests are the server's own messages, which are not events on any
 subject. Requests whose replies contain stored data are **not** granted: by `DIRECT.GET` a role could have
 its stored bytes written to any subject, and by a pull consumer (`CONSUMER.MSG.NEXT`) it could have old
-events stored after newer ones. A push consumer delivers to no subject of its own stream, and elsewhere only
+events stored after newer ones. A push consumer cannot deliver to a subject of its stream, and elsewhere only
 to a subscriber of the exact subject.
 """
 

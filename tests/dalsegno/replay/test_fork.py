@@ -62,7 +62,7 @@ def test_a_long_id_is_not_made_longer_than_an_id_can_be() -> None:
     [
         ("12", [], "can be forked from record 3, its submission, to before record 12, its last; found 12"),
         ("2", [], "found 2"),
-        ("9", ["text=Who?"], "text cannot be changed once an answer has begun: fork at 3 for that"),
+        ("9", ["text=Who?"], "text cannot be changed after the first chunk of an answer: fork at 3 for that"),
         ("3", ["temprature=1"], "--set temprature: no such key; expected one of "),
         ("3", ["temperature"], "--set temperature: expected key=value"),
         ("3", ["temperature=hot"], "--set temperature: Expected `float"),

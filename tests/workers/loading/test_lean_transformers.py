@@ -70,14 +70,14 @@ print(torch._dynamo is sys.modules["torch._dynamo"], hasattr(torch._dynamo, "__f
 def test_who_imports_a_part_of_the_compiler_gets_the_real_one_once() -> None:
     script = """
 import torch
-lean_transformers._stand_in()
+lean_transformers._install_stub()
 import inspect
 inspect.getmodule(said := lambda: None)  # looks through all modules
 assert torch._dynamo.disable(said) is said and torch._dynamo.disable(recursive=False)(said) is said
-print(lean_transformers._is_in_place())
+print(lean_transformers._is_installed())
 import torch._dynamo.config
 from torch._dynamo.backends.registry import list_backends
-print(lean_transformers._is_in_place(), lean_transformers._SUBMODULES in sys.meta_path)
+print(lean_transformers._is_installed(), lean_transformers._SUBMODULES in sys.meta_path)
 print(torch._dynamo.config is sys.modules["torch._dynamo.config"], "eager" in list_backends(None))
 """
 

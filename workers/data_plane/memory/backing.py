@@ -5,7 +5,7 @@ however that ends, and there is no name to clean up.
 
 Named is for workers without a common process namespace (containers that share /dev/shm). Such a file outlives
 a killed owner. So the owner holds a lock on it: the kernel drops the lock with the process, and the next
-worker that starts removes unlocked files (`sweep`). The lock has a descriptor of its own, which is closed in
+worker that starts removes unlocked files (`sweep`). The lock has its own descriptor, which is closed in
 a forked child; else a surviving child would hold its dead parent's lock.
 
 The kernel zeroes a page at the first access, which costs ten times as much as writing it. So pages are made

@@ -210,7 +210,7 @@ class _Loop:
         try:
             heard = self._reads.agent.get_new_notifs()
         except self._reads.errors as error:
-            _LOGGER.warning("data plane: NIXL lost what it was told: %s", error)
+            _LOGGER.warning("data plane: NIXL lost notifications: %s", error)
             heard = {}
         for name, words in heard.items():
             if words[-1] == HERE:
@@ -226,7 +226,7 @@ def _package() -> ModuleType:
             package = importlib.import_module(f"{name}._api")
         except ModuleNotFoundError:
             continue
-        # NIXL logs to stdout in a format of its own, at length and without a problem.
+        # NIXL logs much to stdout, in its own format, even without a problem.
         logger = logging.getLogger("nixl")
         logger.handlers.clear()
         logger.propagate = True
