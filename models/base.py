@@ -65,7 +65,7 @@ class ModelGraph:
         streams: the streams between its walks, by the stream's name and the consuming node; derived.
 
     Raises:
-        WalkError: a stream has no feeder, no single consumer, or feeders whose edges differ.
+        WalkError: a stream has no producer, no single consumer, or producers whose edges differ.
     """
 
     family: str

@@ -76,7 +76,7 @@ class _CheckRefusal(click.ClickException):
 @click.argument("model")
 @options.of_serve
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
-def check(model: str, *, as_json: bool, **feeders_of: Any) -> None:
+def check(model: str, *, as_json: bool, **given: Any) -> None:
     """Check if MODEL can be served, and show its placement.
 
     MODEL is a name in configs/, a YAML file, or a folder with a Hugging Face checkpoint. Nothing is started;
@@ -84,7 +84,7 @@ def check(model: str, *, as_json: bool, **feeders_of: Any) -> None:
     status is 0, or 78 if MODEL cannot be served.
     """
     try:
-        found = resolve.effective(model, options.settings_in(feeders_of))
+        found = resolve.effective(model, options.settings_in(given))
         resolve.check(found)
         report = examine(found.config)
     except ClientError as error:
@@ -247,14 +247,14 @@ def _arrows(report: Report) -> Iterator[Arrow]:
 
 def _streams(report: Report) -> Iterator[str]:
     """Yield a description of each stream, once."""
-    feeders_of: dict[str, list[str]] = {}
+    producers_of: dict[str, list[str]] = {}
     for link in report.links:
         if link.kind == "stream":
             to = f"{link.target[1]} ({link.target[0]}), {link.chunks}"
-            feeders_of.setdefault(f"{link.name}|{to}", []).append(f"{link.source[1]} ({link.source[0]})")
-    for key, feeders in feeders_of.items():
+            producers_of.setdefault(f"{link.name}|{to}", []).append(f"{link.source[1]} ({link.source[0]})")
+    for key, producers in producers_of.items():
         name, _, to = key.partition("|")
-        yield f"{name}, from {' and '.join(feeders)} to {to}"
+        yield f"{name}, from {' and '.join(producers)} to {to}"
 
 
 def _hanging(label: str, text: str) -> Iterator[str]:
@@ -425,8 +425,8 @@ def _kv_bytes(config: DeploymentConfig) -> int:
     if not (isinstance(layers, int) and isinstance(kv_heads, int) and isinstance(width, int)):
         return 0
     stored = str(model_config.get("dtype") or model_config.get("torch_dtype"))
-    feeders_of = str(config.model_kwargs.get("dtype", "auto"))
-    return 2 * layers * kv_heads * width * _BYTES.get(stored if feeders_of == "auto" else feeders_of, 2)
+    dtype = str(config.model_kwargs.get("dtype", "auto"))
+    return 2 * layers * kv_heads * width * _BYTES.get(stored if dtype == "auto" else dtype, 2)
 
 
 def _loops(graph: ModelGraph, config: DeploymentConfig) -> Iterator[str]:

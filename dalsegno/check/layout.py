@@ -107,9 +107,9 @@ def links(graph: ModelGraph, groups: Sequence[PlacedGroup]) -> list[Link]:
     found += [link("kv", f"KV of {source[1]}", source, target) for source, target in _kv(graph)]
     for (name, to), stream in graph.streams.items():
         found += [
-            link("stream", name, feeder, (stream.consumer_walk, to), cut(stream.policy))
-            for feeder in stream.feeders
-            if not _moves_on(graph, groups, feeder, stream.feeders)
+            link("stream", name, producer, (stream.consumer_walk, to), cut(stream.policy))
+            for producer in stream.producers
+            if not _moves_on(graph, groups, producer, stream.producers)
         ]
     return list(dict.fromkeys(one for one in found if one is not None))
 
@@ -171,11 +171,13 @@ def _kept(graph: ModelGraph) -> Iterator[tuple[str, WalkNode, WalkNode]]:
 
 
 def _moves_on(
-    graph: ModelGraph, groups: Sequence[PlacedGroup], feeder: WalkNode, feeders: Sequence[WalkNode]
+    graph: ModelGraph, groups: Sequence[PlacedGroup], producer: WalkNode, producers: Sequence[WalkNode]
 ) -> bool:
-    """True if the KV cache moves from `feeder` to another feeder of the same stream, which then feeds it."""
+    """True if the KV cache moves from `producer` to another producer of the stream, which then feeds it."""
     return any(
-        source == feeder and target in feeders and home_of(groups, *source) is not home_of(groups, *target)
+        source == producer
+        and target in producers
+        and home_of(groups, *source) is not home_of(groups, *target)
         for source, target in _kv(graph)
     )
 

@@ -127,11 +127,11 @@ class ToolCallParser:
         while True:
             yield from self._next()
             while self._held:
-                begun = "".join(self._held).lstrip()
-                if begun in self._openers:
+                opening = "".join(self._held).lstrip()
+                if opening in self._openers:
                     return
                 is_short = len(self._held) <= _MOST_HELD
-                if is_short and (not begun or any(opener.startswith(begun) for opener in self._openers)):
+                if is_short and (not opening or any(opener.startswith(opening) for opener in self._openers)):
                     break
                 self._emit_first()
 

@@ -212,7 +212,7 @@ class _Compiler:
                     )
 
     def check_feeds(self, feeds: dict[int, Route]) -> None:
-        """Check that an input with a forward edge has no feeder in an outer loop as well."""
+        """Check that an input with a forward edge has no producer in an outer loop as well."""
         for route in feeds.values():
             outer = [index for index in self.lineages[route.loop][:-1] if index in feeds]
             if outer and not route.back:

@@ -21,14 +21,14 @@ class StreamLink:
         policy: the division of its items into chunks.
         after_end: the behaviour after the final chunk.
         only: the half-open range of items that are sent; None means all.
-        feeders: the producing walks, each with its producing node.
+        producers: the producing walks, each with its producing node.
         consumer_walk: the walk of the consuming node.
     """
 
     policy: ChunkPolicy
     after_end: AfterEnd
     only: tuple[int, int] | None
-    feeders: tuple[tuple[str, str], ...]
+    producers: tuple[tuple[str, str], ...]
     consumer_walk: str
 
 
@@ -41,7 +41,7 @@ def link_streams(walks: Mapping[str, CompiledWalk]) -> dict[InputPort, StreamLin
     """
     consumers = _consumers(walks)
     edges: dict[InputPort, StreamingEdge] = {}
-    feeders: dict[InputPort, list[tuple[str, str]]] = {}
+    producers: dict[InputPort, list[tuple[str, str]]] = {}
     for walk_name, walk in walks.items():
         for node in walk.node_table:
             for edge in node.streaming:
@@ -51,9 +51,9 @@ def link_streams(walks: Mapping[str, CompiledWalk]) -> dict[InputPort, StreamLin
                 if (first := edges.setdefault(pair, edge)) != edge:
                     raise WalkError(
                         f"{where} streams {edge.name!r} to node {edge.to!r} as {edge}, and walk "
-                        f"{feeders[pair][0][0]!r} as {first}; one stream is cut in one way: use one edge"
+                        f"{producers[pair][0][0]!r} as {first}; one stream is cut in one way: use one edge"
                     )
-                feeders.setdefault(pair, []).append((walk_name, node.name))
+                producers.setdefault(pair, []).append((walk_name, node.name))
     for (name, to), consumer in consumers.items():
         if (name, to) not in edges:
             raise WalkError(
@@ -72,7 +72,7 @@ def link_streams(walks: Mapping[str, CompiledWalk]) -> dict[InputPort, StreamLin
             policy=edge.chunks,
             after_end=edge.after_end,
             only=edge.only,
-            feeders=tuple(feeders[pair]),
+            producers=tuple(producers[pair]),
             consumer_walk=consumers[pair],
         )
         for pair, edge in edges.items()

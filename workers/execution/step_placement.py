@@ -175,7 +175,7 @@ class StepPlacement:
 
     def producer_ranks(self, stream: InputPort) -> frozenset[int]:
         """The ranks that may produce a stream's items."""
-        return frozenset(self.rank_of(walk, node) for walk, node in self._streams[stream].feeders)
+        return frozenset(self.rank_of(walk, node) for walk, node in self._streams[stream].producers)
 
     @property
     def streams_to_end(self) -> tuple[InputPort, ...]:

@@ -125,5 +125,5 @@ def test_prefill_and_decode_feed_one_stream_of_audio_tokens() -> None:
 
     assert info.policy == SlidingWindow(28, 7)
     assert info.only == (128266, 128266 + 7 * 4096)
-    assert info.feeders == (("prefill", "LLM"), ("decode", "LLM"))
+    assert info.producers == (("prefill", "LLM"), ("decode", "LLM"))
     assert info.consumer_walk == "snac_chunk"

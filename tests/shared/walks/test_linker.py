@@ -41,7 +41,7 @@ def test_several_walks_may_feed_one_stream() -> None:
             policy=SlidingWindow(28, 7),
             after_end="stop",
             only=(100, 200),
-            feeders=(("prefill", "llm"), ("decode", "llm")),
+            producers=(("prefill", "llm"), ("decode", "llm")),
             consumer_walk="voice",
         )
     }
