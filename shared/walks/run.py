@@ -200,8 +200,7 @@ class WalkRun:
 
         Raises:
             WalkError: the outputs are not exactly the declared ones, or `stops` has a loop that does not
-            enclose
-                the node; nothing changed.
+                enclose the node; nothing changed.
         """
         node = self.walk.nodes.get(firing.node)
         if (
@@ -224,8 +223,7 @@ class WalkRun:
 
         Raises:
             WalkError: no other rank can fire this (the node is unknown or fires here, or the walk is done
-            without
-                it), or as in `complete`; nothing changed.
+                without it), or as in `complete`; nothing changed.
         """
         found = self._remote_node(node, path)
         now = self._path(found.loop)

@@ -1,8 +1,7 @@
 """The tensor store of a worker: an arena, and an ordered list of transports to other workers' arenas.
 
     put, allocate ──> Arena <── look ── get, of an own handle
-                                         get, of another rank's ──> routes to its incarnation, in order ──>
-                                         Transport
+                                        get, of another rank's handle ──> routes, in order ──> Transport
 
 A handle names its owner's incarnation. If this store does not know that incarnation, or it has ended, the
 tensor is gone without a request. A transport that fails gives way to the next one for as long as that
@@ -101,8 +100,7 @@ class ArenaStore:
         endpoints = {transport.name: transport.endpoint() for transport in self._transports}
         return {name: endpoint for name, endpoint in endpoints.items() if endpoint}
 
-    # ---- incarnations
-    # -----------------------------------------------------------------------------------------
+    # ---- incarnations -----------------------------------------------------------------------------------
 
     def begin_incarnation(self, rank: int, incarnation: int) -> None:
         with self._lock:
@@ -334,8 +332,7 @@ class ArenaStore:
         self._gone += 1
         return TensorGone(f"tensor {handle.key}: {error.message}")
 
-    # ---- the whole store
-    # -------------------------------------------------------------------------------------
+    # ---- the whole store --------------------------------------------------------------------------------
 
     def stats(self) -> StoreStats:
         arena = self._arena.stats()
