@@ -66,10 +66,11 @@ def params_of(request: msgspec.Struct, **changed: object) -> Params:
         InvalidParamError: a value is of the wrong type or out of its range.
     """
     given = {
-        name: changed[name] if name in changed else getattr(request, name, None)
+        name: value
         for name in Params.__struct_fields__
+        if (value := changed[name] if name in changed else getattr(request, name, None)) is not None
     }
-    return converted({name: value for name, value in given.items() if value is not None}, Params)
+    return converted(given, Params)
 
 
 def converted(value: object, kind: type[_T], where: str = "") -> _T:

@@ -12,6 +12,8 @@ from models.sequence_request import (
     SamplingParams,
     SequenceFacts,
     SequenceRequest,
+    changed,
+    samples_tokens,
 )
 from shared.errors import BugError, ClientError
 from shared.events import Guide, Inputs, Params, WalkCall
@@ -114,3 +116,14 @@ def test_a_request_to_prepare_is_decoded_or_refused_by_name() -> None:
 
 def test_sampling_parameters_without_an_effect_are_absent() -> None:
     assert msgspec.to_builtins(SamplingParams(temperature=0.0, top_p=1.0, top_k=0)) == SAMPLING
+
+
+def test_a_changed_request_keeps_arguments_for_other_nodes() -> None:
+    call = WalkCall(
+        name="prefill", args={"max_tokens": 4, "sampling": SAMPLING, "echo": "Once", "voices": {"a": 1}}
+    )
+    assert samples_tokens(call)
+    found = changed(call, echo=None, max_tokens=2, logprobs=20)
+    assert found.args == {"max_tokens": 2, "sampling": SAMPLING, "logprobs": 20, "voices": {"a": 1}}
+    assert changed(call) == call
+    assert not samples_tokens(WalkCall(name="prepare", args={"inputs": {}, "params": {}}))
