@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from configs.checks import hint_for
 from configs.deployment import ConfigError, DeploymentConfig
-from configs.renamed_keys import warning, with_current_names
+from configs.renamed_keys import RENAMED, warning, with_current_names
 from models import registry
 from shared.validation_errors import validation_problem
 
@@ -107,7 +107,8 @@ def parse(kwargs: Mapping[str, Any], own: Collection[str] = ()) -> EngineSetting
     known = [*(field.name for field in msgspec.structs.fields(EngineSettings)), *sorted(own)]
     for key in current:
         if key not in known:
-            hint = hint_for(str(key), dict(zip(known, known, strict=True)))
+            names = dict(zip(known, known, strict=True))
+            hint = hint_for(str(key), {**RENAMED, **names}, listed=known)
             raise ConfigError(f"model_kwargs: unknown key {key}; {hint}")
     given = {key: value for key, value in current.items() if key not in own}
     try:

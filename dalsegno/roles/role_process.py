@@ -27,6 +27,7 @@ from dalsegno.config.layers import Setting
 from dalsegno.exit_status import EX_CONFIG, EX_INTERRUPTED, EX_SOFTWARE, EX_UNAVAILABLE
 from dalsegno.roles import gc_tuning, logging_setup, parent_watch
 from dalsegno.roles.signal_echo import SignalEcho
+from models import registry
 from shared import faults
 from shared.errors import BugError, ClientError, DalSegnoError
 from shared.telemetry import timeline, tracing
@@ -205,10 +206,17 @@ def _report(error: Exception) -> int:
 
 
 def _with_missing_library(error: BaseException) -> BaseException:
-    """Turn a library that is not installed into a ClientError: each role has its own extra."""
-    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    """Turn a missing library, or a missing module of a model family, into a ClientError."""
+    module = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    name = module.partition(".")[0]
     if not name or name in logging_setup.OURS:
         return error
+    for family, package in registry.families().items():
+        if module.startswith(f"{package}."):
+            return ClientError(
+                f"model family {family} has no module {module}, and this role needs it; "
+                "docs/adding-a-model.md describes the modules of a family"
+            )
     return ClientError(f"{name} is not installed, and this role needs it: pip install 'dalsegno[all]'")
 
 

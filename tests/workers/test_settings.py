@@ -41,6 +41,7 @@ def test_many_rows_raise_the_budget_of_a_step() -> None:
     ("kwargs", "message"),
     [
         ({"dtyp": "auto"}, "model_kwargs: unknown key dtyp; did you mean 'dtype'"),
+        ({"max_rowz": 1}, "model_kwargs: unknown key max_rowz; did you mean 'max_sequences'"),
         ({"zzz": 1}, "model_kwargs: unknown key zzz; expected one of"),
         (
             {"dtype": "int8"},

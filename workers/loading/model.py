@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 _LOGGER: Final = logging.getLogger(__name__)
 
+PROCESSING_MEMBERS: Final = ("eos_ids", "tool_calls", "run", "text_decoder")
+"""The members of `Processing`, all required."""
+
 LOG_PROGRESS_S: Final = 2.0
 """The period of log lines about the progress of a big checkpoint; heartbeats carry it, too."""
 
@@ -163,6 +166,7 @@ class LocalModel:
     def _load_processing(self) -> Processing:
         face = registry.module(self.config.model, "processing")
         loaded: Processing = face.load(Path(self.config.checkpoint), max_seq_len=self.config.max_seq_len)
+        _check_members(loaded, self.config.model)
         return loaded
 
     async def _start_stateless(self) -> None:
@@ -212,3 +216,17 @@ class LocalModel:
         elif now_s - self._logged_s >= LOG_PROGRESS_S:
             self._logged_s = now_s
             _LOGGER.info("loading %s: %.0f %% of %.2f GB", node, done / max(total, 1) * 100, total / 1e9)
+
+
+def _check_members(processing: Processing, family: str) -> None:
+    """Check that a family's processing has all members.
+
+    Raises:
+        ConfigError: a member is missing.
+    """
+    missing = [name for name in PROCESSING_MEMBERS if not hasattr(processing, name)]
+    if missing:
+        raise ConfigError(
+            f"model family {family}: {type(processing).__name__}, which its processing.load returned, has no "
+            f"{', '.join(missing)}: expected {', '.join(PROCESSING_MEMBERS)}; see docs/adding-a-model.md"
+        )

@@ -64,11 +64,11 @@ def pool_size(
         wanted, why = int(fits * GPU_SHARE / sharers), f"{share(GPU_SHARE)} free GPU memory"
     else:
         useful = max(max_sequences * min(max_seq_len, _USEFUL_ROW_TOKENS), _LONGEST_AT_LEAST * max_seq_len)
-        wanted, why = useful, f"{max_sequences} rows"
+        wanted, why = useful, f"{max_sequences} sequences"
         if useful > fits * CPU_SHARE / sharers:
             wanted, why = int(fits * CPU_SHARE / sharers), f"{share(CPU_SHARE)} available memory"
     if configured_tokens is None and wanted > max_sequences * max_seq_len:
-        wanted, why = max_sequences * max_seq_len, f"{max_sequences} rows of {max_seq_len} tokens"
+        wanted, why = max_sequences * max_seq_len, f"{max_sequences} sequences of {max_seq_len} tokens"
     # A configured size is rounded up to whole blocks, a chosen one down.
     blocks = -(-wanted // block_size) if configured_tokens is not None else wanted // block_size
     if blocks < 1:

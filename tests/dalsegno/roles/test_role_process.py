@@ -6,6 +6,7 @@ import pytest
 
 from dalsegno.exit_status import EX_CONFIG, EX_INTERRUPTED, EX_SOFTWARE, EX_UNAVAILABLE
 from dalsegno.roles import role_process
+from models import registry
 from shared.errors import BugError, CapacityError, ClientError
 
 ROLE = """
@@ -105,6 +106,18 @@ def test_a_library_that_is_not_installed_is_one_line_that_says_how_to_get_it(
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("Error: torch is not installed")
     assert "pip install 'dalsegno[all]'" in line
+
+
+def test_a_missing_module_of_a_family_is_one_line_with_its_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "families", lambda: {"parrot": "parrots.green"})
+    missing = ModuleNotFoundError("No module named 'parrots.green.nodes'", name="parrots.green.nodes")
+    assert role_process.run(lambda: failing(ExceptionGroup("tasks", [missing]))) == EX_CONFIG
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("Error: model family parrot has no module parrots.green.nodes")
+    assert "docs/adding-a-model.md" in line
+    assert "not installed" not in line
 
 
 @pytest.mark.parametrize(

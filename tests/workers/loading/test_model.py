@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from configs.deployment import ConfigError, DeploymentConfig
 from models import registry
-from models.base import ChunkOf, EngineKind, ModelGraph
+from models.base import ChunkOf, EngineKind, ModelGraph, Processing
 from models.orpheus.frames import FIRST_AUDIO, WINDOW_TOKENS
 from shared.errors import BugError
 from tests.peers import Circle
@@ -22,7 +23,7 @@ from workers.generation.engine_client import EngineClient
 from workers.kv_engine.parallel import collectives
 from workers.kv_engine.parallel.connection import GroupLostError
 from workers.kv_engine.parallel.rendezvous import Rendezvous
-from workers.loading.model import Loaded, LocalModel
+from workers.loading.model import PROCESSING_MEMBERS, Loaded, LocalModel
 from workers.machine import read_ahead
 from workers.stateless_engine.nodes import StatelessNodes
 from workers.tensor_parallel.group import GroupMembership
@@ -97,6 +98,25 @@ async def test_progress_goes_over_all_nodes_and_never_back(monkeypatch: pytest.M
     assert seen[-1] == 1.0
 
 
+@pytest.mark.parametrize("member", PROCESSING_MEMBERS)
+async def test_processing_without_a_required_member_is_refused_by_name(
+    member: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {name: () for name in PROCESSING_MEMBERS if name != member}
+    module = SimpleNamespace(load=lambda checkpoint, *, max_seq_len: SimpleNamespace(**given))
+    monkeypatch.setattr(registry, "module", lambda family, name: module)
+
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(ConfigError, match=f"family orpheus: .* has no {member}: .*docs/adding-a-model.md")
+    ):
+        async with loaded(APART, 0):
+            pass
+
+
+def test_the_required_members_are_those_of_the_protocol() -> None:
+    assert {*PROCESSING_MEMBERS} == {name for name in vars(Processing) if not name.startswith("_")}
+
+
 async def test_two_nodes_with_keys_and_values_on_one_rank_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -107,7 +127,9 @@ async def test_two_nodes_with_keys_and_values_on_one_rank_are_refused(
     monkeypatch.setattr(DeploymentConfig, "nodes_of", lambda self, rank: ["LLM", "snac_decoder"])
     monkeypatch.setattr(registry, "graph", lambda family: twice)
 
-    with pytest.raises(ConfigError, match=r"rank 0 has the nodes \['LLM', 'snac_decoder'\], each with keys"):
+    with pytest.raises(
+        ConfigError, match=r"rank 0 has the nodes \['LLM', 'snac_decoder'\], each with its own keys"
+    ):
         async with loaded(ALL, 0):
             pass
 
