@@ -206,9 +206,10 @@ class SchedulingSettings(
     """Admission and the choice of replicas.
 
     Attributes:
-        replicas: the choice between several ranks of a node group: `fsfs`, the rank with the fewest open
-            requests; `rr`, round robin; `random`, derived from the request id; `cache_aware`, the rank with
-            the longest cached prefix of the prompt, then the fewest open requests.
+        replicas: the choice between several ranks of a node group: `fsfs` (the name is mini-sglang's), the
+            rank with the fewest open requests; `rr`, round robin; `random`, derived from the request id;
+            `cache_aware`, the rank with the longest cached prefix of the prompt, then the fewest open
+            requests.
         max_in_flight_per_replica: requests per rank; null is no limit.
         max_waiting: requests that may wait for admission; further ones get status 429.
         shorten_above: share of `max_concurrent_requests` in use above which answers are admitted with fewer
