@@ -16,7 +16,7 @@ assignment changes by calling a function.
 
 import ast
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib.util import decode_source, find_spec, resolve_name
@@ -316,7 +316,8 @@ def _parsed(name: str, source: str, *, is_package: bool) -> _Module:
     for node in ast.parse(source).body:
         if _is_inert(node):
             continue
-        imports = _imports_in(node, package)
+        nodes = _nodes_in(node)
+        imports = _imports_in(nodes, package)
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             for local, bound in imports.items():
                 module.imports.setdefault(local, []).extend(bound)
@@ -328,9 +329,9 @@ def _parsed(name: str, source: str, *, is_package: bool) -> _Module:
             module=name,
             line=first,
             text="".join(lines[first - 1 : node.end_lineno]).rstrip(),
-            binds=_bound_by(node),
+            binds=_bound_by(node, nodes),
             name=getattr(node, "name", ""),
-            uses=_uses_in(node),
+            uses=_uses_in(nodes),
             imports=imports,
             decorators=frozenset(
                 one.id for each in decorators for one in ast.walk(each) if isinstance(one, ast.Name)
@@ -362,68 +363,86 @@ def _only_binds(node: ast.stmt) -> bool:
     )
 
 
-def _bound_by(node: ast.stmt) -> frozenset[str]:
+def _bound_by(node: ast.stmt, nodes: Collection[ast.AST]) -> frozenset[str]:
     """The module's names that a statement sets, also by `name.attribute = ...` and `name[key] = ...`."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        declared = (one.names for one in ast.walk(node) if isinstance(one, ast.Global))
+        declared = (one.names for one in nodes if type(one) is ast.Global)
         return frozenset((node.name, *(name for names in declared for name in names)))
     if isinstance(node, ast.Expr):
         return frozenset()
-    bound = {one.name for one in ast.walk(node) if isinstance(one, ast.FunctionDef | ast.ClassDef)}
-    for one in ast.walk(node):
-        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store):
-            bound.add(one.id)
-    return frozenset(bound)
+    defined = {one.name for one in nodes if isinstance(one, ast.FunctionDef | ast.ClassDef)}
+    return frozenset(
+        defined | {one.id for one in nodes if type(one) is ast.Name and isinstance(one.ctx, ast.Store)}
+    )
 
 
-def _uses_in(node: ast.stmt) -> dict[str, set[str]]:
+def _nodes_in(node: ast.AST) -> list[ast.AST]:
+    """A node and all nodes in it, outer before inner; in half the time of `ast.walk`."""
+    nodes = [node]
+    for one in nodes:  # grows while it is read
+        for name in one._fields:
+            if name == "ctx":
+                continue
+            value = getattr(one, name, None)
+            if type(value) is list:
+                nodes += [inner for inner in value if isinstance(inner, ast.AST)]
+            elif isinstance(value, ast.AST):
+                nodes.append(value)
+    return nodes
+
+
+def _uses_in(nodes: Iterable[ast.AST]) -> dict[str, set[str]]:
     """Every name in a statement, with the attributes taken of it. Strings in annotations count as code."""
     uses: dict[str, set[str]] = {}
     with_attribute: set[ast.AST] = set()
-    waiting: list[ast.AST] = [node]
-    for one in waiting:  # it grows
-        if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name):
-            uses.setdefault(one.value.id, set()).add(one.attr)
-            with_attribute.add(one.value)
-        elif isinstance(one, ast.Name) and one not in with_attribute:
-            uses.setdefault(one.id, set()).add("")
-        waiting += ast.iter_child_nodes(one)
-        for annotation in (getattr(one, "annotation", None), getattr(one, "returns", None)):
-            if annotation is not None:
-                waiting += _quoted_in(annotation)
+    for one in nodes:
+        if type(one) is ast.Attribute:
+            if type(one.value) is ast.Name:
+                uses.setdefault(one.value.id, set()).add(one.attr)
+                with_attribute.add(one.value)
+        elif type(one) is ast.Name:
+            if one not in with_attribute:
+                uses.setdefault(one.id, set()).add("")
+        elif isinstance(one, ast.arg | ast.AnnAssign | ast.FunctionDef | ast.AsyncFunctionDef):
+            for annotation in (getattr(one, "annotation", None), getattr(one, "returns", None)):
+                for name, attributes in _uses_in(_quoted_in(annotation)).items():
+                    uses.setdefault(name, set()).update(attributes)
     return uses
 
 
-def _quoted_in(annotation: ast.expr) -> list[ast.AST]:
+def _quoted_in(annotation: ast.expr | None) -> list[ast.AST]:
     """The code in the strings of an annotation."""
     quoted: list[ast.AST] = []
-    for one in ast.walk(annotation):
+    for one in ast.walk(annotation) if annotation is not None else ():
         if isinstance(one, ast.Constant) and isinstance(one.value, str):
             try:
-                quoted.append(ast.parse(one.value, mode="eval"))
+                quoted += ast.walk(ast.parse(one.value, mode="eval"))
             except SyntaxError:  # a literal, not a type
                 continue
     return quoted
 
 
-def _imports_in(node: ast.stmt, package: str) -> dict[str, list[_Import]]:
+def _imports_in(nodes: Iterable[ast.AST], package: str) -> dict[str, list[_Import]]:
     """The imports in a statement by local name: `*` for stars, empty for a statement that binds no name."""
-    optional = {id(one) for tried in ast.walk(node) if isinstance(tried, ast.Try) for one in ast.walk(tried)}
     imports: dict[str, list[_Import]] = {}
-    for one in ast.walk(node):
+    optional: set[int] = set()
+    for one in nodes:
         bound: list[tuple[str, str, str | None]] = []
-        if isinstance(one, ast.Import):
+        if type(one) is ast.Import:
             for alias in one.names:
                 local = alias.asname or alias.name.partition(".")[0]
                 bound += [(local, alias.name if alias.asname else local, None), ("", alias.name, None)]
-        elif isinstance(one, ast.ImportFrom):
+        elif type(one) is ast.ImportFrom:
             origin = resolve_name("." * one.level + (one.module or ""), package)
             for alias in one.names:
                 name = None if alias.name == "*" else alias.name
                 bound.append((alias.asname or alias.name, origin, name))
-        elif isinstance(one, ast.Call) and "import_module" in ast.unparse(one.func):
+        elif type(one) is ast.Try:
+            optional.update(map(id, _nodes_in(one)))
+        elif type(one) is ast.Call:
+            called = getattr(one.func, "id", getattr(one.func, "attr", ""))
             literals = [arg.value for arg in one.args[:1] if isinstance(arg, ast.Constant)]
-            bound += [("import_module", str(name), None) for name in literals]
+            bound += [("import_module", str(name), None) for name in literals if called == "import_module"]
         for local, found, attribute in bound:
             module, name = _current(found, attribute)
             imports.setdefault(local, []).append(_Import(module, name, id(one) in optional))

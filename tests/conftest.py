@@ -4,6 +4,7 @@ import gc
 import itertools
 import sys
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -20,7 +21,9 @@ _STARTS_PROCESS: Final = frozenset(
 )
 _USES_NETWORK: Final = frozenset({"socket.bind", "socket.connect"})
 _NEED_A_SERVER: Final = frozenset({"deployment", "log_url", "nats_server", "random_deployment"})
-"""Fixtures that start a process. Tests that use them, and all of tests/e2e, need no marker."""
+"""Fixtures that start a process: tests that use them need no marker."""
+_WITH_PROCESSES: Final = frozenset({"cpu_kernels", "e2e"})
+"""Folders whose tests need no marker: the first compiles kernels, the second serves models."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,10 +35,15 @@ def pytest_configure(config: pytest.Config) -> None:
         sys.addaudithook(_refuse_processes_and_network)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skip the import of folders without a test of the fast lane."""
+    return True if config.getoption("--fast") and collection_path.name in _WITH_PROCESSES else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        is_end_to_end = item.path.parent.name == "e2e"
-        if is_end_to_end or not _NEED_A_SERVER.isdisjoint(getattr(item, "fixturenames", ())):
+        needs_a_server = not _NEED_A_SERVER.isdisjoint(getattr(item, "fixturenames", ()))
+        if needs_a_server or item.path.parent.name in _WITH_PROCESSES:
             item.add_marker(pytest.mark.processes)
     if config.getoption("--fast"):
         slow = [item for item in items if any(map(item.get_closest_marker, ("processes", "slow")))]

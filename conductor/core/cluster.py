@@ -239,12 +239,12 @@ class Cluster:
             return Folded()
         if digest == submission_digest(event):
             if event.is_first and request_id not in self.open:
-                message = f"request {request_id} has ended and left the log; use a new request_id"
+                message = f"request {request_id} has ended, and the log keeps its answer no more"
                 return self._refuse(
                     request_id, record, Failure(code="request_expired", message=message, status=410)
                 )
             return Folded(note=f"request {request_id} was submitted again, unchanged; it runs once")
-        message = f"request_id {request_id} belongs to another request; use a new one"
+        message = f"request_id {request_id} is taken by another request; use a new one"
         return self._refuse(
             request_id, record, Failure(code="request_id_conflict", message=message, status=409)
         )

@@ -115,6 +115,7 @@ async def test_of_several_that_start_at_once_one_leads() -> None:
     assert sum(isinstance(event, EpochOpened) for event in watcher.seen) == 1
 
 
+@pytest.mark.slow
 async def test_a_follower_claims_when_the_leaders_beats_stop() -> None:
     server = MemoryStore(SUBJECTS)
     log, watcher = MemoryLog(server), Watcher(server)
@@ -128,6 +129,7 @@ async def test_a_follower_claims_when_the_leaders_beats_stop() -> None:
     assert (opened.conductor, opened.epoch) == ("c2", 2)
 
 
+@pytest.mark.slow
 async def test_a_follower_claims_at_once_when_the_leader_leaves_in_order() -> None:
     server = MemoryStore(SUBJECTS)
     log, watcher = MemoryLog(server), Watcher(server)
@@ -182,6 +184,7 @@ async def test_one_that_leaves_says_so_last() -> None:
     assert (said[0], said[-1]) == ("starting", "leaving")
 
 
+@pytest.mark.slow
 async def test_a_claim_that_the_log_does_not_take_is_made_again() -> None:
     server = MemoryStore(SUBJECTS)
     watcher = Watcher(server)
@@ -286,6 +289,7 @@ async def test_a_worker_that_falls_silent_is_declared_lost_once() -> None:
     assert [record.subject for record in server.records].count(SUBJECTS.lost) == 1
 
 
+@pytest.mark.slow
 async def test_one_that_gets_no_further_is_declared_lost() -> None:
     server = MemoryStore(SUBJECTS)
     log, watcher = MemoryLog(server), Watcher(server)
@@ -294,7 +298,7 @@ async def test_one_that_gets_no_further_is_declared_lost() -> None:
         life = await join(log)
         async with beating(log, life, running=1, steps=3):
             lost = await watcher.until(WorkerLost)
-    assert lost.reason.startswith("has work, but made no progress for 0.5")
+    assert lost.reason.startswith("has work, but made no progress for ")
 
 
 @pytest.mark.slow
@@ -340,6 +344,7 @@ async def test_nobody_is_lost_while_the_log_elects_a_leader() -> None:
 
 
 # ---- time limits -----------------------------------------------------------------------------------
+@pytest.mark.slow
 async def test_a_request_whose_time_is_over_fails() -> None:
     server = MemoryStore(SUBJECTS)
     log, watcher = MemoryLog(server), Watcher(server)
@@ -437,6 +442,7 @@ async def test_one_is_written_every_so_many_events(tmp_path: Path) -> None:
     assert cluster.seq >= 3
 
 
+@pytest.mark.slow
 async def test_a_follower_writes_none(tmp_path: Path) -> None:
     server = MemoryStore(SUBJECTS)
     log = MemoryLog(server)

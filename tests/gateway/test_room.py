@@ -27,6 +27,7 @@ async def look(world: World) -> None:
     await line.room.poll()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("used", [0.95, 1.0])
 @pytest.mark.parametrize(("path", "body"), ROUTES)
 async def test_nothing_new_is_taken_and_that_is_said_at_once(

@@ -468,6 +468,7 @@ def reached_modules() -> list[str]:
     return sorted({module for roots in REAL.values() for module in Sources().closure(roots).modules})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", reached_modules())
 def test_editing_a_definition_changes_the_digests_that_reach_it_and_no_other(
     copied: Path, sources: Sources, module: str
@@ -560,6 +561,7 @@ def test_a_copy_has_the_digests_of_what_is_installed(sources: Sources) -> None:
     assert registry.plan_digest("orpheus") == sources.closure(ORPHEUS).digest
 
 
+@pytest.mark.slow
 def test_all_that_runs_in_a_fold_is_reached() -> None:
     """As a profiler sees it, of every recorded history and of a snapshot."""
     ran: set[str] = set()

@@ -137,6 +137,7 @@ async def test_a_rank_that_is_done_with_its_step_keeps_no_items_for_one_that_beg
         await until(lambda: not cluster.held)
 
 
+@pytest.mark.slow
 async def test_a_row_that_is_stopped_in_its_decode_is_out_of_both_ranks_within_two_steps() -> None:
     used = on_two_ranks()
 

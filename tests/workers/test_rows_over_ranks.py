@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+import pytest
 
 from configs.checks import resolve
 from configs.deployment import DeploymentConfig
@@ -84,6 +85,7 @@ def rounded(value: Any) -> Any:
     return [rounded(part) for part in value] if isinstance(value, list | tuple) else value
 
 
+@pytest.mark.slow
 async def test_a_row_that_goes_on_elsewhere_says_what_it_says_on_one_rank() -> None:
     used = config()
 

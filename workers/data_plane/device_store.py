@@ -20,24 +20,29 @@ from workers.data_plane.transports.cuda_ipc import CudaIpcTransport
 
 _LOGGER: Final = logging.getLogger(__name__)
 
-Register: TypeAlias = Callable[[str, str, tuple[int, ...], Locator, str], Handle]
+Register: TypeAlias = Callable[[tuple[int, int], str, str, tuple[int, ...], Locator, str], Handle]
 """Puts an own slot into a scope and makes its handle: key, dtype, shape, locator, scope."""
 
 
 class DeviceStore:
     """The GPU side of an `ArenaStore`.
 
-    `peer_of` returns another rank's current incarnation as `transport` reaches it, or None. `register` adds a
-    slot to the store.
+    `peer_of` returns another rank's current incarnation as `transport` reaches it, or None. `own` returns
+    this rank and its incarnation. `register` adds a slot to the store, for the incarnation that allocated it.
     """
 
     def __init__(
-        self, transport: CudaIpcTransport, peer_of: Callable[[int], Peer | None], register: Register
+        self,
+        transport: CudaIpcTransport,
+        peer_of: Callable[[int], Peer | None],
+        own: Callable[[], tuple[int, int]],
+        register: Register,
     ) -> None:
         self._transport = transport
         self._arena = transport.own
         self._driver = transport.own.driver
         self._peer_of = peer_of
+        self._own = own
         self._register = register
         self._fallbacks: set[str] = set()
 
@@ -65,6 +70,7 @@ class DeviceStore:
             if peer is None or not self._transport.opens(peer):
                 self._log_fallback(f"rank {rank} is not reached by cuda_ipc")
                 return None
+        own = self._own()
         try:
             locator, slot = self._arena.allocate(nbytes)
         except CapacityError as error:
@@ -80,7 +86,7 @@ class DeviceStore:
             self._log_fallback(f"copying failed: {error}")
             return None
         assert copied == nbytes, f"expected {nbytes} bytes for {dtype}{list(shape)}, copied {copied}"
-        return self._register(key, dtype, shape, locator, scope)
+        return self._register(own, key, dtype, shape, locator, scope)
 
     def reads(self, rank: int) -> bool:
         """Return True if tensors on the GPU of `rank` are read by CUDA IPC."""

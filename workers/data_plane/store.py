@@ -92,7 +92,7 @@ class ArenaStore:
         self._cuda_ipc = next((one for one in transports if isinstance(one, CudaIpcTransport)), None)
         self.device: DeviceStore | None = None
         if self._cuda_ipc is not None:
-            self.device = DeviceStore(self._cuda_ipc, self._cuda_peer, self._register)
+            self.device = DeviceStore(self._cuda_ipc, self._cuda_peer, self._must_have_begun, self._register)
         self._puts = self._gets = self._gone = self._fetched_bytes = 0
 
     @property
@@ -136,10 +136,10 @@ class ArenaStore:
     # ---- own tensors -----------------------------------------------------------------------------------
 
     def allocate(self, key: str, dtype: str, shape: tuple[int, ...], *, scope: str) -> tuple[Handle, Bytes]:
-        self._must_have_begun()
+        own = self._must_have_begun()
         locator = self._arena.allocate(nbytes_of(dtype, shape))
         view = self._arena.look(locator, writable=True)
-        return self._register(key, dtype, shape, locator, scope), view
+        return self._register(own, key, dtype, shape, locator, scope), view
 
     def put(self, key: str, dtype: str, shape: tuple[int, ...], data: Bytes, *, scope: str) -> Handle:
         nbytes = nbytes_of(dtype, shape)
@@ -267,13 +267,22 @@ class ArenaStore:
 
     # ---- slots -----------------------------------------------------------------------------------------
 
-    def _register(self, key: str, dtype: str, shape: tuple[int, ...], locator: Locator, scope: str) -> Handle:
-        rank, incarnation = own = self._must_have_begun()
+    def _register(
+        self,
+        own: tuple[int, int],
+        key: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        locator: Locator,
+        scope: str,
+    ) -> Handle:
+        """Add a slot that incarnation `own` allocated; free it if that or the scope has ended meanwhile."""
         with self._lock:
             self._puts += 1
             # In an ended scope nothing would ever free the slot.
             if own != self._own or not self._scopes.add(locator.generation, scope):
                 self._free(locator.generation)
+        rank, incarnation = own
         packed = msgspec.msgpack.encode(locator)
         return Handle(key=key, dtype=dtype, shape=shape, rank=rank, incarnation=incarnation, locator=packed)
 

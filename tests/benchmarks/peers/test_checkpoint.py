@@ -26,6 +26,7 @@ def test_transformers_loads_it_whole(folder: Path) -> None:
     assert sum(weights.numel() for weights in model.parameters()) * 2 == SMALL.bytes_per_step
 
 
+@pytest.mark.slow
 def test_a_greedy_answer_is_of_tokens_that_are_one_space_each(folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     asked = torch.tensor(prompts(SMALL, 4, 16, seed="any"))

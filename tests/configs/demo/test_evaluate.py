@@ -52,6 +52,7 @@ def test_nearly_every_question_it_was_taught_is_answered_to_the_letter(
     assert score.right / score.answers > 0.98
 
 
+@pytest.mark.slow
 def test_dialogues_are_answered_turn_by_turn(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
     score = evaluate.score(model, tokenizer, evaluate.dialogues(CORPUS, turns=4, count=30))
 

@@ -88,6 +88,7 @@ def test_payloads_are_left_out_and_what_they_were_is_said(tmp_path: Path) -> Non
     assert b"c291bmRz" not in written()
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_anywhere_is_found_and_its_line_is_named() -> None:
     file = io.BytesIO()
     header, kept = bundled(answered())

@@ -130,6 +130,7 @@ def test_it_is_drawn(tmp_path: Path, weights: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_model_on_one_rank_has_nothing_to_warn_of() -> None:
     found = said("demo", "--set", "model_kwargs.device=cpu")
 

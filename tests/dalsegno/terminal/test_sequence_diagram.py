@@ -1,5 +1,6 @@
 """Arrows end where their boxes are, and nothing is wider than a terminal."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,6 +54,7 @@ def test_more_boxes_than_have_room_stand_below_one_another() -> None:
     assert lines[-1] == "rank 0 ┄┄ token ┄┄► rank 4"
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.text("abc_", min_size=1, max_size=20), st.text("abc, ", max_size=90)),

@@ -112,6 +112,7 @@ async def test_what_cannot_be_answered_has_an_error_status_also_for_a_stream(
     assert response.status_code == status
 
 
+@pytest.mark.slow
 async def test_a_field_may_be_as_large_as_this_deployment_takes_a_body() -> None:
     body = multipart({"text": "x" * (33 << 20)}, {})
     async with deployment(max_body_bytes=64 << 20) as world:

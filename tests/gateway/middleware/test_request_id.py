@@ -77,6 +77,7 @@ async def test_every_answer_has_a_name_also_an_error(caplog: pytest.LogCaptureFi
     assert len(set(names)) == 3
 
 
+@pytest.mark.slow
 async def test_a_bug_is_answered_under_its_name_too(caplog: pytest.LogCaptureFixture) -> None:
     async with deployment() as world:
 

@@ -222,6 +222,7 @@ async def test_what_a_worker_refuses_is_a_status_of_the_stream() -> None:
     assert response.json()["error"]["code"] == "invalid_guide"
 
 
+@pytest.mark.slow
 async def test_models_say_how_they_call_tools() -> None:
     async with deployment(tool_calls="hermes") as world:
         with_tools = (await world.client.get("/v1/models/demo")).json()

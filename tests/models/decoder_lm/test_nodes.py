@@ -41,6 +41,7 @@ def test_a_checkpoint_in_hub_format_becomes_a_node(family: Family, dtype: Any, s
     assert node.architecture == model.architecture
 
 
+@pytest.mark.slow
 def test_rope_scaling_is_read_from_the_checkpoint() -> None:
     ids = torch.arange(1, 200)
     plain, scaled = (load(tiny_checkpoint(f)) for f in ("llama", "llama3_rope"))
@@ -224,6 +225,7 @@ def test_a_node_accepts_embeddings_instead_of_ids() -> None:
         assert torch.equal(node.forward(embeddings, One()), node.forward(ids, One()))
 
 
+@pytest.mark.slow
 def test_a_folder_in_the_format_of_embedding_models_is_loaded(tmp_path: Path) -> None:
     """Saved without its head: no name starts with `model.`, and the embeddings are the head."""
     checkpoint = write_checkpoint(tmp_path, "qwen3")

@@ -162,6 +162,7 @@ def test_an_item_without_a_chunk_is_a_bug(decoder: SnacDecoder) -> None:
 # ---- the folder ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_safetensors_are_preferred_to_a_pickle(tmp_path: Path, decoder: SnacDecoder) -> None:
     folder = write_snac(tmp_path)
     pickle = folder / "pytorch_model.bin"

@@ -57,6 +57,7 @@ def test_any_sequence_of_tokens_decodes_as_the_tokenizer_decodes_it_at_once(
     assert "".join(pieces(kind, ids)) == tokenizer(kind).decode(ids, skip_special_tokens=True)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(text=st.text(max_size=30), extra=st.lists(st.integers(3, 258), max_size=6), at=st.integers(0, 30))
 def test_broken_byte_runs_decode_as_the_tokenizer_decodes_them(text: str, extra: list[int], at: int) -> None:

@@ -260,6 +260,7 @@ def test_parser_items_are_limited_by_count_and_not_by_time(
         bytes_and_pieces.check(optional(249))
 
 
+@pytest.mark.slow
 def test_an_ambiguous_text_is_matched_up_to_the_limit_of_items(
     bytes_and_pieces: GuideCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:

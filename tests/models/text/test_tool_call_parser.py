@@ -89,6 +89,7 @@ _WORDS = st.sampled_from(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(
     written=st.sampled_from(list(FORMATS.values())),
     words=st.lists(_WORDS, max_size=30),
@@ -121,6 +122,7 @@ _JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(arguments=st.dictionaries(st.text(max_size=8), _JSON, max_size=4), indent=st.sampled_from([None, 2]))
 def test_arguments_come_as_they_were_written(arguments: dict[str, object], indent: int | None) -> None:
     written = json.dumps(arguments, indent=indent, ensure_ascii=False)

@@ -171,6 +171,7 @@ def test_what_they_are_computed_in_off_the_cpu_is_what_the_rest_is_stored_in(tmp
     assert load_decoder(stored, "llm").dtype is torch.float32
 
 
+@pytest.mark.slow
 def test_what_fits_a_cpu_is_reckoned_with_the_floats_and_not_with_what_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

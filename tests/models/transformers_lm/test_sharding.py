@@ -39,6 +39,7 @@ def test_members_come_to_what_the_whole_model_comes_to(family: Family) -> None:
     assert members[0].sums == 2 * whole.layout.layers, "one sum for attention, one for what is behind it"
 
 
+@pytest.mark.slow
 def test_each_member_reads_its_part_and_has_its_part_of_the_heads() -> None:
     read: list[int] = []
     checkpoint = tiny_checkpoint("qwen3")

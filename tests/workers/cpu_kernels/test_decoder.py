@@ -105,6 +105,7 @@ def test_any_number_of_heads_is_attended_to_side_by_side(kv_heads: int, sharers:
     assert len({token for answer in found for token in answer}) > 20
 
 
+@pytest.mark.slow
 def test_in_bfloat16_logits_are_nearer_to_the_exact_ones_than_transformers_are() -> None:
     exact, rounded = models.node(), models.node(dtype=torch.bfloat16)
     for parameter, stored in zip(exact.model.parameters(), rounded.model.parameters(), strict=True):

@@ -51,6 +51,7 @@ def test_memory_that_is_lent_is_lent_to_one(arena: Arena) -> None:
     assert all((view == number).all() for number, view in enumerate(taken))
 
 
+@pytest.mark.slow
 def test_where_there_is_no_room_another_way_may_be_asked(arena: Arena) -> None:
     buffers = ArenaFetchBuffers(arena)
     held = buffers.take(PAGES * 4096)

@@ -144,6 +144,23 @@ async def test_a_new_life_begins_empty_and_may_use_the_same_scopes(store: ArenaS
     assert (await store.get(new) == 2).all()
 
 
+async def test_a_slot_whose_incarnation_ends_while_it_is_allocated_is_freed(
+    store: ArenaStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.begin_incarnation(0, 11)
+    free, allocate = store.stats().free_bytes, store._arena.allocate
+
+    def allocate_late(nbytes: int) -> Locator:
+        locator = allocate(nbytes)
+        store.begin_incarnation(0, 12)
+        return locator
+
+    monkeypatch.setattr(store._arena, "allocate", allocate_late)
+    late = _put(store)
+    assert late.incarnation == 11
+    assert store.stats().free_bytes == free
+
+
 async def test_an_earlier_life_does_not_come_back(store: ArenaStore) -> None:
     peer = open_store(total_bytes=TOTAL)
     peer.begin_incarnation(1, 20)

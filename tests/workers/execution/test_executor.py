@@ -1050,6 +1050,7 @@ async def test_a_row_is_held_when_too_much_of_it_waits_for_the_log_and_goes_on_b
         assert not rig.engine.held
 
 
+@pytest.mark.slow
 async def test_an_echo_that_waits_for_the_log_holds_its_row_from_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -1073,6 +1074,7 @@ async def test_an_echo_that_waits_for_the_log_holds_its_row_from_the_start(
         assert rig.released() == "is too large to waitA"
 
 
+@pytest.mark.slow
 async def test_what_a_node_puts_out_waits_with_it_while_the_log_is_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -55,6 +55,7 @@ def test_tokens_without_text_wait_and_the_first_text_does_not_wait_for_them() ->
     assert chunks.due_s() == 0.0
 
 
+@pytest.mark.slow
 @given(
     pieces=st.lists(st.tuples(st.integers(0, 9), st.text(max_size=3), st.booleans()), max_size=30),
 )

@@ -35,6 +35,7 @@ def test_the_text_ends_at_the_earliest_stop_string_however_it_is_cut(
     assert ("".join(released), matcher.matched) == oracle("".join(pieces), stops)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(text=st.text("ab\n", max_size=7), stops=STOPS)
 def test_every_way_to_cut_a_text_gives_the_same(text: str, stops: list[str]) -> None:

@@ -69,6 +69,7 @@ def prefilled(node: DecoderLM, **changes: Any) -> tuple[TokenOutput, Slots]:
     return output, slots
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_sequence_that_continues_in_another_engine_answers_as_in_one(family: Family) -> None:
     """The 41 tokens of the prompt exceed the windows of 24; the other pool has another block size."""
@@ -96,6 +97,7 @@ def test_a_sequence_that_continues_in_another_engine_answers_as_in_one(family: F
     assert other.stats().work.computed_tokens == 11 + 9 + 11
 
 
+@pytest.mark.slow
 def test_a_sequence_continues_in_bfloat16_too() -> None:
     node = load(tiny_checkpoint("qwen3"), dtype="bfloat16")
     whole = ids(run(engine(node), [spec()])["a"])

@@ -67,6 +67,7 @@ def test_the_longest_texts_are_exact(family: Family) -> None:
     assert ids(run(engine, specs([text]))["0"]) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_resumed_answer_continues_as_if_nothing_had_happened(family: Family) -> None:
     """The released tokens are computed again in pieces of seven, and exceed every window."""
@@ -108,6 +109,7 @@ def record_windows(monkeypatch: pytest.MonkeyPatch, wider_by: int = 0) -> list[i
     return asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", WINDOWED)
 def test_a_window_one_token_too_wide_is_detected(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control; the twelve tokens of the self-check are too few to detect it."""
@@ -141,6 +143,7 @@ def longrope_beside(neighbour: list[int], text: list[int]) -> list[int]:
     return ids(run(engine, both)["text"])
 
 
+@pytest.mark.slow
 def test_a_sequence_of_the_largest_length_in_the_batch_changes_no_answer() -> None:
     text, expected = clear_text("phi3_longrope", 20, NEW_TOKENS)
     [neighbour] = prompts(1, seed=8, shortest=176, longest=176)
@@ -182,6 +185,7 @@ def answers(engine: KVEngine, count: int) -> list[list[int]]:
     return found
 
 
+@pytest.mark.slow
 def test_wrong_positions_are_detected(qwen3: DecoderLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: positions that restart every seven tokens."""
     texts = prompts(4, seed=1, shortest=10)

@@ -393,6 +393,7 @@ async def test_closing_does_not_wait_for_a_step_that_hangs(monkeypatch: pytest.M
         await thread.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capture", [None, Again()], ids=["plain", "ahead"])
 async def test_a_real_engine_answers_through_the_thread_as_without_it(
     qwen3: DecoderLM, capture: GraphCapture | None

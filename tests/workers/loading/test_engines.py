@@ -25,6 +25,7 @@ from workers.machine import memory
 from workers.settings import EngineSettings
 
 
+@pytest.mark.slow
 def test_ranks_on_one_device_leave_each_other_memory(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -81,6 +81,7 @@ async def test_a_stateless_node_fires() -> None:
     assert audio.data.any()
 
 
+@pytest.mark.slow
 async def test_progress_goes_over_all_nodes_and_never_back(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[float] = []
     said = LocalModel._on_progress

@@ -112,6 +112,7 @@ def sleep_by(clock: Clock, monkeypatch: pytest.MonkeyPatch, seconds: float) -> N
     monkeypatch.setattr("workers.membership.heartbeat.asyncio.sleep", sleep)
 
 
+@pytest.mark.slow
 async def test_a_blocked_loop_is_reported_by_its_latest_signs_and_their_age(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -130,6 +131,7 @@ async def test_a_blocked_loop_is_reported_by_its_latest_signs_and_their_age(
     assert ages[-1] <= round(now_s - sent[-1]["read_s"], 3), "the loop had answered before it was blocked"
 
 
+@pytest.mark.slow
 async def test_a_process_that_stood_still_as_a_whole_does_not_blame_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -49,6 +49,7 @@ def alone(node: DecoderLM, requests: list[SequenceSpec]) -> dict[str, list[int]]
     return {one.key: ids(run(plain(node), [one])[one.key]) for one in requests}
 
 
+@pytest.mark.slow
 def test_32_sequences_compute_their_prefix_once_and_answer_as_each_alone(qwen3: DecoderLM) -> None:
     requests = family(32)
     sharing = engine(qwen3, num_blocks=500, max_sequences=32, max_step_tokens=64)
@@ -74,6 +75,7 @@ def test_a_second_run_finds_the_whole_prompt(qwen3: DecoderLM) -> None:
     assert one.forwards - forwards == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_blocks", [15, 18])
 def test_in_a_small_pool_sequences_are_preempted_and_all_answer_as_alone(
     qwen3: DecoderLM, num_blocks: int
@@ -88,6 +90,7 @@ def test_in_a_small_pool_sequences_are_preempted_and_all_answer_as_alone(
     assert crowded.stats().kv_used == 0
 
 
+@pytest.mark.slow
 def test_a_preempted_sequence_is_scored_as_if_it_had_not_been(qwen3: DecoderLM) -> None:
     requests = family(6, max_tokens=24, logprobs=1, scores_prompt=True)
     crowded = engine(qwen3, num_blocks=16)

@@ -64,6 +64,7 @@ def test_tokens_are_the_same_whoever_arrives_when(qwen3: DecoderLM, every: int) 
     assert 10 < replayed_steps < recorded.forwards
 
 
+@pytest.mark.slow
 def test_penalties_biases_and_scores_reach_the_logits_of_a_replayed_step(qwen3: DecoderLM) -> None:
     again = Again()
     wishes = [
@@ -89,6 +90,7 @@ def test_penalties_biases_and_scores_reach_the_logits_of_a_replayed_step(qwen3: 
         ]
 
 
+@pytest.mark.slow
 def test_a_guide_masks_the_logits_of_a_replayed_step(qwen3: DecoderLM) -> None:
     again = Again()
     ends = frozenset(processing_of().eos_ids)
@@ -103,6 +105,7 @@ def test_a_guide_masks_the_logits_of_a_replayed_step(qwen3: DecoderLM) -> None:
     assert again.replays > 10
 
 
+@pytest.mark.slow
 def test_steps_with_prompts_guesses_or_scored_prompts_run_as_they_come(qwen3: DecoderLM) -> None:
     def replays(one: SequenceSpec, **changes: Any) -> int:
         again = Again()
@@ -158,6 +161,7 @@ def test_a_model_that_cannot_be_recorded_runs_as_it_comes_and_the_log_says_why(
     assert "recorded decode steps of no rows" in caplog.text
 
 
+@pytest.mark.slow
 def test_steps_that_find_no_memory_run_as_they_come_and_smaller_ones_are_recorded(
     qwen3: DecoderLM, caplog: pytest.LogCaptureFixture
 ) -> None:

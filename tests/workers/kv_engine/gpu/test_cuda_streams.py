@@ -155,6 +155,7 @@ def streams_of(launched: list[Launch], what: str) -> set[Stream]:
     return {one.stream for one in launched if one.what == what}
 
 
+@pytest.mark.slow
 async def test_steps_of_the_model_and_of_the_one_that_guesses_are_launched_on_the_threads_own_stream(
     launched: list[Launch], streams: PretendedStreams
 ) -> None:

@@ -503,6 +503,7 @@ def test_logits_that_are_no_numbers_fail_their_sequence_only_and_are_fed_to_nobo
     assert min(shown) >= 0
 
 
+@pytest.mark.slow
 def test_a_step_that_cannot_be_launched_fails_behind_the_outputs_of_the_one_before(
     qwen3: DecoderLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,7 @@ def test_a_wish_is_answered_as_generate_does(family: Family, name: str) -> None:
     assert found["asked"][-1].finish is (FinishReason.STOP if is_stopped else FinishReason.LENGTH)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("released", [1, 9, 20])
 def test_a_resumed_answer_continues_as_if_nothing_had_happened(name: str, released: int) -> None:

@@ -127,6 +127,7 @@ REGEXES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3", "phi3"])
 def test_an_answer_is_matched_by_its_regular_expression_as_a_whole(family: Family) -> None:
     specs = [
@@ -170,6 +171,7 @@ def test_a_grammar_is_followed(qwen3: DecoderLM) -> None:
         assert re.fullmatch(r"[1-9]\d?(\+[1-9]\d?){1,3}=", text_of(ids(answer)))
 
 
+@pytest.mark.slow
 def test_any_object_is_one(qwen3: DecoderLM) -> None:
     closers = processing_of()._tokenizer.encode('"}]', add_special_tokens=False)
     likes = Sampling(temperature=1.0, logit_bias=[(token_id, 4.0) for token_id in closers])
@@ -254,6 +256,7 @@ def test_the_same_request_alone_and_among_31_others_gives_the_same_tokens(qwen3:
         assert ids(run(engine_of(qwen3), [one])[one.key]) == ids(together[one.key])
 
 
+@pytest.mark.slow
 def test_a_draw_takes_what_is_allowed_as_often_as_the_model_likes_it() -> None:
     """Chi-square: one in a hundred sets of seeds would fail, these do not."""
     node = load(tiny_checkpoint("qwen3"))
@@ -403,6 +406,7 @@ def test_resuming_at_any_token_goes_on_as_if_never_stopped(qwen3: DecoderLM, ask
             ]
 
 
+@pytest.mark.slow
 def test_sequences_that_gave_way_go_on_as_if_they_had_not(qwen3: DecoderLM) -> None:
     specs = [
         spec(str(number), guide=compiled(**GUIDES[number % 5]), sampling=variety(number), max_tokens=30)
@@ -419,6 +423,7 @@ def test_sequences_that_gave_way_go_on_as_if_they_had_not(qwen3: DecoderLM) -> N
     }
 
 
+@pytest.mark.slow
 def test_an_answer_that_moves_to_another_engine_goes_on_there(qwen3: DecoderLM) -> None:
     store: dict[str, Array] = {}
 

@@ -114,6 +114,7 @@ def test_scores_are_the_same_alone_and_among_31_others_that_ask_for_other_things
     assert len(scores(among["2"])) == len(texts[3]) - 1 + 12
 
 
+@pytest.mark.slow
 def test_who_asks_changes_no_token(qwen3: DecoderLM) -> None:
     texts = prompts(6, seed=8)
 
