@@ -55,7 +55,7 @@ _BOUNDS: Final[dict[str, int]] = {
     "refusals": 1_000,
     "blamed": 16,  # incarnations whose death an open request is suspected of
     "memory.affinity.prefixes": 16,  # by rank, and each of these by number
-    "memory.served": 16,  # tenants, as of the last decision
+    "memory.admission_counts": 16,  # tenants, as of the last decision
     "memory.turns": 16,  # by group
 }
 

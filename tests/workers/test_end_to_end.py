@@ -285,7 +285,7 @@ async def test_a_guide_that_becomes_too_much_to_follow_fails_its_request_alone()
         failed = await life.event(WalkFailed, "stuck")
 
         assert (failed.failure.code, failed.failure.status) == ("invalid_guide", 400)
-        assert re.search(r"grammar: expected .*, found .* things .*; give it fewer", failed.failure.message)
+        assert re.search(r"grammar: expected .*, found .* items .*; give it fewer", failed.failure.message)
         for name in ("guided", "free"):
             await life.event(WalkCompleted, name)
         assert re.fullmatch("(ab)+a?", life.text("guided"))
