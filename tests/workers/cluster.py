@@ -24,6 +24,7 @@ from shared.events import (
     WalkCompleted,
     WalkFailed,
     WalkStop,
+    WalkStopped,
     WorkerJoined,
     decode,
     encode,
@@ -224,6 +225,19 @@ class Cluster:
                 if len(found) == count:
                     return found
         raise AssertionError
+
+    async def interrupted(self, request_id: str, count: int) -> None:
+        """Wait for the reports of `count` interrupted orders.
+
+        An order may fail instead of being stopped: it read a tensor that another rank's stop had freed. The
+        conductor has given the attempt up before, so that failure is void.
+        """
+        reports = 0
+        async with asyncio.timeout(30), aclosing(self.log.read(SUBJECTS.all_of(request_id), 1)) as records:
+            async for record in records:
+                reports += isinstance(decode(record.data), WalkStopped | WalkFailed)
+                if reports == count:
+                    return
 
     async def done(self, request_id: str, ranks: int = 1, **having: Any) -> dict[int, WalkCompleted]:
         """What each of a step's ranks came to."""

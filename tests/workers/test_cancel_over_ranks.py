@@ -112,7 +112,7 @@ async def test_streams_that_are_interrupted_with_a_held_producer_leave_nothing(
         await cluster.until(OutputChunk, "r")
         assert where == "one rank" or cluster.held["slots"]
         cluster.interrupt([*orders, *cluster.events(NodeReady, "r")[len(orders) :]])
-        await cluster.until(WalkStopped, "r", 3)
+        await cluster.interrupted("r", 3)
         await until(lambda: not cluster.held)
 
         cluster.put("ds.output.g-1.r.conductor", harness.fence("r", 2))

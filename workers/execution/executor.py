@@ -140,8 +140,9 @@ class OrderExecutor:
     def stop(self, stop: StopOrder) -> None:
         """Drop an order and report it; an order that has already reported is left alone."""
         order = self._orders.get(stop.key)
+        if order is not None:
+            self._cancel(order)  # now: the request may end, and its state be released, before the task runs
         if order is not None or not stop.started:
-            self._forget(stop.key)
             self._tasks.create_task(self._stop(order, stop), name=f"stop {stop.key}")
         else:
             self._leave_attempt(stop.key.request_id, stop.key.attempt)
@@ -187,7 +188,8 @@ class OrderExecutor:
     async def abandon(self) -> None:
         """Drop all orders and release all state, without reports, at the end of this incarnation."""
         for order in list(self._orders.values()):
-            await self._drop(order)
+            self._cancel(order)
+            await self._release(order)
         for request_id in list(self._requests):
             self.end_request(RequestEnded(request_id))
 
@@ -350,16 +352,11 @@ class OrderExecutor:
         await self._events.failed(order.ready, failure, lost)
 
     async def _stop(self, order: _RunningOrder | None, stop: StopOrder) -> None:
-        steps_after = await self._drop(order) if order is not None else 0
+        steps_after = await self._release(order) if order is not None else 0
         chain = order.chain if order is not None else None
         tokens = _generated_tokens(chain) if chain is not None else 0
         self._leave_attempt(stop.key.request_id, stop.key.attempt)
         await self._events.stopped(stop.key, stop.order, steps_after, tokens)
-
-    async def _drop(self, order: _RunningOrder) -> int:
-        """Cancel and release an order; return the number of engine steps that still held its sequences."""
-        self._cancel(order)
-        return await self._release(order)
 
     def _drop_at_once(self, order: _RunningOrder) -> None:
         """Cancel an order now and release it in a task; its state may be released right after the call."""

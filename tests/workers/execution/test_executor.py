@@ -287,6 +287,25 @@ async def test_an_order_whose_request_ends_in_the_same_breath_says_nothing() -> 
         assert not rig.server.records
 
 
+@pytest.mark.parametrize("turns_before_end", [0, 1])
+async def test_an_order_that_is_stopped_and_whose_request_ends_in_the_same_breath_does_not_fail(
+    turns_before_end: int,
+) -> None:
+    async with rigged() as rig:
+        order = ready("r", *chat())
+        rig.start(order)
+        rig.executor.stop(harness.stop(order))
+        await turns(turns_before_end)
+        rig.executor.end_request(RequestEnded("r"))
+        stopped = await rig.event(WalkStopped)
+        await turns()
+
+        assert (stopped.steps_after, stopped.tokens) == (0, 0)
+        assert not rig.events(WalkFailed)
+        assert not rig.engine.submitted
+        assert rig.executor.running == 0
+
+
 async def test_a_second_start_of_the_same_order_changes_nothing() -> None:
     async with rigged() as rig:
         rig.engine.says["r"] = [65, EOS]
