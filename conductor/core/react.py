@@ -325,11 +325,12 @@ class Reactor:
         """Send the due steps, each to all of its ranks. Steps that are already running stay.
 
         If a rank of the request is absent, the request is held: a step that starts now would be repeated
-        when the next incarnation of that rank joins.
+        when the next incarnation of that rank joins. So it is if a rank has another incarnation than
+        `schedule` saw: readers accept its output only from the recorded ones.
         """
         incarnations = {rank: world.incarnation(rank) for rank in sorted(request.ranks)}
         present = {rank: incarnation for rank, incarnation in incarnations.items() if incarnation is not None}
-        if len(present) < len(incarnations):
+        if len(present) < len(incarnations) or (request.lives and request.lives != present):
             return Reaction(msgspec.structs.replace(request, phase=Phase.HELD))
         already = {step.index: step for step in request.running}
         running: list[Running] = []
@@ -419,6 +420,7 @@ class Reactor:
             admitted=event,
             placement=event.placement,
             walk_placement=event.walk_placement,
+            lives=event.lives,
         )
         return self._advance(confirmed(decided(request, event), event.id), world)
 
@@ -433,6 +435,7 @@ class Reactor:
             history=chained(request.history, data),
             placement=event.placement,
             walk_placement=event.walk_placement,
+            lives=event.lives,
             resumptions=request.resumptions + 1,
             suspicion=suspicion if event.on_probation else poison_pills.CLEARED,
         )

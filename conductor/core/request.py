@@ -125,6 +125,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         submitted_ns: time of submission, by the log's clock.
         placement: each node's rank, with exceptions by walk in `walk_placement`; as last admitted or resumed.
+        lives: the incarnations that were recorded with it; empty in older logs.
         resumptions: number of resumptions.
         running: the dispatched steps, by index.
         results: recorded results of the plan's steps; with the submission, all that a plan depends on.
@@ -145,6 +146,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     admitted: RequestAdmitted | None = None
     placement: dict[str, int] = {}
     walk_placement: dict[str, dict[str, int]] = {}
+    lives: dict[int, int] = {}
     resumptions: int = 0
     suspicion: Suspicion = Suspicion()
     running: tuple[Running, ...] = ()

@@ -191,6 +191,7 @@ def _resumption(request: Request, died: frozenset[int], ranks: Ranks) -> Request
         index=request.resumptions,
         placement=placement,
         walk_placement=walk_placement,
+        lives=_lives(placement, walk_placement, ranks.world),
         on_probation=bool(died),
         closed=closed,
         alone_on=alone_on,
@@ -235,6 +236,7 @@ def _admit(
         seed=params.seed if params.seed is not None else derived_seed(request.id),
         placement=placement,
         walk_placement=walk_placement,
+        lives=_lives(placement, walk_placement, ranks.world),
         limits=_limits(chosen, ranks.world, deployment, taken=place - 1),
         pins=Pins(
             graph=deployment.graph_digest,
@@ -246,6 +248,14 @@ def _admit(
         reason=f"{there}; concurrent request {place} of {deployment.max_concurrent_requests}",
         trace=request.submission.trace,
     )
+
+
+def _lives(
+    placement: dict[str, int], walk_placement: dict[str, dict[str, int]], world: World
+) -> dict[int, int]:
+    """The present incarnation of each rank of a placement."""
+    lives = {rank: world.incarnation(rank) for rank in sorted(ranks_of(placement, walk_placement))}
+    return {rank: incarnation for rank, incarnation in lives.items() if incarnation is not None}
 
 
 def _limits(chosen: list[int], world: World, deployment: Deployment, *, taken: int) -> Limits:

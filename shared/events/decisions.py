@@ -87,12 +87,15 @@ class RequestAdmitted(
         family: the graph and the plan that the request follows (`models.registry`).
         placement: the rank of each node.
         walk_placement: by walk and node, the rank of a node that runs elsewhere in that walk.
+        lives: the incarnation of each rank of the placement: only these may write its output
+            (`shared.request_output`). Empty in logs that are older than the field.
     """
 
     family: str
     seed: int
     placement: dict[str, int]
     walk_placement: dict[str, dict[str, int]] = {}
+    lives: dict[int, int] = {}
     limits: Limits
     pins: Pins
     reason: str
@@ -112,6 +115,7 @@ class RequestResumed(
         index: the number of earlier resumptions.
         placement: the rank of each node from now on.
         walk_placement: by walk and node, the rank of a node that runs elsewhere in that walk.
+        lives: as in `RequestAdmitted`, from now on.
         on_probation: the request is quarantined: it may have killed a worker.
         closed: ranks that start no other work during the quarantine. Requests under the same suspicion that
             have made progress may run there concurrently. Empty if the request runs together with others.
@@ -121,6 +125,7 @@ class RequestResumed(
 
     placement: dict[str, int]
     walk_placement: dict[str, dict[str, int]] = {}
+    lives: dict[int, int] = {}
     on_probation: bool = False
     closed: list[int] = []
     alone_on: list[int] = []

@@ -8,6 +8,8 @@ import pytest
 from conductor.core import cluster
 from conductor.core.cluster import Cluster
 from conductor.core.lifecycle import Phase
+from conductor.core.replay import Replayer, Verdict
+from models import registry
 from shared.events import (
     AnyEvent,
     Failure,
@@ -288,6 +290,40 @@ def test_when_a_rank_leaves_its_requests_are_held_until_it_joins_again(script: S
     assert script.last(NodeReady).attempt == 2
     script.run_to_the_end()
     assert script.request().phase is Phase.FINISHED
+
+
+def test_an_admission_names_the_lives_of_its_ranks_and_so_does_a_resumption(script: Script) -> None:
+    script.submit()
+    first = script.last(NodeReady)
+    assert script.last(RequestAdmitted).lives == {0: first.incarnation}
+    assert script.request().lives == {0: first.incarnation}
+    again = script.join("w0-b")
+    assert script.last(RequestResumed).lives == {0: again}
+    assert script.last(NodeReady).incarnation == again
+
+
+def test_a_request_admitted_to_a_life_that_is_over_is_held_and_resumed_with_the_next(script: Script) -> None:
+    """Its rank joined again between the decision and its record: orders name the recorded life only."""
+    script.lead = False
+    script.submit()
+    admission = script.cluster.schedule(script.deployment)
+    again = script.join("w0-b")
+    script.publish(admission)
+    script.settle()
+    assert script.request().phase is Phase.HELD
+    assert script.last(NodeReady) is None
+    script.lead = True
+    script.publish(script.cluster.schedule(script.deployment))
+    script.settle()
+    assert script.last(RequestResumed).lives == {0: again}
+    assert script.last(NodeReady).incarnation == again
+    script.run_to_the_end()
+    assert script.request().phase is Phase.FINISHED
+    assert replayed_verdict(script).matches
+
+
+def replayed_verdict(script: Script) -> Verdict:
+    return Replayer(registry.graph, SUBJECTS).run(script.records)["r1"]
 
 
 def test_a_request_that_ends_while_it_is_held_is_not_resumed(script: Script) -> None:
