@@ -45,7 +45,7 @@ from shared.events import (
 from shared.ids import is_token
 from shared.subjects import CONDUCTOR_WRITER, Address
 
-_EVENT_TYPES: Final[dict[str, tuple[type, ...]]] = {  # by kind of subject
+EVENT_TYPES: Final[dict[str, tuple[type, ...]]] = {  # by kind of subject
     "request": (RequestSubmitted,),
     "control": (RequestCancel, RequestWatched),
     "walk": (
@@ -72,7 +72,7 @@ def check_event_subject(address: Address, event: AnyEvent) -> None:
     Raises:
         MalformedEventError: its type does not belong on the subject, or a field disagrees with it.
     """
-    if not isinstance(event, _EVENT_TYPES[address.kind]):
+    if not isinstance(event, EVENT_TYPES[address.kind]):
         raise MalformedEventError(f"a {type(event).__name__} does not belong on a {address.kind} subject")
     if address.rank is not None and getattr(event, "rank", address.rank) != address.rank:
         raise MalformedEventError(

@@ -70,6 +70,7 @@ from shared.events import (
 from shared.log.port import StoredRecord
 from shared.plan_run import PendingStep, PlanRun
 from shared.plans import Finish, PlanRequest, StepResult
+from shared.subjects import worker_writer
 from shared.tensors import Handle
 from shared.transcript import combined
 
@@ -330,7 +331,8 @@ class Reactor:
         """
         incarnations = {rank: world.incarnation(rank) for rank in sorted(request.ranks)}
         present = {rank: incarnation for rank, incarnation in incarnations.items() if incarnation is not None}
-        if len(present) < len(incarnations) or (request.lives and request.lives != present):
+        lives = {worker_writer(rank): incarnation for rank, incarnation in present.items()}
+        if len(present) < len(incarnations) or (request.lives and request.lives != lives):
             return Reaction(msgspec.structs.replace(request, phase=Phase.HELD))
         already = {step.index: step for step in request.running}
         running: list[Running] = []

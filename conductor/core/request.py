@@ -146,7 +146,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     admitted: RequestAdmitted | None = None
     placement: dict[str, int] = {}
     walk_placement: dict[str, dict[str, int]] = {}
-    lives: dict[int, int] = {}
+    lives: dict[str, int] = {}
     resumptions: int = 0
     suspicion: Suspicion = Suspicion()
     running: tuple[Running, ...] = ()

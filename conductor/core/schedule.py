@@ -27,6 +27,7 @@ from conductor.core.request import Request, World, ranks_of
 from configs.placement import PlacedGroup, assign
 from shared.errors import ModelNotFoundError
 from shared.events import Failure, Limits, Pins, RequestAdmitted, RequestRejected, RequestResumed
+from shared.subjects import worker_writer
 
 _TOO_MANY: Final = 429
 
@@ -252,10 +253,14 @@ def _admit(
 
 def _lives(
     placement: dict[str, int], walk_placement: dict[str, dict[str, int]], world: World
-) -> dict[int, int]:
-    """The present incarnation of each rank of a placement."""
-    lives = {rank: world.incarnation(rank) for rank in sorted(ranks_of(placement, walk_placement))}
-    return {rank: incarnation for rank, incarnation in lives.items() if incarnation is not None}
+) -> dict[str, int]:
+    """The present incarnation of each rank of a placement, by writer."""
+    ranks = sorted(ranks_of(placement, walk_placement))
+    return {
+        worker_writer(rank): incarnation
+        for rank in ranks
+        if (incarnation := world.incarnation(rank)) is not None
+    }
 
 
 def _limits(chosen: list[int], world: World, deployment: Deployment, *, taken: int) -> Limits:

@@ -87,15 +87,16 @@ class RequestAdmitted(
         family: the graph and the plan that the request follows (`models.registry`).
         placement: the rank of each node.
         walk_placement: by walk and node, the rank of a node that runs elsewhere in that walk.
-        lives: the incarnation of each rank of the placement: only these may write its output
-            (`shared.request_output`). Empty in logs that are older than the field.
+        lives: by writer (`w<rank>`), the incarnation of each rank of the placement: only these may write its
+            output (`shared.request_output`). Empty in logs that are older than the field. The keys are
+            strings because other MessagePack libraries refuse integers as keys.
     """
 
     family: str
     seed: int
     placement: dict[str, int]
     walk_placement: dict[str, dict[str, int]] = {}
-    lives: dict[int, int] = {}
+    lives: dict[str, int] = {}
     limits: Limits
     pins: Pins
     reason: str
@@ -125,7 +126,7 @@ class RequestResumed(
 
     placement: dict[str, int]
     walk_placement: dict[str, dict[str, int]] = {}
-    lives: dict[int, int] = {}
+    lives: dict[str, int] = {}
     on_probation: bool = False
     closed: list[int] = []
     alone_on: list[int] = []

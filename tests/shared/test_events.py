@@ -19,6 +19,7 @@ from shared.events import (
     encode,
     submission_digest,
 )
+from shared.subject_rules import EVENT_TYPES
 from tests.hostile import NO_TOKENS
 
 GOOD: dict[str, Any] = {"model": "demo", "inputs": {"text": "hi"}}
@@ -260,3 +261,26 @@ def test_a_penalty_of_nothing_is_none() -> None:
 def test_how_to_choose_tokens_has_its_ranges(params: dict[str, Any], message: str) -> None:
     with pytest.raises(MalformedEventError, match=message):
         decode(msgspec.msgpack.encode(GOOD | {"params": params}), "request")
+
+
+@pytest.mark.parametrize("kind", ["walk", "output", "conductor", "worker"])
+def test_what_clients_read_has_no_integers_as_keys(kind: str) -> None:
+    """MessagePack libraries of other languages, and Python's by default, refuse them."""
+    found = msgspec.inspect.multi_type_info(EVENT_TYPES[kind])
+    assert [path for one in found for path in _integer_keys(one, "")] == []
+
+
+def _integer_keys(kind: msgspec.inspect.Type, path: str) -> list[str]:
+    match kind:
+        case msgspec.inspect.StructType():
+            return [one for f in kind.fields for one in _integer_keys(f.type, f"{path}.{f.name}")]
+        case msgspec.inspect.DictType(key_type=msgspec.inspect.IntType()):
+            return [path]
+        case msgspec.inspect.DictType():
+            return _integer_keys(kind.value_type, f"{path}.*")
+        case msgspec.inspect.ListType():
+            return _integer_keys(kind.item_type, f"{path}[]")
+        case msgspec.inspect.UnionType():
+            return [one for part in kind.types for one in _integer_keys(part, path)]
+        case _:
+            return []

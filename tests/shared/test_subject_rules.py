@@ -26,7 +26,7 @@ from shared.events import (
 from shared.ids import Rank
 from shared.log.memory import MemoryLog, MemoryStore
 from shared.log.port import StoredRecord
-from shared.subject_rules import _EVENT_TYPES, check_event_subject
+from shared.subject_rules import EVENT_TYPES, check_event_subject
 from shared.subjects import CONDUCTOR_WRITER, Subjects
 from tests.conductor.script import Script
 from workers.orders.inbox import Inbox, Unreadable
@@ -75,7 +75,7 @@ NOT_ITS_OWN = [
 
 
 def test_every_kind_of_event_has_one_place() -> None:
-    placed = [kind for kinds in _EVENT_TYPES.values() for kind in kinds]
+    placed = [kind for kinds in EVENT_TYPES.values() for kind in kinds]
 
     assert len(placed) == len(set(placed))
     assert set(placed) == set(get_args(AnyEvent))

@@ -295,10 +295,10 @@ def test_when_a_rank_leaves_its_requests_are_held_until_it_joins_again(script: S
 def test_an_admission_names_the_lives_of_its_ranks_and_so_does_a_resumption(script: Script) -> None:
     script.submit()
     first = script.last(NodeReady)
-    assert script.last(RequestAdmitted).lives == {0: first.incarnation}
-    assert script.request().lives == {0: first.incarnation}
+    assert script.last(RequestAdmitted).lives == {"w0": first.incarnation}
+    assert script.request().lives == {"w0": first.incarnation}
     again = script.join("w0-b")
-    assert script.last(RequestResumed).lives == {0: again}
+    assert script.last(RequestResumed).lives == {"w0": again}
     assert script.last(NodeReady).incarnation == again
 
 
@@ -315,7 +315,7 @@ def test_a_request_admitted_to_a_life_that_is_over_is_held_and_resumed_with_the_
     script.lead = True
     script.publish(script.cluster.schedule(script.deployment))
     script.settle()
-    assert script.last(RequestResumed).lives == {0: again}
+    assert script.last(RequestResumed).lives == {"w0": again}
     assert script.last(NodeReady).incarnation == again
     script.run_to_the_end()
     assert script.request().phase is Phase.FINISHED
