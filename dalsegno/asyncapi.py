@@ -115,8 +115,8 @@ CHANNELS: Final = (
     Channel(
         name="conductor",
         address=_SUBJECTS.conductor("{kind}"),
-        summary="The conductors' epochs, and the workers that they declared lost.",
-        writers={"conductor": [events.EpochOpened, events.WorkerLost]},
+        summary="The conductors' epochs, the workers that they declared lost, and seals of the log.",
+        writers={"conductor": [events.EpochOpened, events.WorkerLost, events.LogSealed]},
         readers=["service", "gateway", "conductor", "worker"],
     ),
     Channel(

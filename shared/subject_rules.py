@@ -15,6 +15,7 @@ from shared.events import (
     AnyEvent,
     DeadlinePassed,
     EpochOpened,
+    LogSealed,
     MalformedEventError,
     NodeFired,
     NodeReady,
@@ -61,7 +62,7 @@ EVENT_TYPES: Final[dict[str, tuple[type, ...]]] = {  # by kind of subject
     "done": (WalkBegun, WalkProgressed, WalkCompleted, WalkFailed, WalkStopped),
     "edge": (NodeFired, StreamSent, StreamTaken, TensorsReleased),
     "worker": (WorkerJoined, WorkerLeaving),
-    "conductor": (EpochOpened, WorkerLost),
+    "conductor": (EpochOpened, WorkerLost, LogSealed),
     "output": (OutputChunk, OutputFence),
 }
 

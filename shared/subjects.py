@@ -5,7 +5,7 @@ Model names are in the payloads, because they contain dots.
 
     <prefix>.request.<request_id>                        any service: request.submitted
     <prefix>.control.<request_id>                        any service: request.cancel
-    <prefix>.conductor.<kind>                            conductor: epoch, lost
+    <prefix>.conductor.<kind>                            conductor: epoch, lost, sealed
     <prefix>.walk.<request_id>                           conductor: admitted, rejected, resumed, ended
     <prefix>.ready.<rank>.<request_id>                   conductor: node.ready, walk.stop
     <prefix>.done.<rank>.<request_id>                    worker: walk.completed, .progressed, ...
@@ -23,6 +23,8 @@ import msgspec
 from shared.ids import Rank, RequestId
 
 CONDUCTOR_WRITER: Final = "conductor"
+_MEMBERSHIP: Final = ("epoch", "lost")
+"""The conductor's kinds of events about processes."""
 DEFAULT_ORIGIN: Final = "nats"
 """The `origin` of a request without one; its output is on `<prefix>.output.nats.<request_id>.*`."""
 
@@ -42,6 +44,11 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     origin: str | None = None
     writer: str | None = None
     name: str | None = None
+
+    @property
+    def is_membership(self) -> bool:
+        """True for events about processes: workers that join and leave, epochs, and lost workers."""
+        return self.kind == "worker" or (self.kind == "conductor" and self.name in _MEMBERSHIP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,11 @@ class Subjects:
     def lost(self) -> str:
         """The subject on which workers are declared lost."""
         return self.conductor("lost")
+
+    @property
+    def sealed(self) -> str:
+        """The subject of seals. Only their verification reads it."""
+        return self.conductor("sealed")
 
     def walk(self, request_id: str) -> str:
         return f"{self.prefix}.walk.{request_id}"
@@ -103,8 +115,9 @@ class Subjects:
 
     def for_conductor(self) -> list[str]:
         """The subjects of facts and decisions; of the outputs only the conductor's own fences."""
-        kinds = ("request", "control", "conductor", "walk", "ready", "done", "worker")
-        return [f"{self.prefix}.{kind}.>" for kind in kinds] + [self.output("*", "*", CONDUCTOR_WRITER)]
+        kinds = ("request", "control", "walk", "ready", "done", "worker")
+        own = [*self.conductor_facts(), self.output("*", "*", CONDUCTOR_WRITER)]
+        return [f"{self.prefix}.{kind}.>" for kind in kinds] + own
 
     def for_worker(self, rank: int) -> list[str]:
         """The subjects that one rank reads: its orders, other ranks' events for it, joins, ends, epochs."""
@@ -113,7 +126,7 @@ class Subjects:
             self.edge(rank, "*", "*"),
             self.walk("*"),
             self.worker_any(),
-            self.conductor("*"),
+            *self.conductor_facts(),
         ]
 
     def for_gateway(self, origin: str) -> list[str]:
@@ -122,12 +135,16 @@ class Subjects:
             self.walk("*"),
             self.control("*"),
             self.output(origin, "*", "*"),
-            self.conductor("*"),
+            *self.conductor_facts(),
             self.worker_any(),
         ]
 
     def worker_any(self) -> str:
         return f"{self.prefix}.worker.*"
+
+    def conductor_facts(self) -> list[str]:
+        """The subjects of epochs and lost workers: what the conductor writes about no single request."""
+        return [self.conductor(kind) for kind in _MEMBERSHIP]
 
     def heartbeats(self) -> str:
         return f"{self.prefix}.beat.>"
@@ -149,7 +166,7 @@ class Subjects:
 
     def replayed(self, request_id: str) -> list[str]:
         """The subjects that a replay of one request reads: its events, and the events they depend on."""
-        return [*self.all_of(request_id), self.worker_any(), self.conductor("*")]
+        return [*self.all_of(request_id), self.worker_any(), *self.conductor_facts()]
 
     # ---- parsing -----------------------------------------------------------------------------------
     def parse(self, subject: str) -> Address | None:

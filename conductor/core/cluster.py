@@ -35,6 +35,7 @@ from shared.events import (
     EpochOpened,
     Event,
     Failure,
+    LogSealed,
     MalformedEventError,
     NodeFired,
     NodeReady,
@@ -276,7 +277,12 @@ class Cluster:
         # A repeated copy names its incarnation: the log may no longer have the first one.
         incarnation = event.incarnation or record.seq
         decisions = self._interrupt(event, record)
-        state = RankState(incarnation=incarnation, kv_tokens=event.kv_tokens, max_seq_len=event.max_seq_len)
+        state = RankState(
+            incarnation=incarnation,
+            kv_tokens=event.kv_tokens,
+            max_seq_len=event.max_seq_len,
+            weights=event.node_weights,
+        )
         self.world = World(ranks=self.world.ranks | {event.rank: state})
         return Folded(decisions, note=f"rank {event.rank} joined as incarnation {incarnation}")
 
@@ -362,6 +368,7 @@ class Cluster:
         WorkerJoined: _joined,
         WorkerLeaving: _left,
         WorkerLost: _left,
+        LogSealed: _nothing,
     }
 
     # ---- bookkeeping -------------------------------------------------------------------------------

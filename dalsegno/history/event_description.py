@@ -8,6 +8,7 @@ from shared.events import (
     AnyEvent,
     DeadlinePassed,
     EpochOpened,
+    LogSealed,
     NodeFired,
     NodeReady,
     OutputChunk,
@@ -34,6 +35,7 @@ from shared.events import (
     WorkerLeaving,
     WorkerLost,
 )
+from shared.sealing import seals
 from shared.subjects import CONDUCTOR_WRITER
 
 _LONGEST = 96
@@ -116,6 +118,8 @@ def summary_of(event: AnyEvent) -> str:  # one branch per event type
             return f"chunks of attempts below {event.attempt} are void from here: {event.reason}"
         case EpochOpened():
             return f"{event.conductor} leads from here"
+        case LogSealed():
+            return seals.described(event)
         case NodeFired():
             path = ".".join(map(str, event.path))
             handover = ", and its sequence continues there" if event.row is not None else ""

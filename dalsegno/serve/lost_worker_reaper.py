@@ -161,7 +161,7 @@ async def follow(
     news = asyncio.Event()
 
     async def read() -> None:
-        async with aclosing(log.read([subjects.worker_any(), subjects.conductor("*")], 1)) as records:
+        async with aclosing(log.read([subjects.worker_any(), *subjects.conductor_facts()], 1)) as records:
             async for record in records:
                 reaper.fold(record, time.monotonic())
                 news.set()

@@ -102,11 +102,14 @@ from shared.events.results import (
     WalkResult,
     WalkStopped,
 )
+from shared.events.seals import (
+    LogSealed,
+)
 
 __all__ = [
     "MAX_CHOICES", "MAX_GUIDE_BYTES", "MAX_LOGPROBS", "MAX_MESSAGE_CHARS", "MAX_TOOLS", "MAX_TOOLS_BYTES",
     "AnyEvent", "ConductorEvent", "DeadlinePassed", "EdgeEvent", "EpochOpened", "Event", "Failure",
-    "ForkedFrom", "Function", "FunctionName", "Guide", "Inputs", "LikelyToken", "Limits",
+    "ForkedFrom", "Function", "FunctionName", "Guide", "Inputs", "LikelyToken", "Limits", "LogSealed",
     "MalformedEventError", "Media", "NamedTool", "NodeFired", "NodeReady", "OutputChunk", "OutputFence",
     "OutputTotals", "Params", "Pins", "Priority", "PublicEvent", "RequestAdmitted", "RequestCancel",
     "RequestCancelled", "RequestFailed", "RequestFinished", "RequestRejected", "RequestResumed",

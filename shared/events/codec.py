@@ -22,6 +22,7 @@ from shared.events.orders import NodeReady, WalkStop
 from shared.events.outputs import OutputChunk, OutputFence
 from shared.events.requests import PublicEvent, RequestCancel, RequestSubmitted, RequestWatched, check_public
 from shared.events.results import WalkBegun, WalkCompleted, WalkFailed, WalkProgressed, WalkStopped
+from shared.events.seals import LogSealed
 
 ConductorEvent: TypeAlias = (
     EpochOpened
@@ -36,6 +37,7 @@ ConductorEvent: TypeAlias = (
     | RequestFailed
     | RequestCancelled
     | WorkerLost
+    | LogSealed
 )
 WorkerEvent: TypeAlias = (
     WorkerJoined

@@ -183,7 +183,7 @@ class FollowerProcess:
 
     async def _read_events(self, inbox: Inbox, start_seq: int) -> None:
         """Read the events of this incarnation; return when it has ended."""
-        filters = [self._subjects.worker_any(), self._subjects.conductor("*")]
+        filters = [self._subjects.worker_any(), *self._subjects.conductor_facts()]
         async with aclosing(self._log.read(filters, start_seq)) as records:
             async for record in records:
                 match inbox.fold(record):
