@@ -6,16 +6,19 @@ entry point group `dalsegno.models`: the entry point's name is the family, its v
 """
 
 import logging
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 from models import legacy_imports
 from models.base import ModelGraph
 from models.checkpoints.claims import CheckpointInfo, Claim
+from models.checkpoints.contents import Files
 from models.checkpoints.files import CheckpointError
 from shared.closest_match import closest_match
 from shared.errors import ClientError
@@ -24,6 +27,9 @@ from shared.source_digest import Root, digest
 _LOGGER: Final = logging.getLogger(__name__)
 _BUILT_IN: Final = {"decoder_lm": "models.decoder_lm", "orpheus": "models.orpheus"}
 ENTRY_POINT_GROUP: Final = "dalsegno.models"
+
+WeightFiles = Callable[[Path, str, Mapping[str, Any]], Files]
+"""Names the files that a node of a checkpoint folder loads, given the family's own `model_kwargs`."""
 
 
 class UnknownFamilyError(ClientError):
@@ -57,6 +63,18 @@ def module(family: str, name: str) -> ModuleType:
     if known[family] != _BUILT_IN.get(family):
         legacy_imports.install()
     return import_module(f"{known[family]}.{name}")
+
+
+def weight_files(family: str) -> WeightFiles | None:
+    """The function that names the files a node loads: `weight_files` in a module of that name.
+
+    None for a family without such a module: then all files that look like weights are taken for its own.
+    """
+    package = families().get(family, "")
+    if not package or find_spec(f"{package}.weight_files") is None:
+        return None
+    found: WeightFiles = module(family, "weight_files").weight_files
+    return found
 
 
 @cache

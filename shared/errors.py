@@ -4,7 +4,8 @@
     ├── ClientError           the request is wrong; a retry does not help              400, 404, 409, 413, 422
     ├── CapacityError         the request is right; try again later                    429, 503
     ├── WorkerError           a worker failed; the request may be tried elsewhere      500
-    │   └── TensorGone        a handle's bytes are gone; its producer runs again
+    │   ├── TensorGone        a handle's bytes are gone; its producer runs again
+    │   └── WeightsChangedError   the answer was begun by another model; a new request succeeds  503
     └── BugError              an invariant is broken; please report it                 500
         └── Divergence        a recorded decision differs from the same decision made again
 
@@ -61,10 +62,15 @@ class ModelNotFoundError(ClientError):
 
 
 class CapacityError(DalSegnoError):
-    """The request is valid but cannot be accepted now."""
+    """The request is valid but cannot be accepted now.
+
+    Attributes:
+        retry_after_s: the time after which it may be accepted, in seconds; None if unknown.
+    """
 
     code = "overloaded"
     status = 503
+    retry_after_s: float | None = None
 
 
 class WorkerError(DalSegnoError):
@@ -78,6 +84,16 @@ class TensorGone(WorkerError):  # noqa: N818 - a state of a tensor rather than a
     """The bytes of a handle no longer exist."""
 
     code = "tensor_gone"
+
+
+class WeightsChangedError(WorkerError):
+    """The weights that a request was begun with are not loaded any more, and output of them was released.
+
+    The request is valid: sent again, it is answered with the present weights.
+    """
+
+    code = "weights_changed"
+    status = 503
 
 
 class BugError(DalSegnoError):

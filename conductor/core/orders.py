@@ -48,6 +48,7 @@ def order(
         partition=step.partition,
         ends=list(step.ends),
         on_probation=is_quarantined(request),
+        weights_since=request.weights_since,
         priority=request.submission.priority,
         tenant=request.tenant,
         deadline_ns=request.deadline_ns,

@@ -22,7 +22,7 @@ from typing import Final, assert_never
 
 import msgspec
 
-from conductor.core import poison_pills
+from conductor.core import poison_pills, weights
 from conductor.core.lifecycle import FACTS, Phase
 from conductor.core.orders import (
     cancelled,
@@ -423,8 +423,12 @@ class Reactor:
             placement=event.placement,
             walk_placement=event.walk_placement,
             lives=event.lives,
+            weights=event.weights,
         )
-        return self._advance(confirmed(decided(request, event), event.id), world)
+        request = confirmed(decided(request, event), event.id)
+        if failure := weights.conflict(event.weights):
+            return self._end(request, failed(request, failure))
+        return self._advance(request, world)
 
     def _resume(self, request: Request, event: RequestResumed, data: bytes, world: World) -> Reaction:
         if request.phase is not Phase.HELD or event.attempt != request.attempt:
@@ -441,7 +445,11 @@ class Reactor:
             resumptions=request.resumptions + 1,
             suspicion=suspicion if event.on_probation else poison_pills.CLEARED,
         )
-        return self._continue(confirmed(decided(request, event), event.id), world, why=event.reason)
+        request = confirmed(decided(request, event), event.id)
+        placed = _with_weights(request, event.weights)
+        if isinstance(placed, Failure):
+            return self._end(request, failed(request, placed))
+        return self._continue(placed, world, why=event.reason)
 
     def _reject(self, request: Request, event: RequestRejected, data: bytes) -> Reaction:
         if event.submission_seq != request.submission_seq or _has_ended(request):
@@ -455,6 +463,21 @@ class Reactor:
             history=chained(request.history, data),
         )
         return Reaction(confirmed(decided(request, event), event.id))
+
+
+def _with_weights(request: Request, recorded: dict[str, str]) -> Request | Failure:
+    """The request with the weights of its resumption. If they are others, it starts from the beginning.
+
+    Output that was released by a step which has not completed is not known here: the ranks look for it.
+    """
+    if failure := weights.conflict(recorded):
+        return failure
+    changes = weights.changed(request.weights, recorded)
+    if not changes:
+        return msgspec.structs.replace(request, weights=request.weights | recorded)
+    if any(totals.chunks for totals in request.tracks.values()):
+        return weights.change_failure(changes)
+    return msgspec.structs.replace(request, weights=recorded, weights_since=request.attempt, results=())
 
 
 def _has_ended(request: Request) -> bool:

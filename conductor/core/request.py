@@ -48,11 +48,16 @@ Decision: TypeAlias = (
 
 
 class RankState(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a rank according to the log. `incarnation` is None while the rank is absent."""
+    """The state of a rank according to the log. `incarnation` is None while the rank is absent.
+
+    Attributes:
+        weights: by node, the digest of what it has loaded.
+    """
 
     incarnation: int | None
     kv_tokens: int = 0
     max_seq_len: int = 0
+    weights: dict[str, str] = {}
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +131,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         submitted_ns: time of submission, by the log's clock.
         placement: each node's rank, with exceptions by walk in `walk_placement`; as last admitted or resumed.
         lives: the incarnations that were recorded with it; empty in older logs.
+        weights: the digests that were recorded with it (`conductor.core.weights`); empty in older logs.
+        weights_since: the attempt in which they replaced other ones; 0 if they did not.
         resumptions: number of resumptions.
         running: the dispatched steps, by index.
         results: recorded results of the plan's steps; with the submission, all that a plan depends on.
@@ -147,6 +154,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     placement: dict[str, int] = {}
     walk_placement: dict[str, dict[str, int]] = {}
     lives: dict[str, int] = {}
+    weights: dict[str, str] = {}
+    weights_since: int = 0
     resumptions: int = 0
     suspicion: Suspicion = Suspicion()
     running: tuple[Running, ...] = ()

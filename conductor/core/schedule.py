@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from conductor.core import queue
+from conductor.core import queue, weights
 from conductor.core.replicas import Memory, Place, Policy, Ranks
 from conductor.core.request import Request, World, ranks_of
 from configs.placement import PlacedGroup, assign
@@ -168,13 +168,14 @@ def _resumption(request: Request, died: frozenset[int], ranks: Ranks) -> Request
     """Place a held request that ran when the ranks in `died` ended; None while no place is free."""
     options: list[list[int]] = []
     for group in ranks.groups:
-        there = _large_enough(ranks.open_in(group), request, ranks.world)
+        there = weights.same_weights(ranks.open_in(group), group, request.weights, ranks.world)
+        there = _large_enough(there, request, ranks.world)
         if died & set(group.ranks):
             there = _quarantine_options(there, ranks, alone=request.suspicion.in_doubt)
         options.append(there)
     if not all(options):
         return None
-    chosen, why = ranks.choose(options, request)
+    chosen, why = ranks.choose(weights.consistent(options, ranks.groups, ranks.world), request)
     placement, walk_placement = assign(ranks.groups, chosen)
     quarantine = {rank for group, rank in zip(ranks.groups, chosen, strict=True) if died & set(group.ranks)}
     closed = sorted(rank for rank in quarantine if not ranks.unproven[rank])
@@ -193,6 +194,7 @@ def _resumption(request: Request, died: frozenset[int], ranks: Ranks) -> Request
         placement=placement,
         walk_placement=walk_placement,
         lives=_lives(placement, walk_placement, ranks.world),
+        weights=weights.of_placement(placement, walk_placement, ranks.world),
         on_probation=bool(died),
         closed=closed,
         alone_on=alone_on,
@@ -226,7 +228,7 @@ def _admit(
     request: Request, place: int, options: list[list[int]], ranks: Ranks, deployment: Deployment
 ) -> RequestAdmitted:
     params = request.submission.params
-    chosen, why = ranks.choose(options, request)
+    chosen, why = ranks.choose(weights.consistent(options, ranks.groups, ranks.world), request)
     placement, walk_placement = assign(deployment.groups, chosen)
     there = "no choice of ranks" if not why else "; ".join(why)
     return RequestAdmitted(
@@ -238,6 +240,7 @@ def _admit(
         placement=placement,
         walk_placement=walk_placement,
         lives=_lives(placement, walk_placement, ranks.world),
+        weights=weights.of_placement(placement, walk_placement, ranks.world),
         limits=_limits(chosen, ranks.world, deployment, taken=place - 1),
         pins=Pins(
             graph=deployment.graph_digest,

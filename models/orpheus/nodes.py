@@ -21,14 +21,14 @@ import torch
 from models.base import ChunkOf, Item, Peers, StatelessResult
 from models.checkpoints.progress import Progress, silent
 from models.orpheus.frames import CODES, END_AUDIO, FIRST_AUDIO, FRAME_TOKENS, samples_of
-from models.orpheus.snac import Snac, find_snac, load_snac
+from models.orpheus.snac import Snac, load_snac
+from models.orpheus.weight_files import SNAC, find_snac
 from shared.errors import BugError
 
 if TYPE_CHECKING:
     from models.transformers_lm.node import DecoderLM
 
 LLM: Final = "LLM"
-SNAC: Final = "snac_decoder"
 
 GPU_ROWS: Final = 16
 """The batch size of every forward on a GPU; smaller batches are padded. On a CPU it is one, because batching

@@ -11,20 +11,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from huggingface_hub.constants import HF_HUB_CACHE
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn.utils import parametrize
 
 from models.checkpoints.files import CheckpointError, read_json
-from models.checkpoints.hub_cache import snapshot
 from models.checkpoints.weights import SINGLE, read_shard
 from models.orpheus.frames import CODES, FRAME_SAMPLES, LEVELS, SAMPLE_RATE
+from models.orpheus.weight_files import PICKLE
 
-REPOSITORY: Final = "hubertsiuzdak/snac_24khz"
-"""The repository of the published checkpoint."""
-
-_PICKLE: Final = "pytorch_model.bin"
 _HOP: Final = FRAME_SAMPLES // len(LEVELS[-1])
 """Samples per code of the finest level."""
 
@@ -108,32 +103,6 @@ def _replace(model: nn.Module, name: str, make: Callable[[Any], nn.Module]) -> N
 # ---- the checkpoint --------------------------------------------------------------------------------
 
 
-def find_snac(checkpoint: Path, folder: str | None) -> Path:
-    """The folder of the SNAC checkpoint.
-
-    Args:
-        checkpoint: the folder of the language model. Without `folder`, SNAC is searched in its subfolder
-            `snac`, then in the cache of the Hugging Face hub that contains it, then in the default cache.
-        folder: the path in `model_kwargs.snac`.
-
-    Raises:
-        CheckpointError: it was not found.
-    """
-    if folder is not None:
-        return Path(folder).expanduser()
-    inside = checkpoint / "snac"
-    if inside.is_dir():
-        return inside
-    caches = [*checkpoint.absolute().parents[2:3], Path(HF_HUB_CACHE)]
-    for cache in caches:
-        if found := snapshot(cache, REPOSITORY):
-            return found
-    raise CheckpointError(
-        f"SNAC is missing: expected it in {inside}, or {REPOSITORY} in {caches[-1]}; download it there, or "
-        "set its path in model_kwargs.snac"
-    )
-
-
 def load_snac(folder: Path, device: torch.device) -> "Snac":
     """Load the decoder from a SNAC folder: `config.json` and weights.
 
@@ -177,12 +146,12 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
         read_shard(folder / SINGLE)  # raises if it is damaged
         tensors: dict[str, torch.Tensor] = load_file(folder / SINGLE)
         return tensors
-    path = folder / _PICKLE
+    path = folder / PICKLE
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise CheckpointError(
-            f"{folder} has no weights: expected {SINGLE} or {_PICKLE}: {error.strerror}"
+            f"{folder} has no weights: expected {SINGLE} or {PICKLE}: {error.strerror}"
         ) from error
     except Exception as error:  # its errors are not documented
         raise CheckpointError(

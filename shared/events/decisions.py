@@ -12,11 +12,16 @@ MAX_MESSAGE_CHARS: Final = 2000
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An error in the log: `code` for programs, `message` for people, `status` for HTTP."""
+    """An error in the log: `code` for programs, `message` for people, `status` for HTTP.
+
+    Attributes:
+        retry_after_s: the time after which a retry may succeed, in seconds; 0 if unknown.
+    """
 
     code: str
     message: str
     status: int = 500
+    retry_after_s: int = 0
 
     def __post_init__(self) -> None:
         # Messages quote clients' texts; a long quotation must not exceed the log's event size.
@@ -90,6 +95,8 @@ class RequestAdmitted(
         lives: by writer (`w<rank>`), the incarnation of each rank of the placement: only these may write its
             output (`shared.request_output`). Empty in logs that are older than the field. The keys are
             strings because other MessagePack libraries refuse integers as keys.
+        weights: by node, the digest of what its rank has loaded (`worker.joined.node_weights`); by
+            `<walk>/<node>` for a node that runs elsewhere in that walk. Empty in older logs.
     """
 
     family: str
@@ -97,6 +104,7 @@ class RequestAdmitted(
     placement: dict[str, int]
     walk_placement: dict[str, dict[str, int]] = {}
     lives: dict[str, int] = {}
+    weights: dict[str, str] = {}
     limits: Limits
     pins: Pins
     reason: str
@@ -116,7 +124,7 @@ class RequestResumed(
         index: the number of earlier resumptions.
         placement: the rank of each node from now on.
         walk_placement: by walk and node, the rank of a node that runs elsewhere in that walk.
-        lives: as in `RequestAdmitted`, from now on.
+        lives, weights: as in `RequestAdmitted`, from now on.
         on_probation: the request is quarantined: it may have killed a worker.
         closed: ranks that start no other work during the quarantine. Requests under the same suspicion that
             have made progress may run there concurrently. Empty if the request runs together with others.
@@ -127,6 +135,7 @@ class RequestResumed(
     placement: dict[str, int]
     walk_placement: dict[str, dict[str, int]] = {}
     lives: dict[str, int] = {}
+    weights: dict[str, str] = {}
     on_probation: bool = False
     closed: list[int] = []
     alone_on: list[int] = []

@@ -26,6 +26,10 @@ class WorkerJoined(
             leader.
         tool_calls: the model's format of tool calls, one of `models.text.tool_calls`; empty if the model
             cannot call tools.
+        weights: the digest of everything that the rank loaded: weights, tokenizer, chat template, generation
+            config. Empty for a rank that follows in a TP group, whose leader has compared them, and in logs
+            that are older than the field.
+        node_weights: the digest of what each node loaded.
     """
 
     rank: int
@@ -38,6 +42,8 @@ class WorkerJoined(
     pid: int = 0
     cards: dict[str, bytes] = {}
     tool_calls: str = ""
+    weights: str = ""
+    node_weights: dict[str, str] = {}
 
 
 class WorkerLeaving(

@@ -37,6 +37,8 @@ class NodeReady(Event, frozen=True, kw_only=True, omit_defaults=True, tag="node.
         ends: streams that end with this step.
         on_probation: the request is quarantined, because a worker died while it ran: the rank reports the
             start (`walk.begun`) and the first progress (`walk.progressed`).
+        weights_since: the first attempt with the present weights, if the request was begun with others:
+            output of earlier attempts must not exist, and a rank that finds some fails the step.
         priority: the order of requests in the rank's engine, together with `tenant` and `deadline_ns`.
         deadline_ns: by the log's clock.
         history: the digest of all facts of the request folded so far. A replay computes it again.
@@ -55,6 +57,7 @@ class NodeReady(Event, frozen=True, kw_only=True, omit_defaults=True, tag="node.
     partition: str = ""
     ends: list[str] = []
     on_probation: bool = False
+    weights_since: int = 0
     priority: int = 0
     tenant: str = ""
     deadline_ns: int | None = None

@@ -149,7 +149,13 @@ class Script:
         )
         return self.say(SUBJECTS.epoch, event)
 
-    def join(self, life: str = "w0-a", rank: int = 0, kv_tokens: int = 128) -> int:
+    def join(
+        self,
+        life: str = "w0-a",
+        rank: int = 0,
+        kv_tokens: int = 128,
+        weights: dict[str, str] | None = None,
+    ) -> int:
         event = WorkerJoined(
             id=life,
             writer=f"w{rank}",
@@ -158,6 +164,7 @@ class Script:
             nodes=["prepare", "llm"],
             device="cpu",
             kv_tokens=kv_tokens,
+            node_weights=weights or {},
         )
         return self.say(SUBJECTS.worker(rank), event)
 

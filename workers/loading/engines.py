@@ -5,6 +5,7 @@ for it. A rank without a KV node does not import transformers.
 """
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -44,12 +45,13 @@ def make_kv_engine(
     *,
     export_to: "Allocate | None" = None,
     group: "GroupMembership | None" = None,
+    weights: Callable[[str], str] = lambda _: "",
 ) -> "KVEngine":
     """Load the KV node of `rank` and make its engine.
 
     Called in the engine's thread, which then computes on its own GPU stream. `export_to` allocates the
     slots that exported keys and values are written to. `group` is the tensor-parallel group that shares the
-    node; this rank leads it.
+    node; this rank leads it. `weights` returns the digest of what a node loaded.
 
     Raises:
         GroupLostError: a member of the group is gone.
@@ -75,7 +77,7 @@ def make_kv_engine(
     blocks = _kv_pool_size(config, settings, node, draft, share).blocks
     followers = Followers(group.connections) if group is not None else None
     if followers is not None:
-        blocks = followers.agree(blocks, node.dtype)
+        blocks = followers.agree(blocks, node.dtype, weights(name))
     has_stateless = bool(device_share.nodes_of(config, rank, EngineKind.STATELESS))
     cpu_cores = share.cores
     if has_stateless:
@@ -106,6 +108,7 @@ def make_follower_engine(
     rank: int,
     progress: Progress,
     group: "GroupMembership",
+    weights: Callable[[str], str] = lambda _: "",
 ) -> "FollowerEngine":
     """Load this rank's part of the shared KV node, and make the engine that follows the group's leader.
 
@@ -128,9 +131,10 @@ def make_follower_engine(
     use_gpu_stream(share.device, StreamPriority.HIGH)
     [connection] = group.connections
     leader = Leader(connection)
+    blocks = _kv_pool_size(config, settings, node, None, share).blocks
     return FollowerEngine(
         node,
-        num_blocks=leader.agree(_kv_pool_size(config, settings, node, None, share).blocks, node.dtype),
+        num_blocks=leader.agree(blocks, node.dtype, weights(name)),
         block_size=settings.block_size,
         leader=leader,
         cpu_cores=share.cores,

@@ -4,13 +4,14 @@ Processing (tokenizer, templates) loads in a thread. Concurrently each engine is
 where the rank has nodes for it. Nothing here blocks the event loop or imports torch on its side (see
 `workers.loading.engines`).
 
-Stateless nodes load first, because the size of the KV pool follows from the memory that is left.
+Stateless nodes load first, because the size of the KV pool follows from the memory that is left. Meanwhile
+the files are digested (`workers.loading.weights`).
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -22,6 +23,7 @@ from workers.generation.engine_client import EngineClient, EnginePort
 from workers.kv_engine.counters import EngineStats
 from workers.kv_engine.thread import EngineThread
 from workers.loading.prefix_warmup import warm
+from workers.loading.weights import RankWeights
 from workers.machine import read_ahead
 from workers.settings import EngineSettings
 from workers.stateless_engine.thread import StatelessThread
@@ -48,6 +50,7 @@ class Loaded:
     Attributes:
         engine: the engine of the rank's KV node; None without one.
         stateless: the engine of its stateless nodes; None without any.
+        weights: by node, the digest of what was loaded for it.
     """
 
     graph: ModelGraph
@@ -56,6 +59,7 @@ class Loaded:
     stateless: StatelessThread | None = None
     kv_tokens: int = 0
     device: str = "cpu"
+    weights: Mapping[str, str] = field(default_factory=dict)
 
 
 class Model(Protocol):
@@ -94,6 +98,7 @@ class LocalModel:
     export_to: "Allocate | None" = None
     gather: Callable[[], Awaitable[GroupMembership]] | None = None
     progress: float = 0.0
+    _weights: RankWeights | None = field(default=None, init=False)
     _group: GroupMembership | None = field(default=None, init=False)
     _thread: EngineThread | None = field(default=None, init=False)
     _stateless: StatelessThread | None = field(default=None, init=False)
@@ -106,43 +111,52 @@ class LocalModel:
 
     async def load(self, client: EngineClient) -> Loaded:
         begun_s = time.monotonic()
-        graph = registry.graph(self.config.model)
-        nodes = self.config.nodes_of(self.rank)
-        stateless = [node for node in nodes if graph.nodes[node] is EngineKind.STATELESS]
-        kv = [node for node in nodes if graph.nodes[node] is EngineKind.KV]
+        kv = self._nodes_of(EngineKind.KV)
         if len(kv) > 1:
             raise ConfigError(
                 f"node_groups: rank {self.rank} has the nodes {kv}, each with its own keys and values; "
                 "expected one such node per rank: place the others on ranks of their own"
             )
-        self._nodes = [*stateless, *kv]
-        if self._nodes:
-            read_ahead.begin(Path(self.config.checkpoint))
-        kv_tokens = 0
-        async with asyncio.TaskGroup() as tasks:
-            reading = tasks.create_task(asyncio.to_thread(self._load_processing), name="processing")
-            if stateless:
-                await self._start_stateless()
-            if kv and self.gather is not None:
-                self._group = await self.gather()
-            if kv:
-                watching = [tasks.create_task(self._group.watch())] if self._group is not None else []
-                kv_tokens = await self._start_engine(client)
-                for task in watching:
-                    task.cancel()
-        if kv and self.settings.warm_prefixes:
-            client.engine = self._thread
-            await warm(self.settings.warm_prefixes, reading.result(), client, longest=kv_tokens)
+        self._nodes = [*self._nodes_of(EngineKind.STATELESS), *kv]
+        self._weights = await asyncio.to_thread(RankWeights.open, self.config, self.settings, self.rank)
+        self._weights.begin()
+        try:
+            if self._nodes:
+                read_ahead.begin(Path(self.config.checkpoint))
+            processing, kv_tokens = await self._load_nodes(client)
+            weights = await asyncio.to_thread(self._weights.loaded)
+        finally:
+            self._weights.cancel()
         self.progress = 1.0
         _LOGGER.info("loaded %s in %.1f s", self.config.name, time.monotonic() - begun_s)
         return Loaded(
-            graph=graph,
-            processing=reading.result(),
+            graph=registry.graph(self.config.model),
+            processing=processing,
             engine=self._thread,
             stateless=self._stateless,
             kv_tokens=kv_tokens,
             device=self._device,
+            weights=weights,
         )
+
+    async def _load_nodes(self, client: EngineClient) -> tuple[Processing, int]:
+        """Load processing and all engines; return processing, and the capacity of the KV pool in tokens."""
+        kv_tokens = 0
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(asyncio.to_thread(self._load_processing), name="processing")
+            if self._nodes_of(EngineKind.STATELESS):
+                await self._start_stateless()
+            if self._nodes_of(EngineKind.KV):
+                if self.gather is not None:
+                    self._group = await self.gather()
+                watching = [tasks.create_task(self._group.watch())] if self._group is not None else []
+                kv_tokens = await self._start_engine(client)
+                for task in watching:
+                    task.cancel()
+        if self._nodes_of(EngineKind.KV) and self.settings.warm_prefixes:
+            client.engine = self._thread
+            await warm(self.settings.warm_prefixes, reading.result(), client, longest=kv_tokens)
+        return reading.result(), kv_tokens
 
     async def wait(self) -> None:
         try:
@@ -159,6 +173,10 @@ class LocalModel:
             await thread.close()
         if self._group is not None:
             self._group.close()
+
+    def _nodes_of(self, kind: EngineKind) -> list[str]:
+        kinds = registry.graph(self.config.model).nodes
+        return [node for node in self.config.nodes_of(self.rank) if kinds[node] is kind]
 
     def _threads(self) -> "list[EngineThread | StatelessThread]":
         return [thread for thread in (self._thread, self._stateless) if thread is not None]
@@ -188,6 +206,7 @@ class LocalModel:
         """Called in the engine's thread."""
         from workers.loading.engines import make_kv_engine  # noqa: PLC0415 - torch: see `workers.loading.engines`
 
+        assert self._weights is not None
         engine = make_kv_engine(
             self.config,
             self.settings,
@@ -195,6 +214,7 @@ class LocalModel:
             self._on_progress,
             export_to=self.export_to,
             group=self._group,
+            weights=self._weights.digest_of,
         )
         self._device = str(engine.node.device)
         return engine

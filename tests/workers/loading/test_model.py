@@ -167,18 +167,23 @@ async def test_a_member_that_is_gone_ends_the_wait_though_nothing_is_computed(
     meeting = Rendezvous(index=0, size=2, address="127.0.0.1", port=1, own_address="127.0.0.1", key="k")
     with lines() as (to_follower, follower):
 
+        following: list[asyncio.Task[None]] = []
+
         async def gather() -> GroupMembership:
+            following.append(asyncio.create_task(asyncio.to_thread(follow)))
             return GroupMembership(meeting, [to_follower])
 
         def follow() -> None:
             """Agree to all the leader says, and go."""
-            follower.send((10_000).to_bytes(8, "little") + b"torch.float32")
+            assert model._weights is not None
+            weights = model._weights.digest_of("LLM")
+            follower.send((10_000).to_bytes(8, "little") + f"torch.float32 {weights}".encode())
             follower.receive()
 
         model = LocalModel(config, settings.of(config), 0, gather=gather)
         loading = asyncio.create_task(model.load(EngineClient()))
-        await asyncio.to_thread(follow)
         await loading
+        await asyncio.gather(*following)
         waiting = asyncio.create_task(model.wait())
         follower.close()
 

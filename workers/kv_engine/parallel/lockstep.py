@@ -1,7 +1,7 @@
 """Lockstep of a tensor-parallel group: the leader sends each step, and the followers run the same forward.
 
-    leader    number of blocks, dtype   ─┐
-    follower  number of blocks, dtype   ─┴─> the smallest number, for all; the dtype must be the same
+    leader    number of blocks, dtype, weights  ─┐
+    follower  number of blocks, dtype, weights  ─┴─> the smallest number, for all; the others must be equal
     leader    a step                    ──> follower: the same forward, over the same blocks of its pool
 
 A step is an int32 array: the numbers of tokens, spans, blocks per span and tokens per block; then the arrays
@@ -31,19 +31,28 @@ class Followers:
     def __init__(self, connections: Sequence[Connection]) -> None:
         self._connections = connections
 
-    def agree(self, blocks: int, dtype: torch.dtype) -> int:
+    def agree(self, blocks: int, dtype: torch.dtype, weights: str = "") -> int:
         """Wait until all members have loaded, and return the number of blocks of each member's pool.
+
+        `weights` is the digest of the checkpoint that this member has loaded.
 
         Raises:
             ConfigError: the members do not compute in the same dtype, so their results cannot be added.
+            GroupLostError: the members have loaded different checkpoints.
         """
         answers = [connection.receive() for connection in self._connections]
         for connection, data in zip(self._connections, answers, strict=True):
-            if data[_COUNT:] != str(dtype).encode():
-                other = data[_COUNT:].decode(errors="replace")
+            other_dtype, _, other_weights = data[_COUNT:].decode(errors="replace").partition(" ")
+            if other_dtype != str(dtype):
                 raise ConfigError(
-                    f"this rank computes in {dtype}, {connection.peer} in {other}: their processors "
+                    f"this rank computes in {dtype}, {connection.peer} in {other_dtype}: their processors "
                     "prefer different dtypes, but all must use the same; set model_kwargs.dtype"
+                )
+            if other_weights != weights:
+                raise GroupLostError(
+                    f"this rank has loaded the weights {weights[:12]}, {connection.peer} "
+                    f"{other_weights[:12]}: their parts do not belong together; expected the same checkpoint "
+                    "on the machines of all ranks"
                 )
         least = min(blocks, *(int.from_bytes(data[:_COUNT], "little") for data in answers))
         for connection in self._connections:
@@ -77,9 +86,9 @@ class Leader:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def agree(self, blocks: int, dtype: torch.dtype) -> int:
-        """Send this member's number of blocks, and return the group's."""
-        self._connection.send(blocks.to_bytes(_COUNT, "little") + str(dtype).encode())
+    def agree(self, blocks: int, dtype: torch.dtype, weights: str = "") -> int:
+        """Send this member's number of blocks, dtype and digest of weights; return the group's number."""
+        self._connection.send(blocks.to_bytes(_COUNT, "little") + f"{dtype} {weights}".encode())
         return int.from_bytes(self._connection.receive(), "little")
 
     def step(self, device: torch.device) -> Step:

@@ -80,6 +80,17 @@ def test_members_that_compute_in_different_dtypes_are_told_before_they_add_anyth
             following.result()
 
 
+def test_members_that_have_loaded_different_checkpoints_restart() -> None:
+    with lines() as (to_follower, to_leader), ThreadPoolExecutor(1) as pool:
+        following = pool.submit(Leader(to_leader).agree, 5, torch.float32, "b" * 64)
+
+        with pytest.raises(GroupLostError, match="weights aaaaaaaaaaaa, the follower bbbbbbbbbbbb"):
+            Followers([to_follower]).agree(5, torch.float32, "a" * 64)
+        to_follower.close()
+        with pytest.raises(GroupLostError):
+            following.result()
+
+
 def test_kept_beginnings_guesses_and_draws_are_the_leaders_alone(
     halves: list[DecoderLM], qwen3: DecoderLM
 ) -> None:
