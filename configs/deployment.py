@@ -46,7 +46,11 @@ class GatewaySettings(
         api_keys: accepted API keys, each `name=secret` or a secret alone. Without any, no key is required.
             Give them by environment variable or in `api_keys_file`, not in a shared file.
         api_keys_file: a file of API keys, one per line, comments after `#`; relative to the YAML file.
-        cors_origins: origins of web pages that may send requests; `*` allows all, none is the default.
+        cors_origins: origins of web pages that may send requests, such as `https://app.example`; `*` allows
+            all. By default only pages of this gateway's own address may.
+        allowed_hosts: names and addresses in the `Host` of requests, in addition to this machine's loopback
+            names, and without ports; `*.example` allows all names below `example`, `*` all. Without any, a
+            gateway that listens on loopback answers to loopback names alone, others to every name.
         security_headers: add security headers to responses.
         requests_per_minute: rate limit per API key, or per client address without keys; 0 is no limit.
         max_in_flight: concurrent requests; further ones get status 429.
@@ -69,6 +73,7 @@ class GatewaySettings(
     api_keys: list[str] = []
     api_keys_file: str | None = None
     cors_origins: list[str] = []
+    allowed_hosts: list[str] = []
     security_headers: bool = True
     requests_per_minute: Annotated[int, Meta(ge=0)] = 0
     max_in_flight: Annotated[int, Meta(ge=1)] = 512
@@ -130,6 +135,10 @@ class NatsSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         max_bytes: size limit of the log. New requests are refused when less than a tenth of it is free.
             Default: three quarters of the disk for a private server, the server's own limit otherwise.
         max_age_s: events older than this leave the log.
+        max_consumers: the most readers (JetStream consumers) that the server keeps for the log, of all keys
+            together.
+        max_consumers_per_key: the most readers of one NATS key or user. The conductor ends further ones, the
+            newest first.
     """
 
     url: str | None = None
@@ -147,6 +156,8 @@ class NatsSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     monitors: list[Annotated[str, Meta(pattern=r"^https?://[^\s@]+$")]] = []
     max_bytes: Annotated[int, Meta(ge=1 << 20)] | None = None
     max_age_s: Annotated[float, Meta(ge=60, le=10 * 365 * 24 * 3600)] = 7 * 24 * 3600.0
+    max_consumers: Annotated[int, Meta(ge=64, le=1_000_000)] = 2048
+    max_consumers_per_key: Annotated[int, Meta(ge=16, le=1_000_000)] = 128
 
 
 class RecoverySettings(
@@ -172,6 +183,35 @@ class RecoverySettings(
     conductors: Annotated[int, Meta(ge=1, le=16)] = 1
     gateways: Annotated[int, Meta(ge=1, le=64)] = 1
     snapshot_every: Annotated[int, Meta(ge=0)] = 20_000
+
+
+class SealingSettings(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """Seals: signatures of the log, so that later changes of it are detected.
+
+    Attributes:
+        enabled: seal the log.
+        key_file: the file of the signing key, made by `dalsegno init-security` or, if it does not exist, at
+            the first start. It must not be in the data dir. Default: `dalsegno/seal.key` under
+            `$XDG_STATE_HOME`, or `~/.local/state`.
+        key: the key itself. Give it by environment variable, not in a shared file.
+        trusted_keys: public keys, in addition to that of the signing key, whose seals are trusted: of other
+            conductors, and of earlier keys.
+        interval_s: the time between seals while there are new events; requests are also sealed when they end.
+        anchor_dir: the folder of the files that record each seal. It must not be in the data dir. Default:
+            `anchors` beside the key file.
+        anchors: further places that record each seal: `nats://user:password@host:4222/subject` for a subject
+            of a stream on another server, or an `http(s)://` address that accepts a POST.
+    """
+
+    enabled: bool = True
+    key_file: str | None = None
+    key: str | None = None
+    trusted_keys: list[Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]] = []
+    interval_s: Annotated[float, Meta(ge=0.2, le=3600)] = 5.0
+    anchor_dir: str | None = None
+    anchors: list[Annotated[str, Meta(pattern=r"^(nats|tls|https?)://[^/\s]+/\S*$")]] = []
 
 
 class DataPlaneSettings(
@@ -258,6 +298,7 @@ class DeploymentConfig(
         traces: OpenTelemetry, see below.
         nats: the NATS server that keeps the event log, see below.
         recovery: failure detection, and redundant processes, see below.
+        sealing: signatures of the log, see below.
     """
 
     model: str
@@ -280,6 +321,7 @@ class DeploymentConfig(
     traces: TraceSettings = TraceSettings()
     nats: NatsSettings = NatsSettings()
     recovery: RecoverySettings = RecoverySettings()
+    sealing: SealingSettings = SealingSettings()
 
     @property
     def groups(self) -> tuple[PlacedGroup, ...]:
@@ -322,6 +364,7 @@ class DeploymentConfig(
             traces=TraceSettings(),
             nats=NatsSettings(),
             recovery=RecoverySettings(),
+            sealing=SealingSettings(),
         )
 
     @property
@@ -347,6 +390,7 @@ SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "traces": TraceSettings,
     "nats": NatsSettings,
     "recovery": RecoverySettings,
+    "sealing": SealingSettings,
 }
 
 
@@ -354,7 +398,14 @@ NATS_FILES: Final = ("token_file", "credentials_file", "ca_file", "cert_file", "
 
 
 PATHS: Final = frozenset(
-    {"checkpoint", "data_dir", "gateway.api_keys_file", *(f"nats.{name}" for name in NATS_FILES)}
+    {
+        "checkpoint",
+        "data_dir",
+        "gateway.api_keys_file",
+        "sealing.key_file",
+        "sealing.anchor_dir",
+        *(f"nats.{name}" for name in NATS_FILES),
+    }
 )
 """Keys that are paths: relative to their file, or to the current folder if given by variable or flag."""
 
@@ -363,7 +414,9 @@ ENGINE_PATHS: Final = ("draft_model", "draft")  # `draft` is the old name
 """The engine's keys in `model_kwargs` that are paths."""
 
 
-SECRETS: Final = frozenset({"gateway.api_keys", "nats.password", "nats.seed", "nats.token"})
+SECRETS: Final = frozenset(
+    {"gateway.api_keys", "nats.password", "nats.seed", "nats.token", "sealing.anchors", "sealing.key"}
+)
 """Keys that are never printed and never passed as arguments."""
 
 

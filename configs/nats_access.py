@@ -19,6 +19,7 @@ def stream_policy(settings: NatsSettings, *, syncs_always: bool = False) -> Stre
         syncs_always=syncs_always,
         max_bytes=settings.max_bytes,
         max_age_s=settings.max_age_s,
+        max_consumers=settings.max_consumers,
     )
 
 

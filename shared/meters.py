@@ -7,7 +7,7 @@ latest ones at `/metrics`; there a counter that starts again at zero shows a res
 import msgspec
 
 from shared.log.port import LogStats
-from shared.telemetry.histogram import Histogram
+from shared.telemetry.histogram import SECONDS, Histogram
 
 
 class TensorMeters(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +69,22 @@ class PrefixMeters(msgspec.Struct, frozen=True, kw_only=True):
     stood: int = 0
 
 
+class GuideMeters(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters of a worker's queue of guides (constrained decoding).
+
+    Attributes:
+        waiting: guides that wait to be checked.
+        invalid: requests refused because of their guide.
+        turned_away: requests refused because of the queue's length or their tenant's budget.
+        cpu_s: the processor time of a check, or of compiling a guide again, in seconds.
+    """
+
+    waiting: int = 0
+    invalid: int = 0
+    turned_away: int = 0
+    cpu_s: Histogram = msgspec.field(default_factory=lambda: Histogram.over(SECONDS))
+
+
 class WorkerMeters(msgspec.Struct, frozen=True, kw_only=True):
     """All counters of a worker.
 
@@ -89,6 +105,7 @@ class WorkerMeters(msgspec.Struct, frozen=True, kw_only=True):
     tensors: TensorMeters = TensorMeters()
     edges: EdgeMeters = EdgeMeters()
     prefix: PrefixMeters = PrefixMeters()
+    guides: GuideMeters = msgspec.field(default_factory=GuideMeters)
 
 
 class ConductorMeters(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,8 +114,10 @@ class ConductorMeters(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         folded: events read from the log and folded, including the log's history at the start.
         decisions: published decisions.
+        ended_readers: readers of the log that were ended because their key had too many.
     """
 
     log: LogStats
     folded: int
     decisions: int
+    ended_readers: int = 0

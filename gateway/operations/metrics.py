@@ -24,7 +24,7 @@ from gateway.operations.metric_families import LabelValues, counter, gauge, hist
 from gateway.requests.liveness import ReceivedHeartbeat
 from gateway.requests.service import Gateway
 from shared.log.port import LogState, LogStats
-from shared.meters import ConductorMeters, EdgeMeters, PrefixMeters, TensorMeters, WorkerMeters
+from shared.meters import ConductorMeters, EdgeMeters, GuideMeters, PrefixMeters, TensorMeters, WorkerMeters
 
 SCHEDULER: Final = "priority"
 """The order of an engine's queue: priority, deadline, tenant, arrival (`workers.kv_engine.scheduler`)."""
@@ -40,6 +40,8 @@ _LOG_GAUGES: Final[_Names] = (
     ("messages", "events", "Events in the log."),
     ("bytes", "bytes", "Bytes in the log."),
     ("max_bytes", "max_bytes", "Bytes that the log may hold."),
+    ("consumers", "readers", "Readers of the log, of all keys."),
+    ("max_consumers", "max_readers", "Readers that the log may have."),
 )
 _LATENCIES: Final[_Names] = (
     ("first_token_s", "time_to_first_token_seconds", "From the request's body to the first token sent."),
@@ -53,6 +55,7 @@ _LOG_CLIENT_GAUGES: Final[_Names] = (
 _CONDUCTOR_COUNTERS: Final[_Names] = (
     ("folded", "folded_events", "Events it has read from the log and applied."),
     ("decisions", "decisions", "Decisions it has published."),
+    ("ended_readers", "ended_readers", "Readers of the log that it ended because their key had too many."),
 )
 _CONDUCTOR_FACTS: Final[_Names] = (
     ("epoch", "epoch", "The epoch in force, as it knows."),
@@ -87,6 +90,7 @@ _EDGE_COUNTERS: Final[_Names] = (
 _TENSOR_KINDS: Final = {"puts": "put", "gets": "got", "gone": "gone", "refused": "refused"}
 _EDGE_DIRECTIONS: Final = {"told": "sent", "heard": "received"}
 _PREFIX_KINDS: Final = {"asked": "queries", "hit": "hits"}
+_GUIDE_REASONS: Final = {"invalid": "invalid", "turned_away": "turned_away"}
 _SPECULATION_KINDS: Final = {"guessed": "drafted", "stood": "accepted"}
 
 
@@ -248,6 +252,7 @@ class Snapshot:
         yield from _tensors(_field(meters, "tensors"))
         yield from _edges(_field(meters, "edges"))
         yield from _prefixes(_field(meters, "prefix"))
+        yield from _guides(_field(meters, "guides"))
 
 
 def _prefixes(meters: Mapping[LabelValues, PrefixMeters]) -> Iterator[Metric]:
@@ -259,6 +264,15 @@ def _prefixes(meters: Mapping[LabelValues, PrefixMeters]) -> Iterator[Metric]:
     yield counter("worker_preemptions", help_, ("rank",), _field(meters, "preempted"))
     help_ = "Tokens drafted by speculative decoding, and those that were accepted."
     yield counter("worker_speculative_tokens", help_, ("rank", "kind"), _by_kind(meters, _SPECULATION_KINDS))
+
+
+def _guides(meters: Mapping[LabelValues, GuideMeters]) -> Iterator[Metric]:
+    help_ = "Guides (constrained decoding) that wait to be checked and compiled."
+    yield gauge("worker_waiting_guides", help_, ("rank",), _field(meters, "waiting"))
+    help_ = "Requests refused for their guide: it is invalid, or turned away by the queue or a key's budget."
+    yield counter("worker_refused_guides", help_, ("rank", "reason"), _by_kind(meters, _GUIDE_REASONS))
+    help_ = "Processor time of checking and compiling a guide."
+    yield histogram("worker_guide_cpu_seconds", help_, ("rank",), _field(meters, "cpu_s"))
 
 
 def _tensors(meters: Mapping[LabelValues, TensorMeters]) -> Iterator[Metric]:

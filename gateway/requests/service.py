@@ -21,6 +21,7 @@ from gateway.served_model import ServedModel
 from models.text.tool_calls import CallFormat
 from shared.errors import CapacityError
 from shared.log.port import Log, LogState, LogStats, LogUnavailableError
+from shared.log.reader_capacity import reader_alarm
 from shared.subjects import Subjects
 
 
@@ -147,7 +148,8 @@ class Gateway:
     # ---- health -------------------------------------------------------------------------------------
     async def health(self) -> dict[str, Any]:
         """The document of `/health`."""
-        log_answers = await self.log_state() is not None
+        log = await self.log_state()
+        log_answers = log is not None
         connection = self.follower.connection
         running = self.in_flight.count
         overview = self.liveness.overview(
@@ -160,6 +162,7 @@ class Gateway:
         own = "draining" if self.is_draining else "busy" if running else "ready"
         return {
             **overview,
+            "log": overview["log"] | _readers_of(log),
             "version": version("dalsegno"),
             "model": self.served.name,
             "family": self.served.family,
@@ -176,3 +179,12 @@ class Gateway:
         """Take no new request, and wait for the answers in progress; False if they did not end in time."""
         self.is_draining = True
         return await self.in_flight.wait_until_idle(deadline_s)
+
+
+def _readers_of(log: LogState | None) -> dict[str, Any]:
+    """The log's readers for the document of `/health`, with a warning if there are nearly too many."""
+    if log is None or log.max_consumers is None:
+        return {}
+    readers: dict[str, Any] = {"readers": log.consumers, "max_readers": log.max_consumers}
+    alarm = reader_alarm(log)
+    return readers | ({"warning": alarm} if alarm else {})

@@ -41,6 +41,8 @@ class LogState:
         max_bytes: the maximum size; None if only the server has a limit.
         replicas: the number of servers that store the log.
         first_ns: the time at which the oldest event was stored; 0 in an empty log.
+        consumers: the number of readers that the server keeps.
+        max_consumers: the most that it keeps; None if only the server has a limit.
     """
 
     first_seq: int
@@ -51,6 +53,8 @@ class LogState:
     max_bytes: int | None = None
     replicas: int = 1
     first_ns: int = 0
+    consumers: int = 0
+    max_consumers: int | None = None
 
 
 class LogStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,8 @@ from shared.log.port import LogState, StoredRecord
 INSUFFICIENT_RESOURCES: Final = 10023
 NO_PEERS: Final = 10005
 NOT_CLUSTERED: Final = 10074
+MAX_CONSUMERS: Final = 10026
+"""The stream has as many consumers as it may have."""
 NO_MESSAGE: Final = 10037
 STREAM_NAME_IN_USE: Final = 10058
 STREAM_NOT_FOUND: Final = 10059
@@ -46,12 +48,21 @@ class _StreamState(msgspec.Struct, frozen=True):
     first_seq: int
     last_seq: int
     first_ts: str = ""
+    consumer_count: int = 0
+
+
+class ConsumerLimits(msgspec.Struct, frozen=True):
+    """The limits of a stream for each of its consumers; 0 is none."""
+
+    inactive_threshold: int = 0
 
 
 class StreamConfig(msgspec.Struct, frozen=True):
     """The configuration of a stream. The server does not interpret `metadata`."""
 
     max_bytes: int = -1
+    max_consumers: int = -1
+    consumer_limits: ConsumerLimits = ConsumerLimits()
     num_replicas: int = 1
     storage: str = "file"
     persist_mode: str = ""
@@ -93,6 +104,8 @@ class StreamInfo(msgspec.Struct, frozen=True):
             max_bytes=self.config.max_bytes if self.config.max_bytes >= 0 else None,
             replicas=self.config.num_replicas,
             first_ns=parse_time_ns(self.state.first_ts) if self.state.messages else 0,
+            consumers=self.state.consumer_count,
+            max_consumers=self.config.max_consumers if self.config.max_consumers > 0 else None,
         )
 
 
@@ -100,6 +113,30 @@ class ConsumerInfo(msgspec.Struct, frozen=True):
     """The reply to CONSUMER.CREATE; `num_pending` records matched when the consumer was created."""
 
     num_pending: int = 0
+    error: ApiError | None = None
+
+
+class ConsumerConfig(msgspec.Struct, frozen=True):
+    """The used part of a consumer's configuration; a pull consumer has no `deliver_subject`."""
+
+    deliver_subject: str = ""
+
+
+class ListedConsumer(msgspec.Struct, frozen=True):
+    """A consumer in the reply to CONSUMER.LIST; `push_bound` is true while its deliveries are subscribed."""
+
+    name: str
+    created: str
+    config: ConsumerConfig = ConsumerConfig()
+    push_bound: bool = False
+
+
+class ConsumerPage(msgspec.Struct, frozen=True):
+    """The reply to CONSUMER.LIST: some of `total` consumers, from `offset` on."""
+
+    total: int = 0
+    offset: int = 0
+    consumers: list[ListedConsumer] = []
     error: ApiError | None = None
 
 
@@ -152,6 +189,10 @@ def consumer_request(
     )
 
 
+MAX_INACTIVE_NS: Final = 300 * 1_000_000_000
+"""The longest `inactive_threshold` of a consumer: the server deletes one without subscriber after this time.
+NATS' own JavaScript client asks for five minutes."""
+
 HEARTBEAT_NS: Final = 500_000_000
 """With the usual 5 s a reader resumed only 19 s after a restart of the server."""
 
@@ -162,6 +203,7 @@ def stream_request(
     *,
     max_bytes: int | None,
     max_age_s: float,
+    max_consumers: int,
     replicas: int,
     metadata: dict[str, str],
 ) -> bytes:
@@ -177,7 +219,9 @@ def stream_request(
             "max_age": int(max_age_s * 1e9),
             "max_msgs": -1,
             "max_msg_size": -1,
-            "max_consumers": -1,
+            # Never -1: since 2.15 the server replaces that by its `default_max_consumers`, 1000.
+            "max_consumers": max_consumers,
+            "consumer_limits": {"inactive_threshold": MAX_INACTIVE_NS},
             "num_replicas": replicas,
             "metadata": metadata,
             # The shortest window: deduplication would drop a valid copy of an event after a void one.

@@ -1,32 +1,60 @@
 """The JetStream consumer that feeds a cursor, and its watchdog.
 
+A stream has a limited number of consumers, and other keys may use them up. Then `attach` fails by name, and
+the cursor is fed by `shared.log.nats.polling` for a while.
+
 A consumer is short-lived: when its cursor reports a fault, the reader detaches it and attaches a new one,
 which delivers from the cursor's position on (`shared.log.nats.cursor`).
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Final
 
-from shared.log.nats import api
+from shared.errors import DalSegnoError
+from shared.log.nats import api, polling
 from shared.log.nats.connection import NatsConnection
 from shared.log.nats.cursor import Cursor
 from shared.log.nats.subject_filter import covering_filter, matcher, wide_filter_pays
-from shared.log.port import LogUnavailableError
+from shared.log.port import LogUnavailableError, StoredRecord
 
 _TICK_S: Final = 1.0
+
+
+class NoConsumerLeftError(LogUnavailableError):
+    """The stream has as many consumers as it may have."""
 
 
 class Consumer:
     """The current consumer of one reader."""
 
-    def __init__(self, connection: NatsConnection, stream: str, subjects: list[str], cursor: Cursor) -> None:
+    def __init__(
+        self, connection: NatsConnection, stream: str, role: str, subjects: list[str], cursor: Cursor
+    ) -> None:
         self._connection = connection
+        self._role = role
         self._stream = stream
         self._subjects = subjects
         self._cursor = cursor
         self._sid: int | None = None
         self._name = ""
         self._timer: asyncio.TimerHandle | None = None
+        self._polling: asyncio.Task[None] | None = None
+
+    def poll(
+        self, get: Callable[[int], Awaitable[StoredRecord | None]], last_seq: Callable[[], Awaitable[int]]
+    ) -> None:
+        """Feed the cursor without a consumer for a while (`shared.log.nats.polling`)."""
+        self._cursor.attaching()
+        self._polling = asyncio.get_running_loop().create_task(self._poll(get, last_seq), name="poll the log")
+
+    async def _poll(
+        self, get: Callable[[int], Awaitable[StoredRecord | None]], last_seq: Callable[[], Awaitable[int]]
+    ) -> None:
+        try:
+            await polling.poll(self._cursor, self._subjects, get, last_seq)
+        except DalSegnoError as error:
+            self._cursor.fail(error.message)
 
     async def attach(self, last_seq: int) -> None:
         """Create a consumer from the cursor's position on; the log now ends at `last_seq`."""
@@ -43,14 +71,17 @@ class Consumer:
         """Create a consumer of these subjects; return its number of pending records."""
         inbox = self._connection.new_inbox()
         # The name is ours, so that the consumer can be deleted even if the server's reply is lost.
-        self._name = inbox.rpartition(".")[2]
+        self._name = f"{self._role}-{inbox.rpartition('.')[2]}"
         self._sid = self._connection.attach(inbox, self._delivered)
         request = api.consumer_request(self._stream, self._name, inbox, subjects, self._cursor.position + 1)
         subject = f"$JS.API.CONSUMER.CREATE.{self._stream}.{self._name}"
         try:
             info = await self._connection.call_api(subject, request, api.ConsumerInfo)
             if info.error is not None:
-                raise LogUnavailableError(
+                kind = (
+                    NoConsumerLeftError if info.error.err_code == api.MAX_CONSUMERS else LogUnavailableError
+                )
+                raise kind(
                     f"{self._connection.label} created no consumer of {subjects}: {info.error.description} "
                     f"(code {info.error.err_code})"
                 )
@@ -60,7 +91,10 @@ class Consumer:
         return info.num_pending
 
     def detach(self) -> None:
-        """Delete the consumer, without waiting for the server's reply."""
+        """Delete the consumer, without waiting for the server's reply, or end the polling."""
+        if self._polling is not None:
+            self._polling.cancel()
+            self._polling = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,6 +1,7 @@
 """A cursor: one reader's position in the log, and the queue of records delivered to it. No I/O.
 
-The log delivers through a series of short-lived consumers. The position belongs to the cursor and not to a
+The log delivers through a series of short-lived consumers, or by single requests while the server has no
+consumer left (`shared.log.nats.polling`). The position belongs to the cursor and not to a
 consumer. It moves in the same call that queues a record, so no record can be lost in between. If a consumer
 is no longer reliable (`fault`), the reader makes a new one from `position + 1`.
 
@@ -98,7 +99,7 @@ class Cursor:
         if self.end_seq is not None and seq > self.end_seq:
             self._finish()
             return
-        if len(self._queue) >= self._max_pending or self._queued_bytes >= self._max_pending_bytes:
+        if self.is_crowded:
             self.fail(f"{len(self._queue)} records wait for a slow reader")
             return
         self._delivered += 1
@@ -120,6 +121,27 @@ class Cursor:
         elif self._wants is not None and seq >= self._wants_until:
             self.fault = "the backlog is read: a consumer with the reader's own filter follows"
         self._wake()
+
+    @property
+    def is_crowded(self) -> bool:
+        """True if no more records may be queued before the reader takes some."""
+        return len(self._queue) >= self._max_pending or self._queued_bytes >= self._max_pending_bytes
+
+    def polled(self, seq: int, record: StoredRecord | None, last_seq: int) -> None:
+        """Process the answer to a request for the record at `seq`; None: there is none, or not for us.
+
+        The log ends at `last_seq`.
+        """
+        self.position = seq
+        self._pending = last_seq - seq
+        if record is not None:
+            self.reached, self.reached_ns = seq, b"%d" % record.time_ns
+            self._queued_bytes += len(record.data)
+            self._queue.append(record)
+        self._heard = True
+        self.finished = self.end_seq is not None and seq >= self.end_seq
+        if record is not None or self.finished:
+            self._wake()
 
     def control(self, reply: bytes, header: bytes) -> None:
         """Process a message of the consumer without a record: a heartbeat or a flow-control request."""

@@ -38,6 +38,7 @@ class StreamPolicy:
         max_bytes: the maximum size; None is the server's own limit, by default three quarters of the disk
             space that was free when it started.
         max_age_s: the age at which events expire.
+        max_consumers: the most readers that the server keeps for the stream.
     """
 
     durability: Durability = "process"
@@ -45,6 +46,7 @@ class StreamPolicy:
     syncs_always: bool = False
     max_bytes: int | None = None
     max_age_s: float = 7 * 24 * 3600.0
+    max_consumers: int = 2048
 
 
 class Varz(msgspec.Struct, frozen=True):

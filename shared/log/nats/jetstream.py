@@ -17,7 +17,7 @@ import msgspec
 from shared.errors import DalSegnoError
 from shared.log.nats import api, provisioning
 from shared.log.nats.connection import NatsConnection
-from shared.log.nats.consumer import Consumer
+from shared.log.nats.consumer import Consumer, NoConsumerLeftError
 from shared.log.nats.credentials import ANONYMOUS, Credentials
 from shared.log.nats.cursor import Cursor
 from shared.log.nats.durability import StreamPolicy, check_stream
@@ -84,7 +84,9 @@ async def connect(
         LogUnavailableError: the server, JetStream or the stream is missing.
         DurabilityError: the log provides less than `durability`.
     """
-    log = JetStreamLog(url, subjects, durability=durability, max_pending=max_pending, on_change=on_change)
+    log = JetStreamLog(
+        url, subjects, name, durability=durability, max_pending=max_pending, on_change=on_change
+    )
     await log._open(credentials=credentials, name=name, timeout_s=timeout_s)  # noqa: SLF001 - same module
     return log
 
@@ -120,12 +122,15 @@ class JetStreamLog:
         self,
         url: str,
         subjects: Subjects,
+        name: str,
         *,
         durability: Durability,
         max_pending: int,
         on_change: Callable[[bool], None] | None,
     ) -> None:
         self.on_change = on_change
+        self._role = name.partition(" ")[0]
+        self._is_polling = False
         self._checks = PublishChecks(subjects)
         self._prefix = subjects.prefix
         self._stream = subjects.stream
@@ -420,7 +425,7 @@ class JetStreamLog:
         )
 
     async def _records(self, subjects: Sequence[str], cursor: Cursor) -> AsyncGenerator[StoredRecord, None]:
-        consumer = Consumer(self._connection, self._stream, list(subjects), cursor)
+        consumer = Consumer(self._connection, self._stream, self._role, list(subjects), cursor)
         self._cursors.add(cursor)
         recording = timeline.recording()
         try:
@@ -468,10 +473,33 @@ class JetStreamLog:
                 state = (await self._same_log()).log_state()
                 self._check_start(cursor.position + 1, state)
                 await consumer.attach(state.last_seq)
+                self._note_consumer_shortage(None)
+                return
+            except NoConsumerLeftError as error:
+                self._note_consumer_shortage(error)
+                consumer.poll(self._record_at, self._last_seq)
                 return
             except LogUnavailableError as error:
                 _LOGGER.warning("reading %s waits: %s", self._stream, error)
             await pause.wait()
+
+    def _note_consumer_shortage(self, error: NoConsumerLeftError | None) -> None:
+        """Log once that readers have to poll, and once that they have consumers again."""
+        if error is not None and not self._is_polling:
+            _LOGGER.warning(
+                "%s: this process reads by single requests until a consumer is free; end readers that are "
+                "not needed, or raise nats.max_consumers",
+                error,
+            )
+        elif error is None and self._is_polling:
+            _LOGGER.info("the stream %r has free consumers again", self._stream)
+        self._is_polling = error is not None
+
+    async def _record_at(self, seq: int) -> StoredRecord | None:
+        return await self._message({"seq": seq})
+
+    async def _last_seq(self) -> int:
+        return (await self._state()).last_seq
 
     async def last(self, subject: str) -> StoredRecord | None:
         return await self._retried(lambda: self._message({"last_by_subj": subject}))

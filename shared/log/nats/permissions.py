@@ -4,7 +4,7 @@ The writer is a token of every subject (`shared.subjects`), so a server can rest
 subjects. Everything that is not granted is denied. The roles publish:
 
     provisioner    the creation and changes of the stream, which no other role may make; no events
-    conductor      decisions and fences
+    conductor      decisions and fences; it may list all readers, to limit those of each key
     worker-<rank>  that rank's reports and output
     gateway        requests and cancels
     client         requests and cancels, for any service; `client-<name>` for a service with its own key
@@ -66,6 +66,8 @@ def permissions(role: str, subjects: Subjects, inbox_prefix: str) -> Permissions
     if role == PROVISIONER:
         return Permissions(publish=_managing(subjects.stream), subscribe=[f"{inbox_prefix}.>"])
     published = [*_written(role, subjects), *_reading(subjects.stream)]
+    if role == CONDUCTOR:
+        published.append(f"$JS.API.CONSUMER.LIST.{subjects.stream}")
     if role == READER or _is_client(role):
         published += _reading_by_other_clients(subjects.stream)
     return Permissions(publish=published, subscribe=[f"{inbox_prefix}.>", *_subscribed(role, subjects)])

@@ -86,6 +86,12 @@ async def provide(connection: NatsConnection, subjects: Subjects, policy: Stream
         check_synced(servers or [connection.server_name], reports, connection.label)
     info = await _make(connection, subjects, policy, durability)
     check_stream(durability, info, connection.label)
+    if info.config.max_consumers != policy.max_consumers:
+        raise LogUnavailableError(
+            f"{connection.label}: expected max_consumers {policy.max_consumers} for the stream "
+            f"{subjects.stream!r}, found {info.config.max_consumers}: set nats.max_consumers to that, or "
+            "raise the limit of the server's account"
+        )
     if durability == "cluster" and not check_cluster(info, connection.label):
         raise LogUnavailableError(f"{connection.label}: the stream {subjects.stream!r} has no leader yet")
 
@@ -102,6 +108,7 @@ async def _make(
             subjects.logged(),
             max_bytes=policy.max_bytes,
             max_age_s=policy.max_age_s,
+            max_consumers=policy.max_consumers,
             replicas=replicas,
             metadata={METADATA: verified},
         )

@@ -1,6 +1,7 @@
 """The log on a real nats-server satisfies the contract."""
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,15 +10,19 @@ from shared.log.nats.durability import StreamPolicy
 from shared.log.nats.jetstream import JetStreamLog, connect, provision
 from shared.log.nats.private_server import NatsServer
 from shared.subjects import Subjects
-from tests.shared.log.admin import delete_stream
+from tests.shared.log.admin import delete_stream, use_up_consumers
 from tests.shared.log.contract import LogContract
 
 
 class _JetStreamDeployment:
-    """One server per test, because tests stop it, fill it, and delete its stream."""
+    """One server per test, because tests stop it, fill it, and delete its stream.
 
-    def __init__(self, subjects: Subjects, data_dir: Path) -> None:
+    Without `has_consumers` another key has used up the stream's only consumer, so every reader has to poll.
+    """
+
+    def __init__(self, subjects: Subjects, data_dir: Path, *, has_consumers: bool) -> None:
         self.subjects = subjects
+        self.has_consumers = has_consumers
         self.server = NatsServer(data_dir, max_payload_bytes=1024 * 1024)
         self.logs: list[JetStreamLog] = []
 
@@ -33,9 +38,15 @@ class _JetStreamDeployment:
         return log
 
     async def provide(self, max_bytes: int | None = None) -> None:
-        await provision(
-            self.server.url, self.server.credentials, self.subjects, StreamPolicy(max_bytes=max_bytes)
-        )
+        await self._provide(self.server, max_bytes)
+
+    async def _provide(self, server: NatsServer, max_bytes: int | None) -> None:
+        policy = StreamPolicy(max_bytes=max_bytes)
+        if not self.has_consumers:
+            policy = replace(policy, max_consumers=1)
+        await provision(server.url, server.credentials, self.subjects, policy)
+        if not self.has_consumers:
+            await use_up_consumers(server, self.subjects.stream)
 
     async def stop(self) -> None:
         self.server.kill()
@@ -48,7 +59,7 @@ class _JetStreamDeployment:
         aside = NatsServer(self.server.log_file.parent)
         aside.start()
         await delete_stream(aside, self.subjects.stream)
-        await provision(aside.url, aside.credentials, self.subjects)
+        await self._provide(aside, None)
         aside.stop()
         self.server.start()
 
@@ -61,9 +72,11 @@ class _JetStreamDeployment:
         await self.provide(max_bytes=None)
 
 
-@pytest.fixture
-async def deployment(subjects: Subjects, tmp_path: Path) -> AsyncIterator[_JetStreamDeployment]:
-    deployment = _JetStreamDeployment(subjects, tmp_path / "nats")
+@pytest.fixture(params=[True, False], ids=["consumers", "polling"])
+async def deployment(
+    subjects: Subjects, tmp_path: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[_JetStreamDeployment]:
+    deployment = _JetStreamDeployment(subjects, tmp_path / "nats", has_consumers=request.param)
     deployment.server.start()
     await deployment.provide()
     yield deployment
