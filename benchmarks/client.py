@@ -69,13 +69,15 @@ class Response:
 
 
 class Connection:
-    """One connection, for requests one after another."""
+    """One connection, for requests one after another; `key` is the API key, if one is required."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, key: str = "") -> None:
         parts = urlsplit(url)
         assert parts.hostname is not None
         assert parts.port is not None
         self._address = parts.hostname, parts.port
+        bearer = f"Authorization: Bearer {key}\r\n" if key else ""
+        self._headers = f"Host: localhost\r\n{bearer}".encode()
 
     async def __aenter__(self) -> Self:
         self._reader, self._writer = await asyncio.open_connection(*self._address)
@@ -94,16 +96,15 @@ class Connection:
 
     async def get(self, path: str) -> Response:
         """Get a page."""
-        self._writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        self._writer.write(b"GET %s HTTP/1.1\r\n%s\r\n" % (path.encode(), self._headers))
         return await self._response()
 
     async def send(self, path: str, body: dict[str, Any]) -> None:
         """Post JSON; the caller reads the response."""
         data = msgspec.json.encode(body)
         self._writer.write(
-            b"POST %s HTTP/1.1\r\nHost: localhost\r\n"
-            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
-            % (path.encode(), len(data), data)
+            b"POST %s HTTP/1.1\r\n%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+            % (path.encode(), self._headers, len(data), data)
         )
         await self._writer.drain()
 
@@ -127,8 +128,9 @@ class Connection:
         body = msgspec.json.encode(question | {"stream": True, "stream_options": {"include_usage": True}})
         begun_s = time.perf_counter()
         self._writer.write(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
-            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+            b"POST /v1/chat/completions HTTP/1.1\r\n%s"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+            % (self._headers, len(body), body)
         )
         head = await self._reader.readuntil(b"\r\n\r\n")
         if not head.startswith(b"HTTP/1.1 200") or b"transfer-encoding: chunked" not in head.lower():

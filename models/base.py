@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from models.checkpoints.claims import CheckpointInfo, Claim
-from shared.events import digest_of
+from shared.events import Guide, digest_of
 from shared.plans import Plan, PlanRequest
 from shared.tensors import Handle
 from shared.walks import CompiledWalk, InputPort, StreamLink, ToClient, link_streams
@@ -113,11 +113,29 @@ class ModelGraph:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GuideToCheck:
+    """A client's guide that has to be checked before the result of a CPU node counts.
+
+    Attributes:
+        param: the parameter of the request that the guide was made from, for errors; empty: the guide itself.
+    """
+
+    guide: Guide
+    param: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CpuResult:
-    """The result of a CPU node: facts for the plan, and handles of its output tensors, by edge."""
+    """The result of a CPU node: facts for the plan, and handles of its output tensors, by edge.
+
+    Attributes:
+        guide: the worker checks and compiles it in a queue of its own (`workers.guides`); None if there is
+            none.
+    """
 
     facts: Mapping[str, Any] = field(default_factory=dict)
     outputs: Mapping[str, Handle] = field(default_factory=dict)
+    guide: GuideToCheck | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

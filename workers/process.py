@@ -35,7 +35,7 @@ from shared.ids import Rank
 from shared.log.nats import heartbeat_connection, jetstream
 from shared.log.nats.credentials import ANONYMOUS, Credentials
 from shared.log.port import Log
-from shared.meters import EdgeMeters, PrefixMeters, TensorMeters, WorkerMeters
+from shared.meters import EdgeMeters, GuideMeters, PrefixMeters, TensorMeters, WorkerMeters
 from shared.subjects import Subjects
 from shared.telemetry.log_fields import quoting
 from workers import settings
@@ -43,9 +43,11 @@ from workers.data_plane.port import TensorStore
 from workers.execution.executor import OrderExecutor
 from workers.execution.node_executor import HostedModel
 from workers.generation.engine_client import EngineClient
+from workers.guides.guide_queue import GuideQueue
 from workers.kv_engine.counters import EngineStats
 from workers.loading.model import Loaded, LocalModel, Model
 from workers.loading.tensor_store import open_tensors
+from workers.loading.weights import RankWeights, rank_digest
 from workers.machine.cpu_pool import CpuPool
 from workers.membership.event_writer import EventWriter
 from workers.membership.heartbeat import Heartbeat
@@ -162,7 +164,15 @@ def _follower(
         def tell(done: int, total: int, _: str) -> None:
             on_progress(done / max(total, 1))
 
-        return make_follower_engine(options.config, engine_settings, options.rank, tell, copy)
+        config, rank = options.config, options.rank
+        weights = RankWeights.open(config, engine_settings, rank)
+        weights.begin()
+        try:
+            engine = make_follower_engine(config, engine_settings, rank, tell, copy, weights.digest_of)
+            weights.loaded()  # a leader that has loaded other bytes than this rank ends the group
+        finally:
+            weights.cancel()
+        return engine
 
     return FollowerProcess(log, subjects, options.config, Rank(options.rank), make)
 
@@ -206,6 +216,7 @@ class Worker:
         self._model = model
         self._store = store
         self._counts = EdgeCounters()
+        self._guides: GuideQueue | None = None
         self._out_of_order = OutOfOrderBuffer()
         self._state = "loading"
         self._incarnation: int | None = None
@@ -236,6 +247,7 @@ class Worker:
             store=self._store,
             stateless=loaded.stateless,
         )
+        self._guides = hosted.guides
         try:
             async with asyncio.TaskGroup() as tasks:
                 engine = tasks.create_task(self._model.wait(), name="engine")
@@ -246,7 +258,7 @@ class Worker:
                 engine.cancel()
         finally:
             await self._model.close()
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.close()
 
     # ---- one incarnation ---------------------------------------------------------------------------
     async def _live(self, hosted: HostedModel, loaded: Loaded, stopping: asyncio.Event) -> None:
@@ -266,6 +278,8 @@ class Worker:
             pid=os.getpid(),
             cards=self._store.endpoints if len(self._config.leaders) > 1 else {},
             tool_calls=loaded.processing.tool_calls,
+            weights=rank_digest(loaded.weights),
+            node_weights=dict(loaded.weights),
         )
         self._out_of_order = OutOfOrderBuffer()
         inbox = Inbox(
@@ -449,6 +463,7 @@ class Worker:
                     guessed=counters.cache.drafted,
                     stood=counters.cache.accepted,
                 ),
+                guides=self._guides.meters() if self._guides is not None else GuideMeters(),
             ),
         }
 

@@ -19,7 +19,7 @@ from models.text import embedding
 from models.text.chat_prompts import ChatPrompts
 from models.text.detokenizer import DetokenizerFactory
 from models.text.embedding import Embedding
-from models.text.guides import CompiledGuide, GuideCompiler, InvalidGuideError, guide_compiler_of
+from models.text.guides import GuideCompiler, guide_compiler_of
 from models.text.prepared_prompt import prepare_prompt
 from models.text.sampling_defaults import generation_defaults
 from models.text.tokenizer import (
@@ -91,31 +91,26 @@ class DecoderLmProcessing:
         params = self._prompts.with_tools(request, prepare.params)
         text = self._prompts.text_of(request)
         ids = request.token_ids or [] if text is None else self._encode(request, text)
-        try:
-            return prepare_prompt(
-                key,
-                ids,
-                params,
-                tokenizer=self._tokenizer,
-                defaults=self._defaults,
-                check_guide=self._check_guide,
-                text=text,
-                pooling=self._pooling(request, params, len(ids)),
-                guide=params.guide if request.tools else UNSET,
-            )
-        except InvalidGuideError as error:
-            if offered(request) is None:
-                raise
-            raise InvalidGuideError(error.what, kind="tools") from error
+        return prepare_prompt(
+            key,
+            ids,
+            params,
+            tokenizer=self._tokenizer,
+            defaults=self._defaults,
+            check_guide=self._check_guide,
+            text=text,
+            pooling=self._pooling(request, params, len(ids)),
+            guide=params.guide if request.tools else UNSET,
+            guide_param="" if offered(request) is None else "tools",
+        )
 
     def text_decoder(self) -> TextDecoder:
         return self._decoders.new()
 
-    def compiled(self, guide: Guide) -> CompiledGuide:
-        """A guide that `prepare` has accepted, compiled."""
-        if self._guides is None:
-            raise BugError("prepare accepted a guide, but answers of this model cannot be guided")
-        return self._guides.compiled(guide)
+    @property
+    def guides(self) -> GuideCompiler | None:
+        """The compiler of guides; None if answers of this model cannot be guided."""
+        return self._guides
 
     def _encode(self, request: Inputs, text: str) -> list[int]:
         self._tokenizer.check_text(text)
@@ -130,7 +125,7 @@ class DecoderLmProcessing:
         _check_states(tokens, self._embedding.size)
         return PoolingParams(mode="none")
 
-    def _check_guide(self, guide: Guide, stop_token_ids: Sequence[int]) -> None:
+    def _check_guide(self, _: Guide, stop_token_ids: Sequence[int]) -> None:
         if self._guides is None:
             raise ClientError(
                 "guide: answers of this model cannot be guided: a text is not the concatenation of its "
@@ -142,7 +137,6 @@ class DecoderLmProcessing:
                 "guide: this model has no end-of-sequence token: name a token in stop_token_ids",
                 code="not_supported",
             )
-        self._guides.check(guide)
 
 
 def _check_modalities(request: Inputs, params: Params) -> None:

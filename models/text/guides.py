@@ -13,11 +13,10 @@ import hashlib
 import json
 import re
 import signal
-import subprocess
-import sys
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from queue import LifoQueue
 from threading import Lock
 from typing import Any, Final, NamedTuple
 
@@ -28,14 +27,20 @@ from llguidance import LLMatcher
 
 from models.text import guide_trial
 from models.text.detokenizer import DetokenizerFactory
+from models.text.guide_cost import CpuTime, problem_of_multiples
 from models.text.guide_errors import explanation_of
-from shared.errors import BugError, ClientError, WorkerError
+from models.text.json_schema.errors import UnsupportedSchemaError
+from models.text.json_schema.prepare import prepared_schema
+from models.text.trial_process import TrialProcess
+from shared.errors import BugError, ClientError
 from shared.events import Guide
 
 _KEPT: Final = 32
 """The number of compiled guides in the cache; one takes 25 MB at most, most take some KB."""
-_TRIAL_S: Final = 60.0
-"""Time limit of a trial. One that exceeds it got too little processor time; that is not the guide's fault."""
+_REFUSALS_KEPT: Final = 4096
+"""The number of refused guides that are remembered; one takes less than 1 KB."""
+TRIALS: Final = 2
+"""The number of guides that can be tried at a time."""
 _WHITESPACE: Final = r"[ ]|\n[ ]{0,40}|\n\t{0,20}"
 """White space between tokens of JSON: a space, or a new line with indentation. It is bounded, because a model
 might write white space until its answer is full."""
@@ -49,10 +54,6 @@ _JSON_OPTIONS: Final = {
 }
 _SHARED: Final = "lexer error"
 """Start of the error for a limit that all matchers of a guide share."""
-_MAPS: Final = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-"""Keys of a schema whose values are schemas by name."""
-_LITERAL: Final = frozenset({"const", "enum", "default", "examples"})
-"""Keys whose values are not schemas."""
 _PLACE: Final = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
 """The place of an error in a grammar: line and column."""
 
@@ -69,6 +70,12 @@ class InvalidGuideError(ClientError):
     def __init__(self, what: str, *, kind: str = "", where: str = "") -> None:
         super().__init__(": ".join(part for part in (kind, where, what) if part))
         self.what: Final = what
+        self._kind = kind
+        self._where = where
+
+    def repeated(self) -> "InvalidGuideError":
+        """The same error, to be raised for another request."""
+        return InvalidGuideError(self.what, kind=self._kind, where=self._where)
 
 
 class Allowed(NamedTuple):
@@ -100,20 +107,59 @@ class GuideCompiler:
         self._tokenizer = guide_trial.Vocabulary(tokens, list(marks)).compiled()
         self._drops_space = drops_space
         self._kept: OrderedDict[bytes, CompiledGuide] = OrderedDict()
+        self._refused: OrderedDict[bytes, InvalidGuideError] = OrderedDict()
         self._lock = Lock()
+        self._trials: LifoQueue[TrialProcess] = LifoQueue()
+        for _ in range(TRIALS):
+            self._trials.put(TrialProcess(self._mark_names))
 
-    def check(self, guide: Guide) -> None:
+    def known(self, guide: Guide) -> "CompiledGuide | None":
+        """The guide if it has been compiled, None if it has yet to be checked. It does not block.
+
+        Raises:
+            InvalidGuideError: it has been refused, or is banned because a matcher of it did not end.
+        """
+        digest = _digest(guide)
+        found = self._find(guide)
+        if found is not None and found.banned:
+            raise InvalidGuideError(found.banned)
+        with self._lock:
+            refused = self._refused.get(digest)
+            if refused is not None:
+                self._refused.move_to_end(digest)
+        if refused is not None:
+            raise refused.repeated()
+        return found
+
+    def check(self, guide: Guide, cpu_time: CpuTime | None = None) -> "CompiledGuide":
         """Check a client's guide: try it in a separate process, then compile it into the cache.
 
         Raises:
             InvalidGuideError: it cannot be followed, or is banned because a matcher of it did not end.
+            CapacityError: it could not be tried.
         """
-        found = self._find(guide)
-        if found is None:
-            self._try(guide)
-            self.compiled(guide)
-        elif found.banned:
-            raise InvalidGuideError(found.banned)
+        known = self.known(guide)
+        if known is not None:
+            return known
+        cpu_time = cpu_time if cpu_time is not None else CpuTime()
+        begun_s = time.thread_time()
+        try:
+            if problem := problem_of_multiples(guide.json_schema):
+                raise InvalidGuideError(problem, kind="json_schema")
+            self._try(guide, cpu_time)
+            return self.compiled(guide)
+        except InvalidGuideError as error:
+            with self._lock:
+                self._refuse(_digest(guide), error.repeated())
+            raise
+        finally:
+            cpu_time.seconds += time.thread_time() - begun_s
+
+    def _refuse(self, digest: bytes, error: InvalidGuideError) -> None:
+        """Remember a refusal; the lock is held."""
+        self._refused[digest] = error
+        while len(self._refused) > _REFUSALS_KEPT:
+            self._refused.popitem(last=False)
 
     def compiled(self, guide: Guide) -> "CompiledGuide":
         """A guide, compiled. Only for guides that were checked, by this worker or another one.
@@ -135,7 +181,9 @@ class GuideCompiler:
         with self._lock:
             self._kept[_digest(guide)] = made
             while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
+                digest, oldest = self._kept.popitem(last=False)
+                if oldest.banned:
+                    self._refuse(digest, InvalidGuideError(oldest.banned))
         return made
 
     def _find(self, guide: Guide) -> "CompiledGuide | None":
@@ -155,32 +203,36 @@ class GuideCompiler:
         whole = {"lark_grammar": f'%llguidance {{"no_forcing": true}}\n{start}'}
         return json.dumps({"grammars": [whole, {"name": "guide", **_part_of(guide)}]})
 
-    def _try(self, guide: Guide) -> None:
+    def _try(self, guide: Guide, cpu_time: CpuTime) -> None:
+        """Try a client's guide in a separate process.
+
+        Raises:
+            InvalidGuideError: it is invalid, or too expensive.
+            CapacityError: it could not be tried.
+        """
         if guide.choice is not None or guide.json_object:
             return  # their grammars are always cheap
-        task = {"grammar": self._grammar(guide), "marks": self._mark_names}
+        grammar = self._grammar(guide)
+        trial = self._trials.get()
         try:
-            trial = subprocess.run(
-                [sys.executable, "-I", str(Path(guide_trial.__file__))],
-                input=json.dumps(task).encode(),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                timeout=_TRIAL_S,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise WorkerError(f"a guide could not be tried: {error}") from error
+            verdict = trial.verdict_of(grammar)
+        finally:
+            self._trials.put(trial)
+        cpu_time.seconds += verdict["cpu_s"]
         kind = _kind_of(guide)
-        match trial.returncode:
+        if verdict["error"]:
+            raise _invalid(kind, verdict["error"])
+        match verdict["ended_by"]:
             case 0:
-                if trial.stdout:
-                    raise _invalid(kind, trial.stdout.decode(errors="replace"))
-            case code if code == -signal.SIGXCPU:
-                raise _invalid(kind, f"it takes more than {guide_trial.CPU_S} s to compile; make it smaller")
-            case code if code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT):
-                raise _invalid(kind, "it is nested too deeply, or takes too much memory; make it smaller")
-            case code:
-                raise WorkerError(f"a guide could not be tried: its process ended with {code}")
+                return
+            case signal.SIGPROF:
+                raise InvalidGuideError(
+                    f"it takes more than {guide_trial.CPU_S:g} s to compile; make it smaller", kind=kind
+                )
+            case _:
+                raise InvalidGuideError(
+                    "it is nested too deeply, or takes too much memory; make it smaller", kind=kind
+                )
 
 
 def guide_compiler_of(decoders: DetokenizerFactory, vocab_size: int) -> GuideCompiler | None:
@@ -334,35 +386,10 @@ def _part_of(guide: Guide) -> dict[str, Any]:
         return {"json_schema": False}
     own = guide.json_schema if isinstance(guide.json_schema, dict) else {}
     schema = {"type": "object"} if guide.json_object else own
-    _check_schema(schema)
-    return {"json_schema": {**schema, "x-guidance": _JSON_OPTIONS}}
-
-
-def _check_schema(schema: dict[str, Any]) -> None:
-    """Refuse a `minProperties` that the library accepts but does not enforce.
-
-    Raises:
-        InvalidGuideError: repeating one property would count as several.
-    """
-    inside: list[Any] = [schema]
-    while inside:
-        part = inside.pop()
-        if isinstance(part, list):
-            inside += part
-        elif isinstance(part, dict):
-            least, required = part.get("minProperties"), part.get("required")
-            known = len(set(map(str, required))) if isinstance(required, list) else 0
-            if isinstance(least, int) and least > known + 1:
-                raise InvalidGuideError(
-                    f"expected minProperties of at most {known + 1}, which is one more than what is "
-                    f"required, found {least}; name the properties in required",
-                    kind="json_schema",
-                )
-            for key, value in part.items():
-                if key in _MAPS and isinstance(value, dict):
-                    inside += value.values()
-                elif key not in _LITERAL:
-                    inside.append(value)
+    try:
+        return {"json_schema": {**prepared_schema(schema), "x-guidance": _JSON_OPTIONS}}
+    except UnsupportedSchemaError as error:
+        raise InvalidGuideError(str(error), kind="json_schema") from error
 
 
 def _kind_of(guide: Guide) -> str:

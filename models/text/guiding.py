@@ -1,17 +1,18 @@
-"""`Guiding`: the protocol of processings that compile guides for a KV node. Imports no llguidance."""
+"""`Guiding`: the protocol of processings that compile guides for a KV node. It imports no llguidance."""
 
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from shared.events import Guide
+from models.base import Processing
 
 if TYPE_CHECKING:
-    from models.text.guides import CompiledGuide
+    from models.text.guides import GuideCompiler
 
 
 @runtime_checkable
-class Guiding(Protocol):
-    """A `models.base.Processing` that compiles guides."""
+class Guiding(Processing, Protocol):
+    """A `Processing` that compiles guides; `workers.guides` calls the compiler in threads of its own."""
 
-    def compiled(self, guide: Guide) -> "CompiledGuide":
-        """Compile a guide that `prepare` has accepted. It may block; workers call it in a thread."""
+    @property
+    def guides(self) -> "GuideCompiler | None":
+        """The compiler for the model's vocabulary, which blocks and is thread-safe; None if there is none."""
         ...

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from models.base import CpuResult
+from models.base import CpuResult, GuideToCheck
 from models.sequence_request import PoolingParams, PreparedPrompt
 from models.text.sampling_defaults import effective_sampling
 from models.text.tokenizer import PromptTokenizer
@@ -24,13 +24,15 @@ def prepare_prompt(
     text: str | None = None,
     pooling: PoolingParams | None = None,
     guide: Guide | UnsetType | None = UNSET,
+    guide_param: str = "",
 ) -> CpuResult:
     """Check a prompt and its parameters, and return what the plan and the KV node need of them.
 
     `key` is the prefix of the keys of the outputs, `defaults` are the sampling parameters of the checkpoint.
-    `check_guide` raises an error for a guide that cannot be followed; it is called with the guide and the
-    request's `stop_token_ids`, and None for a family whose `prepare` refuses guides itself. `pooling` is for
-    a request without an answer, `guide` for a chat with tools (`PreparedPrompt`).
+    `check_guide` raises an error if this model cannot follow guides; it is called with the guide and the
+    request's `stop_token_ids`, and None for a family whose `prepare` refuses guides itself. The guide itself
+    is not compiled here: it is a part of the result. `guide_param` is the parameter it was made from.
+    `pooling` is for a request without an answer, `guide` for a chat with tools (`PreparedPrompt`).
 
     Raises:
         ClientError: the prompt is empty or too long, or a parameter is invalid for this model.
@@ -48,5 +50,7 @@ def prepare_prompt(
         guide=guide,
     )
     return CpuResult(
-        facts=msgspec.to_builtins(facts), outputs={"token_ids": inline_ids(f"{key}/token_ids", ids)}
+        facts=msgspec.to_builtins(facts),
+        outputs={"token_ids": inline_ids(f"{key}/token_ids", ids)},
+        guide=GuideToCheck(guide=params.guide, param=guide_param) if params.guide is not None else None,
     )

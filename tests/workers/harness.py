@@ -7,7 +7,6 @@ over a KV node, as a language model has them. Its tokens are bytes: token 65 is 
 import asyncio
 import codecs
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -35,12 +34,14 @@ from shared.plans import Finish, Plan, PlanRequest, Walk
 from shared.subjects import Subjects
 from shared.tensors import Handle, inline_ids, read_ids
 from shared.walks import CLIENT, KEEP, Edge, Loop, Node, Parallel, Sequential, compile_walk
+from tests.admissions import admitted
 from workers.data_plane.store import open_store
 from workers.execution.executor import OrderExecutor
 from workers.execution.node_executor import HostedModel
 from workers.generation.engine_client import EngineClient
 from workers.kv_engine.outputs import Output, PromptOutput, TokenOutput, TokenScore
 from workers.kv_engine.sequence_spec import FinishReason, SequenceSpec
+from workers.machine.cpu_pool import CpuPool
 from workers.membership.event_writer import EventWriter
 from workers.membership.heartbeat import Heartbeat
 from workers.orders.inbox import StartOrder, StepKey, StopOrder
@@ -348,6 +349,13 @@ def fence(request_id: str, attempt: int, epoch: int = 1) -> OutputFence:
     )
 
 
+def admit(server: MemoryStore, request_id: str = "r") -> None:
+    """Admit a request, unless it is: without, what earlier attempts wrote is not its output."""
+    subject = SUBJECTS.walk(request_id)
+    if not any(record.subject == subject for record in server.records):
+        server.append(subject, encode(admitted(request_id)))
+
+
 @dataclass(slots=True)
 class Rig:
     """An executor and all around it."""
@@ -371,6 +379,7 @@ class Rig:
 
     def put_done(self, order: NodeReady, done: WalkCompleted) -> None:
         """Put into the log that an order was carried out, by an earlier life."""
+        admit(self.server, str(order.request_id))
         about = {"request_id": order.request_id, "attempt": order.attempt, "index": order.index}
         event = msgspec.structs.replace(done, id=f"done.{order.id}", **about)
         self.server.append(SUBJECTS.done(order.rank, str(order.request_id)), encode(event))
@@ -394,6 +403,7 @@ class Rig:
         return [decode(record.data) for record in self.server.records]
 
     def put_fence(self, event: OutputFence) -> None:
+        admit(self.server, str(event.request_id))
         subject = SUBJECTS.output("g-1", str(event.request_id), "conductor")
         self.server.append(subject, encode(event))
 
@@ -414,7 +424,7 @@ async def rigged(server: MemoryStore | None = None, *, max_posted: int = 1000) -
     store.begin_incarnation(RANK, LIFE)
     writer = EventWriter(log, RANK)
     writer.incarnation = LIFE
-    with ThreadPoolExecutor(2) as pool:
+    with CpuPool(2) as pool:
         hosted = HostedModel(graph=TOY, processing=processing, engine=rows, pool=pool, store=store)
         try:
             async with asyncio.TaskGroup() as tasks:

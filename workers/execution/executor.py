@@ -15,6 +15,7 @@ own code; all others report `internal_error`, and their trace stays in the log o
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -279,7 +280,7 @@ class OrderExecutor:
                 faults.reach("worker.completed.posted")
             except DalSegnoError as error:
                 tracing.fail(span, error.failure_code)
-                failure = Failure(code=error.failure_code, message=error.message, status=error.failure_status)
+                failure = _failure_of(error)
                 await self._fail(order, failure, error)
             except Exception as error:  # the order fails; the worker continues
                 _LOGGER.exception("step %s failed", order.key, extra=MAY_QUOTE)
@@ -294,7 +295,7 @@ class OrderExecutor:
             raise CapacityError(order.refused)
         key, ready = order.key, order.ready
         placement = StepPlacement(self._hosted.outputs, ready)
-        recovered = await self._track_states.before(key, placement, order.seq)
+        recovered = await self._track_states.before(key, placement, order.seq, ready.weights_since)
 
         post = self._events.chunk_poster(ready)
         if ready.on_probation:
@@ -398,6 +399,16 @@ def _span(order: _RunningOrder) -> Span:
             "dalsegno.epoch": ready.epoch or 0,
             "dalsegno.log_seq": order.seq,
         },
+    )
+
+
+def _failure_of(error: DalSegnoError) -> Failure:
+    retry_after_s = error.retry_after_s if isinstance(error, CapacityError) else None
+    return Failure(
+        code=error.failure_code,
+        message=error.message,
+        status=error.failure_status,
+        retry_after_s=math.ceil(retry_after_s or 0),
     )
 
 

@@ -14,7 +14,6 @@ parts of an embedding, or of hidden states, stay as they are: the last bits of a
 other sequences in its batches.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -23,9 +22,8 @@ import msgspec
 
 from models.base import Processing
 from models.sequence_request import PoolingParams, SamplingParams, SequenceFacts, SequenceRequest
-from models.text.guiding import Guiding
 from shared.errors import BugError, Divergence
-from shared.events import Guide, NodeReady, SequenceHandover
+from shared.events import NodeReady, SequenceHandover
 from shared.tensors import Handle, inline_ids, read_ids
 from shared.walks import Firing
 from workers.data_plane.port import TensorStore
@@ -41,6 +39,7 @@ from workers.generation.output_chunks import OutputStream
 from workers.generation.prompt_echo import ScoredEcho, echo_pieces
 from workers.generation.prompt_output import array_chunks, fully_released_array
 from workers.generation.sequence_handle import HandoverHandle, OnItem, SequenceHandle
+from workers.guides.guide_queue import GuideQueue
 from workers.kv_engine.sequence_spec import KvExport, Pooling, PoolingMode, Sampling, SequenceSpec
 from workers.orders.inbox import StepKey
 
@@ -87,6 +86,7 @@ class KvNodes:
         ready: NodeReady,
         placement: StepPlacement,
         processing: Processing,
+        guides: GuideQueue,
         engine: EngineClient,
         store: TensorStore,
         tensors: StepTensors,
@@ -101,6 +101,7 @@ class KvNodes:
         self._ready = ready
         self._placement = placement
         self._processing = processing
+        self._guide_queue = guides
         self._engine = engine
         self._tensors = tensors
         self._tracks = tracks
@@ -184,7 +185,7 @@ class KvNodes:
         prompt_ids = read_ids(await self._tensors.inline(prompt))
         request = self._requests[node] = SequenceRequest.of(self._ready.walks[first])
         if request.guide is not None:
-            self._guides[node] = await self._compiled(request.guide)
+            self._guides[node] = await self._guide_queue.compiled(request.guide, self._ready.tenant)
         # Outside of a loop a node emits one token or none.
         at_least = 1 if TOKEN in self._placement.walks[first].nodes[node].outputs else 0
         max_tokens = max(self._loop_limits(node), default=at_least)
@@ -293,12 +294,6 @@ class KvNodes:
             deadline_ns=self._ready.deadline_ns,
             tenant=self._ready.tenant,
         )
-
-    async def _compiled(self, guide: Guide) -> "CompiledGuide":
-        """The compiled guide; a guide that is not cached here is compiled in a thread."""
-        if not isinstance(self._processing, Guiding):
-            raise BugError("the order has a guide, but the model family's processing cannot compile guides")
-        return await asyncio.to_thread(self._processing.compiled, guide)
 
     def _emit_echo(self, start: _Start) -> ScoredEcho | None:
         """Emit the prompt where requested; return the part that waits for scores."""

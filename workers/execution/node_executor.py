@@ -10,9 +10,7 @@ result or another rank needs one; an output used on this rank alone stays an arr
 The module knows a walk's index in its step, but not the progress of the walk.
 """
 
-import asyncio
 from collections.abc import Mapping
-from concurrent.futures import Executor as Pool
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -29,6 +27,8 @@ from workers.execution.node_result import NodeResult
 from workers.execution.step_placement import GraphOutputs, StepPlacement
 from workers.execution.step_streams import StepStreams
 from workers.generation.engine_client import EngineClient
+from workers.guides.guide_queue import GuideQueue
+from workers.machine.cpu_pool import CpuPool, is_large
 from workers.stateless_engine.firing import FiringResult
 
 
@@ -55,6 +55,7 @@ class HostedModel:
     Attributes:
         engine: the client of the KV engine.
         pool: the threads of CPU nodes.
+        guides: the queue in which clients' guides are checked and compiled.
         stateless: the stateless engine; None where no node of this rank needs it.
         outputs: the output nodes of the graph.
     """
@@ -62,12 +63,14 @@ class HostedModel:
     graph: ModelGraph
     processing: Processing
     engine: EngineClient
-    pool: Pool
+    pool: CpuPool
     store: TensorStore
     stateless: StatelessPort | None = None
+    guides: GuideQueue = field(init=False)
     outputs: GraphOutputs = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "guides", GuideQueue(self.processing))
         object.__setattr__(self, "outputs", GraphOutputs(self.graph))
 
 
@@ -113,7 +116,10 @@ class NodeExecutor:
         inputs = {name: await self._inline(name, value) for name, value in firing.inputs.items()}
         args = self._ready.walks[walk_index].args
         work = partial(self._hosted.processing.run, firing.node, key, inputs, args)
-        result = await asyncio.get_running_loop().run_in_executor(self._hosted.pool, work)
+        tenant = self._ready.tenant
+        result = await self._hosted.pool.run(work, tenant=tenant, is_large=is_large(args))
+        if result.guide is not None:
+            await self._hosted.guides.check(result.guide, tenant)
         outputs: dict[str, Value] = {
             name: handle for name, handle in result.outputs.items() if name not in node.streamed
         }

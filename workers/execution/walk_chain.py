@@ -69,6 +69,7 @@ class WalkChain:
             ready=ready,
             placement=placement,
             processing=hosted.processing,
+            guides=hosted.guides,
             engine=hosted.engine,
             store=hosted.store,
             tensors=self._tensors,

@@ -19,6 +19,7 @@ from shared.events import Inputs, Limits, Params, WalkResult
 from shared.plans import PlanRequest, StepResult
 from shared.tensors import read_ids
 from tests.models import written_checkpoints
+from workers.guides.guide_queue import GuideQueue
 
 LIST_TEMPLATE = (
     "{{ bos_token }}{% if not tools is defined %}{% set tools = none %}{% endif %}"
@@ -190,13 +191,15 @@ def test_tool_calls_become_a_guide_of_the_sequence(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_an_unsupported_schema_of_a_tool_names_the_tools(tmp_path: Path) -> None:
+async def test_an_unsupported_schema_of_a_tool_names_the_tools(tmp_path: Path) -> None:
     wrong = {"type": "object", "properties": {"city": {"type": "place"}}}
     tools = [{"type": "function", "function": {"name": "weather", "parameters": wrong}}]
     loaded = load(tmp_path, CHAT_TEMPLATE)
 
+    asked = prepare(loaded, {"messages": ASKED, "tools": tools, "tool_choice": "required"}).guide
+    assert asked is not None
     with pytest.raises(ClientError, match=r"^tools: expected a type of .*, found place; name one") as caught:
-        prepare(loaded, {"messages": ASKED, "tools": tools, "tool_choice": "required"})
+        await GuideQueue(loaded).check(asked, tenant="")
 
     assert caught.value.status == 400
     assert "guide" in prepare(loaded, {"messages": ASKED, "tools": tools}).facts  # the model's own affair

@@ -204,7 +204,7 @@ def test_the_keywords_that_are_refused_are_those_the_page_names(bytes_and_pieces
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "hours of comparing": (
         {"json_schema": {"type": "object", "patternProperties": {f"^a{n}b$": {} for n in range(800)}}},
-        "more than 3 s",
+        "more than 1 s",
     ),
     "a stack that overflows": (
         {"grammar": "\n".join(["start: r0", *(f"r{n}: r{n + 1}" for n in range(6000)), 'r6000: "a"'])},
@@ -397,7 +397,7 @@ def test_a_token_that_is_not_allowed_is_a_bug(bytes_and_pieces: GuideCompiler) -
 def test_a_guide_is_tried_and_compiled_once_while_it_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     guides = vocabulary()
     tried: list[Guide] = []
-    monkeypatch.setattr(guides, "_try", tried.append)
+    monkeypatch.setattr(guides, "_try", lambda guide, _: tried.append(guide))
     monkeypatch.setattr(module, "_KEPT", 2)
     first, second, third = (Guide(regex=text) for text in "abc")
 

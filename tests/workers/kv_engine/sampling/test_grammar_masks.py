@@ -52,7 +52,9 @@ def processing_of(family: Family = "qwen3") -> DecoderLmProcessing:
 
 
 def compiled(family: Family = "qwen3", **asked: Any) -> CompiledGuide:
-    return processing_of(family).compiled(Guide(**asked))
+    guides = processing_of(family).guides
+    assert guides is not None
+    return guides.compiled(Guide(**asked))
 
 
 def spec(

@@ -1,0 +1,1 @@
+"""Checking and compiling of clients' guides: a fair queue, budgets of processor time, abandoned threads."""
