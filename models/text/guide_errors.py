@@ -43,6 +43,9 @@ _MESSAGES: Final[Mapping[str, str]] = {
     r"Pointer '(.*)' does not exist": (
         "expected a $ref to a part of the schema, found #{0}, which does not exist; add it"
     ),
+    r"Regex is empty": (
+        "no text satisfies it: none matches pattern, format and length together; resolve the contradiction"
+    ),
     r"Unsatisfiable schema: (.*)": "no text satisfies it: {0}; resolve the contradiction",
     r"^NoExtension": (
         "no text satisfies it; give each rule or definition an alternative that does not refer back to itself"
