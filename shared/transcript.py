@@ -1,9 +1,8 @@
-"""The transcript: the valid chunks of one request's output, in order, each once.
+"""The transcript: the chunks of one request's writers, in order, each once, and their digest.
 
-It is a pure fold over the request's output records in log order. The gateway relays its chunks, a resumed
-worker continues from it, and a replay checks it. Two kinds of chunks are void: chunks of an attempt lower
-than the highest `output.fence` stored before them, and duplicates of an index. An out-of-order chunk (its
-predecessor was resent later) is held until the gap closes.
+It is a pure fold over the chunks and fences that `shared.request_output` accepts, in log order. Two kinds of
+chunks are void: chunks of an attempt lower than the highest `output.fence` stored before them, and duplicates
+of an index. An out-of-order chunk (its predecessor was resent later) is held until the gap closes.
 
 If several nodes of a model emit output, perhaps on several ranks concurrently, each writes its own track with
 its own indices. The chunks of different tracks are ordered as in the log.
@@ -18,7 +17,10 @@ import msgspec
 
 from shared.events import OutputChunk, OutputFence, OutputTotals
 
+FORM: Final = 1
+"""The form of the digest in new totals (`OutputTotals.form`). Totals of older logs have form 0."""
 _ENCODER: Final = msgspec.msgpack.Encoder()
+_ORDERED: Final = msgspec.msgpack.Encoder(order="deterministic")
 
 
 @dataclass(slots=True)
@@ -33,6 +35,7 @@ class Track:
     next_index: int = 0
     held: dict[int, OutputChunk] = field(default_factory=dict)
     _hash: hashlib.blake2b = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
+    _old_hash: hashlib.blake2b | None = None  # of form 0, from the first chunk on for which it differs
 
     def fold(self, chunk: OutputChunk) -> list[OutputChunk]:
         """Fold one chunk; return the chunks that became valid, in order."""
@@ -42,13 +45,25 @@ class Track:
         valid: list[OutputChunk] = []
         while self.held and (found := self.held.pop(self.next_index, None)) is not None:
             self.next_index += 1
-            self._hash.update(chunk_bytes(found))
+            self._digest(found)
             valid.append(found)
         return valid
 
     @property
     def totals(self) -> OutputTotals:
-        return OutputTotals(chunks=self.next_index, digest=self._hash.hexdigest())
+        return self.totals_of(FORM)
+
+    def totals_of(self, form: int) -> OutputTotals:
+        """The totals with a digest of this form."""
+        digest = self._hash if form or self._old_hash is None else self._old_hash
+        return OutputTotals(chunks=self.next_index, digest=digest.hexdigest(), form=form)
+
+    def _digest(self, chunk: OutputChunk) -> None:
+        if chunk.metadata and self._old_hash is None:
+            self._old_hash = self._hash.copy()
+        self._hash.update(chunk_bytes(chunk))
+        if self._old_hash is not None:
+            self._old_hash.update(chunk_bytes(chunk, form=0))
 
 
 @dataclass(slots=True)
@@ -85,7 +100,16 @@ class Transcript:
     @property
     def totals(self) -> OutputTotals:
         """The totals of all tracks together."""
-        return combined({name: track.totals for name, track in self.tracks.items()})
+        return self.totals_of(FORM)
+
+    def totals_of(self, form: int) -> OutputTotals:
+        """The totals of all tracks together, with a digest of this form."""
+        return combined({name: track.totals_of(form) for name, track in self.tracks.items()})
+
+    def matches(self, reported: OutputTotals) -> bool:
+        """Tell whether this is the reported output. The digest of an output without chunks is ignored."""
+        found = self.totals_of(reported.form)
+        return reported == found or (reported.chunks == found.chunks == 0)
 
 
 def combined(tracks: Mapping[str, OutputTotals]) -> OutputTotals:
@@ -95,10 +119,11 @@ def combined(tracks: Mapping[str, OutputTotals]) -> OutputTotals:
         return tracks.get("", OutputTotals())
     parts = sorted((name, totals.chunks, totals.digest) for name, totals in written.items())
     digest = hashlib.blake2b(_ENCODER.encode(parts), digest_size=16).hexdigest()
-    return OutputTotals(chunks=sum(totals.chunks for totals in written.values()), digest=digest)
+    chunks = sum(totals.chunks for totals in written.values())
+    return OutputTotals(chunks=chunks, digest=digest, form=min(totals.form for totals in written.values()))
 
 
-def chunk_bytes(chunk: OutputChunk) -> bytes:
+def chunk_bytes(chunk: OutputChunk, form: int = FORM) -> bytes:
     """Return the digested part of a chunk: its attempt and everything a client sees. A MessagePack list."""
     seen: tuple[object, ...] = (
         chunk.attempt,
@@ -110,5 +135,7 @@ def chunk_bytes(chunk: OutputChunk) -> bytes:
         chunk.text,
         chunk.data,
     )
-    # Without log probabilities the digest is the same as before events had them.
+    # Without log probabilities and metadata the digest is the same as before events had them.
+    if chunk.metadata and form:
+        return _ORDERED.encode((*seen, chunk.logprobs, chunk.metadata))
     return _ENCODER.encode(seen if chunk.logprobs is None else (*seen, chunk.logprobs))

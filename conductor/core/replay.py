@@ -5,8 +5,8 @@ decides what the log says was decided. Decisions of `schedule` (admissions, reje
 requests and are taken as facts; everything that follows from them is decided again.
 
 In addition it checks the integrity of the log: each event of a conductor belongs to an opened epoch; each
-track of an output equals the report of its worker (`shared.transcript`); each stream has as many chunks as
-its policy cuts from its items (`shared.walks.chunks`), or, if its consumer left early, the items of its
+track of an output equals the report of its worker (`shared.request_output`); each stream has as many chunks
+as its policy cuts from its items (`shared.walks.chunks`), or, if its consumer left early, the items of its
 chunks. Edges, which workers send one another, are read and ignored: no decision depends on them.
 """
 
@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
+from conductor.core import weights
 from conductor.core.cluster import Cluster, Folded
 from conductor.core.lifecycle import Phase
 from conductor.core.react import is_of_a_step
@@ -25,19 +26,20 @@ from shared.events import (
     AnyEvent,
     Event,
     OutputChunk,
-    OutputFence,
     OutputTotals,
     Pins,
     RequestAdmitted,
     RequestFinished,
     RequestRejected,
+    RequestResumed,
     RequestSubmitted,
     StreamTotals,
     WalkCompleted,
     is_answer_of_server,
 )
 from shared.log.port import StoredRecord
-from shared.subjects import CONDUCTOR_WRITER, Subjects
+from shared.request_output import RequestOutput
+from shared.subjects import CONDUCTOR_WRITER, Address, Subjects, worker_writer
 from shared.transcript import Transcript
 from shared.walks import StreamLink, chunks_of
 
@@ -45,6 +47,8 @@ _NO_PART: Final = frozenset({"request", "control", "edge"})
 """Kinds of subjects on which an unreadable record does not belong to a request. Anybody may write to the
 first two, and unreadable records there have no effect; workers ignore those on the third.
 """
+_WORKERS: Final = frozenset({"done", "output"})
+"""Kinds of subjects on which any worker may write; an unreadable record of one without an order is void."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +72,9 @@ class Verdict:
     Attributes:
         void: records of deposed conductors, which have no effect.
         refusal: the recorded reason of the last refused submission under this id.
+        weights: the digests of what its nodes were last placed on, as recorded; empty in older logs.
+        changed_weights: the resumptions on other weights, in words.
+        ignored: records of workers that had no order for this request, counted by writer and reason.
     """
 
     request_id: str
@@ -78,6 +85,9 @@ class Verdict:
     void: int = 0
     refusal: str | None = None
     pins: list[str] = field(default_factory=list)
+    weights: dict[str, str] = field(default_factory=dict)
+    changed_weights: list[str] = field(default_factory=list)
+    ignored: dict[str, int] = field(default_factory=dict)
     mismatch: Mismatch | None = None
 
     @property
@@ -98,7 +108,7 @@ class Replayer:
     pins: Callable[[str], dict[str, str]] | None = None
     incomplete: Collection[str] = ()
     verdicts: dict[str, Verdict] = field(default_factory=dict)
-    _transcripts: dict[str, Transcript] = field(default_factory=dict)
+    _outputs: dict[str, RequestOutput] = field(default_factory=dict)
     _cluster: Cluster = field(init=False)
 
     def __post_init__(self) -> None:
@@ -117,7 +127,10 @@ class Replayer:
 
     def transcript(self, request_id: str) -> Transcript:
         """The output of a request after the last record; empty if the request is not replayed."""
-        return self._transcripts.get(request_id) or Transcript()
+        return self._output(request_id).transcript
+
+    def _output(self, request_id: str) -> RequestOutput:
+        return self._outputs.get(request_id) or RequestOutput()
 
     def close(self) -> dict[str, Verdict]:
         """End the log: every decision must be recorded by now."""
@@ -133,7 +146,7 @@ class Replayer:
             return
         request_id, event = entry.address.request_id, entry.event
         if isinstance(event, OutputChunk):  # most of a log, and not a decision
-            self._fold_chunk(str(request_id), event)
+            self._fold_chunk(entry.address, event)
             return
         before = self._cluster.request(request_id) if request_id else None
         folded = self._cluster.apply(entry)
@@ -148,19 +161,23 @@ class Replayer:
             verdict.void += 1
             return
         verdict.events += 1
+        self._outputs[request_id].fold(entry.address, event)
         verdict.mismatch = self._check(record, event, before, folded, verdict)
 
     # ---- one record --------------------------------------------------------------------------------
     def _begin(self, request_id: str) -> Verdict:
-        self._transcripts[request_id] = Transcript()
+        self._outputs[request_id] = RequestOutput()
         verdict = self.verdicts[request_id] = Verdict(request_id=request_id)
         return verdict
 
-    def _fold_chunk(self, request_id: str, chunk: OutputChunk) -> None:
-        verdict = self.verdicts.get(request_id)
-        if verdict is not None and verdict.mismatch is None:
-            verdict.events += 1
-            self._transcripts[request_id].fold(chunk)
+    def _fold_chunk(self, address: Address, chunk: OutputChunk) -> None:
+        verdict = self.verdicts.get(str(address.request_id))
+        if verdict is None or verdict.mismatch is not None:
+            return
+        verdict.events += 1
+        output = self._outputs[verdict.request_id]
+        if not output.fold(address, chunk) and output.objections:
+            verdict.ignored = {str(one): count for one, count in output.objections.items()}
 
     def _unreadable(self, record: StoredRecord, folded: Folded) -> None:
         address = self.subjects.parse(record.subject)
@@ -171,9 +188,15 @@ class Replayer:
             verdict.events = 1
         if address is None or address.kind in _NO_PART or is_answer_of_server(record.data):
             return
-        if verdict is None or not verdict.matches:
+        if verdict is None or not verdict.matches or self._is_void(address):
             return
         verdict.mismatch = Mismatch(seq=record.seq, what=folded.note or f"record {record.seq} is unreadable")
+
+    def _is_void(self, address: Address) -> bool:
+        """Tell whether a record is void because of its writer: a worker without an order for the request."""
+        writer = worker_writer(address.rank) if address.rank is not None else str(address.writer)
+        is_worker = address.kind in _WORKERS and writer != CONDUCTOR_WRITER
+        return is_worker and not self._output(str(address.request_id)).is_placed_on(writer)
 
     def _check(
         self, record: StoredRecord, event: AnyEvent, before: Request | None, folded: Folded, verdict: Verdict
@@ -202,19 +225,20 @@ class Replayer:
             verdict.adopted += 1
         if isinstance(event, RequestAdmitted) and self.pins is not None:
             verdict.pins = _differing(event.pins, self.pins(event.family))
+        if isinstance(event, RequestAdmitted | RequestResumed):
+            _note_weights(verdict, event)
         return self._check_output(record, event, before, verdict)
 
     def _check_output(
         self, record: StoredRecord, event: AnyEvent, before: Request | None, verdict: Verdict
     ) -> Mismatch | None:
-        transcript = self._transcripts[verdict.request_id]
-        if isinstance(event, OutputFence):
-            transcript.fold(event)
+        transcript = self._outputs[verdict.request_id].transcript
         if verdict.request_id in self.incomplete:
             return None
         match event:
-            case RequestFinished() if not _equal(event.output, transcript.totals):
-                return _other_output(record.seq, event, transcript.totals, event.output, before)
+            case RequestFinished() if not transcript.matches(event.output):
+                found = transcript.totals_of(event.output.form)
+                return _other_output(record.seq, event, found, event.output, before)
             case WalkCompleted() if before is not None and is_of_a_step(before, event):
                 return self._check_report(record.seq, event, before, transcript)
         return None
@@ -224,7 +248,7 @@ class Replayer:
     ) -> Mismatch | None:
         for name, reported in {"": event.output, **event.tracks}.items():
             track = transcript.tracks.get(name)
-            found = track.totals if track else OutputTotals()
+            found = track.totals_of(reported.form) if track else OutputTotals()
             if reported.chunks and reported != found:
                 return _other_output(seq, event, found, reported, before)
         assert before.admitted is not None, "a running step belongs to an admitted request"
@@ -277,9 +301,10 @@ class Replayer:
             verdict.mismatch = Mismatch(seq=None, what=what)
 
 
-def _equal(reported: OutputTotals, found: OutputTotals) -> bool:
-    """Tell whether two outputs are the same. The digest of an output without chunks is ignored."""
-    return reported == found or (reported.chunks == found.chunks == 0)
+def _note_weights(verdict: Verdict, event: RequestAdmitted | RequestResumed) -> None:
+    if changes := weights.changed(verdict.weights, event.weights):
+        verdict.changed_weights.append(f"attempt {event.attempt} had other weights: {'; '.join(changes)}")
+    verdict.weights = verdict.weights | event.weights
 
 
 def _may_be(info: StreamLink, totals: StreamTotals) -> bool:

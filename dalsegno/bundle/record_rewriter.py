@@ -22,15 +22,15 @@ from models.base import ModelGraph
 from shared.events import (
     AnyEvent,
     OutputChunk,
-    OutputFence,
     OutputTotals,
     RequestAdmitted,
     WalkCompleted,
     encode,
 )
 from shared.log.port import StoredRecord
-from shared.subjects import Subjects
-from shared.transcript import Transcript
+from shared.request_output import RequestOutput
+from shared.subjects import Address, Subjects
+from shared.transcript import FORM
 
 
 def rewritten(
@@ -71,8 +71,8 @@ class _RecordRewriter:
         self._old = Cluster(graph_of, subjects)
         self._new = Cluster(graph_of, subjects)
         self._decided: dict[str, Decision] = {}
-        self._transcripts: dict[str, tuple[Transcript, Transcript]] = {}
-        self._totals: dict[str, str] = {}
+        self._outputs: dict[str, tuple[RequestOutput, RequestOutput]] = {}
+        self._digests: dict[tuple[int, str], str] = {}
 
     def take(self, record: StoredRecord) -> StoredRecord:
         entry = self._old.read(record)
@@ -82,11 +82,10 @@ class _RecordRewriter:
         old, new = self._decisions(event, self._old), self._decisions(event, self._new)
         if (decision := old.get(event.id)) is not None and same(event, decision) and event.id in new:
             self._decided[event.id] = new[event.id]
-        self._old.apply(entry)
+        is_void = self._old.apply(entry).void
         changed = self._changed(event, entry.address.request_id)
-        if isinstance(event, OutputChunk | OutputFence):
-            assert isinstance(changed, OutputChunk | OutputFence)
-            self._fold_output(event, changed)
+        if entry.address.request_id is not None and not is_void:
+            self._fold_output(entry.address, event, changed)
         if changed != event:
             record = msgspec.structs.replace(record, data=encode(changed))
         self._new.fold(record)
@@ -119,18 +118,23 @@ class _RecordRewriter:
                 pass
         return changed
 
-    def _fold_output(self, old: OutputChunk | OutputFence, new: OutputChunk | OutputFence) -> None:
-        """Fold an output event in both versions, and map the old digests to the new ones."""
-        was, becomes = self._transcripts.setdefault(str(old.request_id), (Transcript(), Transcript()))
-        was.fold(old)
-        becomes.fold(new)
-        if isinstance(old, OutputChunk):
-            track = old.track
-            self._totals[was.track(track).totals.digest] = becomes.track(track).totals.digest
-            self._totals[was.totals.digest] = becomes.totals.digest
+    def _fold_output(self, address: Address, old: AnyEvent, new: AnyEvent) -> None:
+        """Fold an event in both versions, and map the old digests of the output to the new ones."""
+        key = str(address.request_id)
+        was, becomes = self._outputs.setdefault(key, (RequestOutput(), RequestOutput()))
+        was.fold(address, old)
+        becomes.fold(address, new)
+        if not isinstance(old, OutputChunk):
+            return
+        before, after = was.transcript, becomes.transcript
+        for form in range(FORM + 1):
+            for one, other in ((before.track(old.track), after.track(old.track)), (before, after)):
+                digest = one.totals_of(form).digest
+                self._digests[form, digest] = other.totals_of(form).digest
 
     def _with_new_digest(self, totals: OutputTotals) -> OutputTotals:
-        return msgspec.structs.replace(totals, digest=self._totals.get(totals.digest, totals.digest))
+        digest = self._digests.get((totals.form, totals.digest), totals.digest)
+        return msgspec.structs.replace(totals, digest=digest)
 
     def _unreadable(self, record: StoredRecord) -> StoredRecord:
         """Rewrite a record that cannot be decoded; a redaction blanks it."""

@@ -13,7 +13,6 @@ from shared.events import (
     AnyEvent,
     Failure,
     OutputChunk,
-    OutputFence,
     RequestCancelled,
     RequestFailed,
     RequestFinished,
@@ -21,7 +20,8 @@ from shared.events import (
     RequestSubmitted,
     Usage,
 )
-from shared.transcript import Transcript
+from shared.request_output import RequestOutput
+from shared.subjects import Address
 
 
 class StoredChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,21 +52,20 @@ class Reply:
     finish_reasons: list[str] = field(default_factory=list)
     usage: Usage | None = None
     failure: Failure | None = None
-    _transcript: Transcript = field(default_factory=Transcript)
+    _output: RequestOutput = field(default_factory=RequestOutput)
     _fence: EpochFence = field(default_factory=EpochFence)
 
-    def take(self, event: AnyEvent, seq: int, time_ns: int) -> None:
+    def take(self, address: Address, event: AnyEvent, seq: int, time_ns: int) -> None:
         """Fold one event of the request, or an epoch."""
         if not self._fence.admits(event) or self.outcome != "open":
             return
+        for chunk in self._output.fold(address, event):
+            if self.first_ns is None and not chunk.is_echo:
+                self.first_ns = time_ns
+            self.chunks.append(StoredChunk(seq=seq, chunk=chunk))
         match event:
             case RequestSubmitted():
                 self.submitted_ns = self.submitted_ns or time_ns
-            case OutputChunk() | OutputFence():
-                for chunk in self._transcript.fold(event):
-                    if self.first_ns is None and not chunk.is_echo:
-                        self.first_ns = time_ns
-                    self.chunks.append(StoredChunk(seq=seq, chunk=chunk))
             case RequestFinished():
                 self.outcome, self.end_ns = "finished", time_ns
                 self.finish_reasons, self.usage = event.finish_reasons, event.usage

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
+from conductor.core import weights
 from configs.deployment import DeploymentConfig
 from configs.placement import NodeGroup
 from dalsegno.config import resolve
@@ -37,9 +38,12 @@ from shared.events import (
     MAX_LOGPROBS,
     EpochOpened,
     Event,
+    Limits,
     NodeReady,
     OutputChunk,
     OutputFence,
+    Pins,
+    RequestAdmitted,
     TokenLogprobs,
     WalkCall,
     WalkCompleted,
@@ -50,7 +54,7 @@ from shared.events import (
 )
 from shared.ids import Rank
 from shared.log.memory import MemoryLog, MemoryStore
-from shared.subjects import CONDUCTOR_WRITER, Subjects
+from shared.subjects import CONDUCTOR_WRITER, Subjects, worker_writer
 from shared.tensors import Handle
 
 MAX_FORCED: Final = 16
@@ -68,6 +72,7 @@ class DataReplayResult(msgspec.Struct, frozen=True, kw_only=True):
         first: the first edge that diverges; None if there is none.
         forced: the places where the model chooses another token for the recorded text.
         unfinished: True if there may be more such places.
+        other_weights: the nodes whose recorded weights are not those of the checkpoint here, in words.
     """
 
     request_id: str
@@ -76,6 +81,7 @@ class DataReplayResult(msgspec.Struct, frozen=True, kw_only=True):
     edges: list[ComparedEdge]
     forced: list[str] = []
     unfinished: bool = False
+    other_weights: list[str] = []
 
     @property
     def first(self) -> ComparedEdge | None:
@@ -148,6 +154,7 @@ async def _executed(
         edges=run_comparison.compared(recorded, found, tolerance, excused),
         forced=[one.text for one in forced],
         unfinished=unfinished,
+        other_weights=weights.changed(history.weights(request_id), bench.weights),
     )
 
 
@@ -216,12 +223,13 @@ class _ReplayWorker:
     subjects: Subjects
     config: DeploymentConfig
     incarnation: int = 0
+    weights: dict[str, str] = field(default_factory=dict)
     _names: int = 0
     _made: dict[str, Handle] = field(default_factory=dict)
 
     async def run_all(self, recorded: Run) -> Run:
         """Order every step, each after the steps it followed; return the run."""
-        name, done = self._name(), set[int]()
+        name, done = self._admitted(), set[int]()
         ordered: set[int] = set()
         self._made.clear()
         while len(done) < len(recorded.steps):
@@ -245,7 +253,7 @@ class _ReplayWorker:
 
     async def resume(self, recorded: Run, index: int, track: str, tokens: Sequence[int]) -> Run:
         """Resume one step after `tokens`; return the run."""
-        name = self._name()
+        name = self._admitted()
         order = self._again(recorded, index, name)
         walks = [changed(walk, echo=None) if self._runs_kv(walk) else walk for walk in order.walks]
         order = msgspec.structs.replace(order, walks=walks)
@@ -254,6 +262,7 @@ class _ReplayWorker:
             writer="w0",
             request_id=name,
             attempt=1,
+            incarnation=self.incarnation,
             track=track,
             token_ids=list(tokens),
             text=self._text_of(order, tokens),
@@ -273,10 +282,26 @@ class _ReplayWorker:
         await self._done(name, set())
         return recorded_run.run_of(self.server.records, self.subjects, name)
 
-    def _name(self) -> str:
-        """An id for the next request on the in-memory log."""
+    def _admitted(self) -> str:
+        """Admit a request on the in-memory log, so that the worker may write its output; return its id."""
         self._names += 1
-        return f"replay-{self._names}"
+        name = f"replay-{self._names}"
+        admitted = RequestAdmitted(
+            id=f"{name}.admitted",
+            writer=CONDUCTOR_WRITER,
+            epoch=1,
+            request_id=name,
+            attempt=1,
+            family=self.config.model,
+            seed=0,
+            placement={},
+            lives={worker_writer(_RANK): self.incarnation},
+            limits=Limits(max_seq_len=0, kv_tokens=0, default_max_tokens=0),
+            pins=Pins(graph="", plan="", config="", core="", submission=""),
+            reason="data replay",
+        )
+        self._put(self.subjects.walk(name), admitted)
+        return name
 
     # ---- orders ------------------------------------------------------------------------------------
     def _again(self, recorded: Run, index: int, name: str) -> NodeReady:
@@ -373,7 +398,7 @@ async def _joined_worker(config: DeploymentConfig) -> AsyncIterator[_ReplayWorke
         worker = Worker(MemoryLog(server), subjects, config, _RANK, model, store)
         async with asyncio.TaskGroup() as tasks:
             working = tasks.create_task(worker.run())
-            bench.incarnation = await _joined(bench)
+            await _join(bench)
             yield bench
             working.cancel()
     except ExceptionGroup as group:
@@ -382,11 +407,14 @@ async def _joined_worker(config: DeploymentConfig) -> AsyncIterator[_ReplayWorke
         await store.close()
 
 
-async def _joined(bench: _ReplayWorker) -> int:
+async def _join(bench: _ReplayWorker) -> None:
+    """Wait until the worker has joined, and note its incarnation and weights."""
     async with aclosing(bench.log.read([bench.subjects.worker_any()], 1)) as records:
         async for record in records:
-            if isinstance(decode(record.data), WorkerJoined):
-                return record.seq
+            event = decode(record.data)
+            if isinstance(event, WorkerJoined):
+                bench.incarnation, bench.weights = record.seq, event.node_weights
+                return
     raise AssertionError("a log that is read does not end")
 
 
@@ -400,6 +428,8 @@ def report(found: DataReplayResult) -> tuple[list[str], dict[str, Any]]:
     whose = found.request_id if found.source is None else f"{found.source}: {found.request_id}"
     compared = sum(edge.compared for edge in found.edges)
     lines = [f"{whose}: {_line(edge)}" for edge in found.edges]
+    if differing := "; ".join(found.other_weights):
+        lines.append(f"{whose}: note: the weights here are not the recorded ones: {differing}")
     if first is None:
         lines.append(f"{whose}: all {len(found.edges)} edges agree {how} (data replay of {compared} values)")
     else:

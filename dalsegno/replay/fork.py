@@ -86,7 +86,7 @@ def recorded(history: History, request_id: str) -> ForkSource:
                 prompt_ids = _prompt_in(event)
             case _:
                 pass
-        reply.take(event, record.seq, record.time_ns)
+        reply.take(address, event, record.seq, record.time_ns)
     if submission is None:
         raise ClientError(
             f"request {request_id!r}: its submission cannot be read: there is nothing to submit again"

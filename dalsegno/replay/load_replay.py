@@ -24,6 +24,7 @@ from dalsegno.replay.fork import signed
 from dalsegno.replay.resubmission import Submission
 from dalsegno.terminal import tables
 from dalsegno.terminal.tables import Column
+from shared.epoch_fence import EpochFence
 from shared.errors import ClientError
 from shared.events import ForkedFrom, Inputs, Params, RequestAdmitted, RequestSubmitted
 from shared.log.nats.permissions import CLIENT
@@ -51,11 +52,12 @@ class Arrivals:
 
     def __init__(self) -> None:
         self.found: dict[str, Arrival] = {}
+        self._fence = EpochFence()
 
     def take(self, record: StoredRecord, subjects: Subjects, *, is_redacted: bool = False) -> None:
         """Fold one record."""
         address, event = subjects.parse(record.subject), manifest.event_of(record, subjects)
-        if address is None or event is None or address.request_id is None:
+        if address is None or event is None or not self._fence.admits(event) or address.request_id is None:
             return
         request_id = str(address.request_id)
         if isinstance(event, RequestSubmitted) and request_id not in self.found:
@@ -64,7 +66,7 @@ class Arrivals:
             return
         if isinstance(event, RequestAdmitted) and arrival.admitted is None:
             arrival.admitted = event
-        arrival.reply.take(event, record.seq, record.time_ns)
+        arrival.reply.take(address, event, record.seq, record.time_ns)
 
     def in_order(self, last: int | None = None) -> list[Arrival]:
         """The admitted requests in order of arrival; only the `last` ones if given."""

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from dalsegno.bundle import manifest
 from dalsegno.bundle.bundle_file import LeftOut
 from models.sequence_request import samples_tokens
-from shared.events import NodeReady, OutputChunk, OutputFence, TokenLogprobs, WalkCompleted, WalkResult
+from shared.epoch_fence import EpochFence
+from shared.events import NodeReady, OutputChunk, TokenLogprobs, WalkCompleted, WalkResult
 from shared.log.port import StoredRecord
-from shared.subjects import Subjects
-from shared.transcript import Transcript
+from shared.request_output import RequestOutput
+from shared.subjects import Subjects, worker_writer
 
 
 @dataclass(slots=True)
@@ -70,29 +71,28 @@ def run_of(
     left_out: Mapping[int, LeftOut] | None = None,
 ) -> Run:
     """Read a request's run from log records."""
-    run, transcript = Run(), Transcript()
+    run, output, fence = Run(), RequestOutput(), EpochFence()
     done: dict[int, int] = {}
     at: dict[str, int] = {}
     for record in records:
         address, event = subjects.parse(record.subject), manifest.event_of(record, subjects)
-        if address is None or address.request_id != request_id:
+        if address is None or event is None or not fence.admits(event) or address.request_id != request_id:
             continue
+        if isinstance(event, OutputChunk):
+            at.setdefault(event.id, record.seq)
+        for chunk in output.fold(address, event):
+            if run.steps_before_output is None:
+                run.steps_before_output = len(done)
+            run.tracks.setdefault(chunk.track, []).append(chunk)
+            run.left_out.setdefault(chunk.track, []).append((left_out or {}).get(at[chunk.id]))
         match event:
             case NodeReady():
                 _take_order(run, done, event)
-            case WalkCompleted():
+            case WalkCompleted() if output.may_write(worker_writer(event.rank), event.incarnation):
                 step = run.steps.get(event.index)
                 if step is not None and step.order.attempt == event.attempt:
                     _merge(step.results, event.results)
                     done[event.index] = event.attempt
-            case OutputChunk() | OutputFence():
-                at[event.id] = record.seq
-                for chunk in transcript.fold(event):
-                    if run.steps_before_output is None:
-                        run.steps_before_output = len(done)
-                    run.tracks.setdefault(chunk.track, []).append(chunk)
-                    gone = (left_out or {}).get(at[chunk.id])
-                    run.left_out.setdefault(chunk.track, []).append(gone)
             case _:
                 pass
     return run

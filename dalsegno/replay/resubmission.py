@@ -17,7 +17,7 @@ from dalsegno.history.reply import Reply
 from shared.errors import CapacityError, ClientError, DalSegnoError
 from shared.events import RequestSubmitted, WorkerJoined, encode
 from shared.log.port import Log, WrongLastSequenceError
-from shared.subjects import Subjects
+from shared.subjects import Address, Subjects
 
 WRITER: Final = "dalsegno-replay"
 _ACCEPT_S: Final = 10.0
@@ -78,8 +78,9 @@ async def answers(log: Log, subjects: Subjects, submissions: Sequence[Submission
     replies = {str(one.event.request_id): Reply() for one in submissions}
     term = await log.last(subjects.epoch)
     if term is not None and (opened := manifest.event_of(term, subjects)) is not None:
+        address = Address(kind="conductor")
         for reply in replies.values():
-            reply.take(opened, term.seq, term.time_ns)
+            reply.take(address, opened, term.seq, term.time_ns)
     start = (await log.state()).last_seq + 1
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -117,7 +118,7 @@ async def _follow(log: Log, subjects: Subjects, origin: str, start: int, replies
                 continue
             concerned = replies if address.request_id is None else {address.request_id} & missing
             for request_id in list(concerned):
-                replies[request_id].take(event, record.seq, record.time_ns)
+                replies[request_id].take(address, event, record.seq, record.time_ns)
                 if replies[request_id].outcome != "open":
                     missing.discard(request_id)
             if not missing:

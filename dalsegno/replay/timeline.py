@@ -15,11 +15,12 @@ from conductor.core.request import Request, World
 from dalsegno.bundle import manifest
 from dalsegno.history.event_description import summary_of, type_of
 from models.base import ModelGraph
+from shared.epoch_fence import EpochFence
 from shared.errors import ClientError
-from shared.events import AnyEvent, OutputChunk, OutputFence
+from shared.events import AnyEvent
 from shared.log.port import StoredRecord
+from shared.request_output import RequestOutput
 from shared.subjects import Subjects
-from shared.transcript import Transcript
 
 
 class TimelinePosition(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,24 +152,27 @@ class ReplayTimeline:
 
     def _outputs(self, place: int) -> dict[str, Any]:
         """The valid output of each request up to an index."""
-        transcripts: dict[str, Transcript] = {}
+        outputs: dict[str, RequestOutput] = {}
         texts: dict[str, str] = {}
         tokens: dict[str, int] = {}
+        fence = EpochFence()
         for position in self.positions[: place + 1]:
-            event = position.event
-            if not isinstance(event, OutputChunk | OutputFence) or event.request_id not in self.requests:
+            event, address = position.event, self.subjects.parse(position.record.subject)
+            if event is None or address is None or not fence.admits(event):
                 continue
-            request_id = str(event.request_id)
-            for chunk in transcripts.setdefault(request_id, Transcript()).fold(event):
+            if (request_id := str(address.request_id)) not in self.requests:
+                continue
+            for chunk in outputs.setdefault(request_id, RequestOutput()).fold(address, event):
                 texts[request_id] = texts.get(request_id, "") + chunk.text
                 tokens[request_id] = tokens.get(request_id, 0) + len(chunk.token_ids)
         return {
             request_id: {
-                "chunks": transcript.totals.chunks,
+                "chunks": output.transcript.totals.chunks,
                 "tokens": tokens.get(request_id, 0),
                 "text": texts.get(request_id, ""),
             }
-            for request_id, transcript in transcripts.items()
+            for request_id, output in outputs.items()
+            if output.transcript.totals.chunks
         }
 
 

@@ -5,9 +5,10 @@ The last two give exit status 1.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
@@ -22,6 +23,9 @@ from models.registry import UnknownFamilyError
 from shared.events import MalformedEventError, RequestAdmitted, decode
 from shared.log.port import StoredRecord
 from shared.subjects import Subjects
+
+_SHOWN_CHARS: Final = 12
+"""Characters of a digest that are shown."""
 
 
 class ControlResult(msgspec.Struct, kw_only=True):
@@ -109,6 +113,9 @@ def lines(outcome: ControlResult) -> list[str]:
     if outcome.cannot is not None:
         return [f"{whose}: cannot be replayed: {outcome.cannot}"]
     shown = [f"{whose}: note: digest of {pin}" for pin in verdict.pins]
+    shown += [f"{whose}: note: {change}" for change in verdict.changed_weights]
+    for objection, count in verdict.ignored.items():
+        shown.append(f"{whose}: note: {_chunks(count)} ignored: {objection}")
     if not outcome.outputs_compared:
         shown.append(f"{whose}: note: outputs are not compared, because the bundle lacks some of their bytes")
     if verdict.mismatch is None:
@@ -118,11 +125,30 @@ def lines(outcome: ControlResult) -> list[str]:
     return [*shown, *(f"  {line}" for line in explained(verdict.mismatch))]
 
 
+def _chunks(count: int) -> str:
+    return "1 chunk was" if count == 1 else f"{count} chunks were"
+
+
 def so_far(verdict: Verdict) -> str:
     """The state of a replay that has not reached the end."""
     if verdict.mismatch is not None:
         return f"{verdict.decided} matched, then: {verdict.mismatch.what}"
     return f"{verdict.decided} decided so far, all as recorded ({verdict.events} events)"
+
+
+def weights_of(results: Sequence[ControlResult]) -> list[str]:
+    """The recorded weights, each with the number of admitted requests; and those without any."""
+    counts: Counter[str] = Counter()
+    for one in results:
+        nodes = {key: digest for key, digest in one.verdict.weights.items() if "/" not in key}
+        named = ", ".join(f"{node} {digest[:_SHOWN_CHARS]}" for node, digest in sorted(nodes.items()))
+        if named or one.verdict.adopted:
+            counts[named or "not recorded, by an older version"] += 1
+    many = len(results) > 1
+    return [
+        f"weights: {named}" + (f" ({count} {'request' if count == 1 else 'requests'})" if many else "")
+        for named, count in sorted(counts.items())
+    ]
 
 
 def summary(results: Sequence[ControlResult]) -> str:
@@ -176,6 +202,9 @@ def as_plain(outcome: ControlResult) -> dict[str, Any]:
         "adopted": verdict.adopted,
         "outputs_compared": outcome.outputs_compared,
         "differing_digests": verdict.pins,
+        "weights": verdict.weights,
+        "changed_weights": verdict.changed_weights,
+        "ignored": verdict.ignored,
         "mismatch": None if verdict.mismatch is None else mismatch_as_plain(verdict.mismatch),
     }
 

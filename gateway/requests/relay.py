@@ -1,8 +1,8 @@
 """The relay: turns the log's records into each request's answer, every chunk once, in log order.
 
 One cursor serves the whole gateway; the `RecordRouter` hands each record to the request it belongs to. The
-meaning of a record is decided by `OutputFold`, which is pure: it drops the events of deposed conductors,
-duplicate and out-of-order chunks, and the rejection of another submission under the same id. An output whose
+meaning of a record is decided by `OutputFold`, which is pure: it drops chunks that are void
+(`shared.request_output`), and the rejection of another submission under the same id. An output whose
 digest differs from that in `request.finished` is an error and not an answer.
 
 **A slow client** does not affect others. Each request has a buffer of `BUFFER_BYTES`, and the cursor never
@@ -30,7 +30,6 @@ from shared.events import (
     Failure,
     MalformedEventError,
     OutputChunk,
-    OutputFence,
     RequestCancelled,
     RequestFailed,
     RequestFinished,
@@ -39,10 +38,10 @@ from shared.events import (
     decode,
 )
 from shared.log.port import Log, StoredRecord
+from shared.request_output import RequestOutput
 from shared.subject_rules import check_event_subject
 from shared.subjects import Address, Subjects
 from shared.telemetry.log_fields import quoting
-from shared.transcript import Transcript
 
 _LOGGER: Final = logging.getLogger(__name__)
 BUFFER_BYTES: Final = 256 * 1024
@@ -93,16 +92,16 @@ class OutputFold:
     """
 
     submission_seq: int | None = None
-    transcript: Transcript = field(default_factory=Transcript)
+    output: RequestOutput = field(default_factory=RequestOutput)
     ended: bool = False
     emitted: int = 0
     _rejections: list[RequestRejected] = field(default_factory=list)
 
-    def fold(self, seq: int, event: AnyEvent) -> list[AnswerItem]:
+    def fold(self, seq: int, address: Address, event: AnyEvent) -> list[AnswerItem]:
         """Apply one record; return what it adds to the answer."""
         if self.ended or (self.submission_seq is not None and seq <= self.submission_seq):
             return []
-        items = self._items(event)
+        items = self._chunks(address, event) or self._end(event)
         self.ended = any(not isinstance(item, OutputChunk) for item in items)
         return items
 
@@ -116,10 +115,8 @@ class OutputFold:
         self.ended = True
         return [Failed(ours[0].failure)]
 
-    def _items(self, event: AnyEvent) -> list[AnswerItem]:
+    def _end(self, event: AnyEvent) -> list[AnswerItem]:
         match event:
-            case OutputChunk() | OutputFence():
-                return self._chunks(event)
             case RequestFinished():
                 return [self._finish(event)]
             case RequestFailed():
@@ -135,18 +132,19 @@ class OutputFold:
             case _:
                 return []
 
-    def _chunks(self, event: OutputChunk | OutputFence) -> list[AnswerItem]:
-        valid = self.transcript.fold(event)
+    def _chunks(self, address: Address, event: AnyEvent) -> list[AnswerItem]:
+        valid = self.output.fold(address, event)
         first, self.emitted = self.emitted, self.emitted + len(valid)
         if all(chunk.index == first + place for place, chunk in enumerate(valid)):
             return list(valid)
         return [msgspec.structs.replace(chunk, index=index) for index, chunk in enumerate(valid, start=first)]
 
     def _finish(self, event: RequestFinished) -> AnswerItem:
-        found = self.transcript.totals
-        if found == event.output:
+        transcript = self.output.transcript
+        if transcript.matches(event.output):
             reason = event.finish_reasons[0] if event.finish_reasons else "stop"
             return Answered(usage=event.usage, finish_reason=reason)
+        found = transcript.totals_of(event.output.form)
         message = (
             f"the output does not match its end: expected {event.output.chunks} chunks with digest "
             f"{event.output.digest}, found {found.chunks} with {found.digest} in the log"
@@ -174,14 +172,14 @@ class Relay:
         return self._rest is not None
 
     # ---- called by the router: nothing here waits ---------------------------------------------------
-    def add(self, seq: int, event: AnyEvent, epoch: int) -> None:
+    def add(self, seq: int, address: Address, event: AnyEvent, epoch: int) -> None:
         """Apply one record, or note its position if the buffer is full."""
         if self.is_behind:
             return
         if self.buffered_bytes >= BUFFER_BYTES:
             self.reread(seq, epoch)
             return
-        self._put(self.output.fold(seq, event))
+        self._put(self._fold(seq, address, event))
 
     def submitted_at(self, seq: int) -> None:
         """Set our submission's position."""
@@ -197,6 +195,18 @@ class Relay:
         if not self.output.ended and not self.is_behind:
             self.output.ended = True
             self._put([Failed(failure)])
+
+    def _fold(self, seq: int, address: Address, event: AnyEvent) -> list[AnswerItem]:
+        """Fold one record; warn of a chunk whose writer may not write this output, once for each reason."""
+        objections = self.output.output.objections
+        known = len(objections)
+        items = self.output.fold(seq, address, event)
+        for objection in list(objections)[known:]:
+            _LOGGER.warning(
+                "request %s: a chunk at record %d is void and was not delivered: %s; see docs/security.md",
+                self.request_id, seq, objection,
+            )  # fmt: skip
+        return items
 
     def _put(self, items: list[AnswerItem]) -> None:
         for item in items:
@@ -234,9 +244,9 @@ class Relay:
             async for record in records:
                 address = self._subjects.parse(record.subject)
                 event = decode_or_none(record, address) if address is not None else None
-                if event is None or not fence.admits(event):
+                if address is None or event is None or not fence.admits(event):
                     continue
-                for item in self.output.fold(record.seq, event):
+                for item in self._fold(record.seq, address, event):
                     yield await self._explained(item)
                 if self.output.ended:
                     return
@@ -301,7 +311,7 @@ class RecordRouter:
         for relay in list(relays):
             if relay.hops is not None:
                 self._hops.observe(relay.hops, event)
-            relay.add(record.seq, event, self._fence.epoch)
+            relay.add(record.seq, address, event, self._fence.epoch)
             if relay.is_behind or relay.output.ended:
                 self.close(relay)
 

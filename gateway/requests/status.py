@@ -40,6 +40,7 @@ from shared.events import (
 )
 from shared.ids import RequestId
 from shared.log.port import Log, LogUnavailableError, StoredRecord
+from shared.subject_rules import check_event_subject
 from shared.subjects import Subjects
 
 CANCEL_S: Final = 2.0
@@ -250,11 +251,14 @@ class RecordedRequest:
     def _fold(self, record: StoredRecord) -> None:
         self._seq = record.seq
         address = self._subjects.parse(record.subject)
+        if address is None:
+            return
         try:
-            event = decode(record.data, address.kind if address else None)
+            event = decode(record.data, address.kind)
+            check_event_subject(address, event)
         except MalformedEventError:
             return  # the conductor rejects or ignores it
-        if self._fence.admits(event) and address is not None and address.request_id is not None:
+        if self._fence.admits(event) and address.request_id is not None:
             self.parts[address.request_id].fold(record, event)
 
 

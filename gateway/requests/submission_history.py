@@ -12,6 +12,7 @@ from shared.events import (
     decode,
 )
 from shared.log.port import StoredRecord
+from shared.subject_rules import check_event_subject
 from shared.subjects import Subjects
 
 
@@ -48,13 +49,15 @@ class SubmissionHistory:
     def fold(self, record: StoredRecord) -> None:
         """Apply one record, in log order."""
         address = self._subjects.parse(record.subject)
-        kind = address.kind if address is not None else None
-        if kind == "control":
+        if address is None:
+            return
+        if address.kind == "control":
             self.control.append(record)
             return
-        self._is_taken = self._is_taken or kind == "request"
+        self._is_taken = self._is_taken or address.kind == "request"
         try:
-            event = decode(record.data, kind)  # a plain service may leave the tag out
+            event = decode(record.data, address.kind)  # a plain service may leave the tag out
+            check_event_subject(address, event)
         except MalformedEventError:
             return
         match event:

@@ -8,10 +8,16 @@ from shared.events.base import Event
 
 
 class OutputTotals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A summary of an output: its number of chunks, and their digest (`shared.transcript`)."""
+    """A summary of an output: its number of chunks, and their digest (`shared.transcript`).
+
+    Attributes:
+        form: what the digest covers: 1 everything that a client sees; 0, in logs that are older than the
+            field, all but the chunks' `metadata`.
+    """
 
     chunks: int = 0
     digest: str = ""
+    form: int = 0
 
 
 class LikelyToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

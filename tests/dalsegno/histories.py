@@ -26,6 +26,7 @@ def answered(text: str = "What?", *, data: bytes | None = None, **submission: An
             writer="w0",
             request_id="r1",
             attempt=ready.attempt,
+            incarnation=ready.incarnation,
             index=index,
             text=f"secret{index}",
             text_offset=7 * index,

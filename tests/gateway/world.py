@@ -37,6 +37,7 @@ from shared.log.memory import MemoryLog, MemoryStore
 from shared.log.port import LogRegressedError
 from shared.subjects import CONDUCTOR_WRITER, Subjects
 from shared.transcript import Transcript
+from tests.admissions import admitted
 from tests.gateway.openai_schema import check
 
 SERVED = ServedModel(
@@ -64,6 +65,7 @@ class Performance:
     tokens: int = 0
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     has_ended: bool = False
+    is_admitted: bool = False
 
     @property
     def request_id(self) -> str:
@@ -131,6 +133,9 @@ class Performance:
         self.output(chunk)
 
     def output(self, event: Event) -> None:
+        if not self.is_admitted:
+            self.is_admitted = True
+            self.walk(admitted(self.request_id))
         subject = self.subjects.output(self.event.origin, self.request_id, event.writer)
         self.server.append(subject, encode(event))
 
@@ -297,7 +302,7 @@ async def deployment(
     gateway = Gateway(served, subjects, ORIGIN, settings)
     app = create_app(gateway, keys, logs_requests=logs_requests)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=30) as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=30) as client:
         client.event_hooks = {"response": [check.check_read]}  # OpenAI's schema
         world = World(store, subjects, gateway, client, script)
         async with asyncio.TaskGroup() as tasks:

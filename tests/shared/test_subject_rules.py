@@ -28,6 +28,7 @@ from shared.log.memory import MemoryLog, MemoryStore
 from shared.log.port import StoredRecord
 from shared.subject_rules import EVENT_TYPES, check_event_subject
 from shared.subjects import CONDUCTOR_WRITER, Subjects
+from tests.admissions import admitted
 from tests.conductor.script import Script
 from workers.orders.inbox import Inbox, Unreadable
 
@@ -102,7 +103,8 @@ async def test_a_gateway_ends_no_answer_by_a_workers_word(caplog: pytest.LogCapt
     router = RecordRouter(log, SUBJECTS, EpochFence(1))
     relay = router.open("r1")
     relay.submitted_at(1)
-    for seq, event in enumerate((OPENED, FENCE, FINISHED), start=2):
+    router.route(StoredRecord(2, SUBJECTS.walk("r1"), encode(admitted("r1")), 2))
+    for seq, event in enumerate((OPENED, FENCE, FINISHED), start=3):
         router.route(StoredRecord(seq, SUBJECTS.output("g", "r1", "w0"), encode(event), seq))
     router.route(StoredRecord(9, SUBJECTS.output("g", "r1", "w0"), encode(CHUNK), 9))
 

@@ -14,7 +14,6 @@ from shared.epoch_fence import EpochFence
 from shared.events import (
     Failure,
     OutputChunk,
-    OutputFence,
     RequestCancelled,
     RequestFailed,
     RequestFinished,
@@ -22,8 +21,8 @@ from shared.events import (
     RequestSubmitted,
 )
 from shared.log.port import StoredRecord
+from shared.request_output import RequestOutput
 from shared.subjects import Address
-from shared.transcript import Transcript
 from tests.conductor.script import SUBJECTS
 from tests.simulation.gateways import START, Answer, Gateway, Position, plainly
 from tests.simulation.line import Entry, Line
@@ -191,7 +190,7 @@ class Service(Process):
     def begin(self) -> None:
         """Start without having read anything."""
         self.reading = Reading()
-        self.transcript = Transcript()
+        self.output = RequestOutput()
         self.fence = EpochFence()
         self.seq: int | None = None
         self.is_posted = False
@@ -218,14 +217,15 @@ class Service(Process):
         event = self.sim.log.events[record.seq - 1]
         if event is None or not self.fence.admits(event) or self.reading.is_over:
             return
+        address = SUBJECTS.parse(record.subject)
+        assert address is not None
+        for chunk in self.output.fold(address, event):
+            self.reading.take(chunk)
         match event:
             case RequestSubmitted() if self.seq is None and event.id == f"{self.request_id}.asked":
                 self.seq = record.seq
-            case OutputChunk() | OutputFence():
-                for chunk in self.transcript.fold(event):
-                    self.reading.take(chunk)
             case RequestFinished():
-                assert event.output == self.transcript.totals
+                assert event.output == self.output.transcript.totals
                 self.reading.close("finished", self.line.generation)
             case RequestFailed():
                 self.reading.close(event.failure.code, self.line.generation)

@@ -90,9 +90,9 @@ class Answer:
         self.buffered.clear()
         self.rest, self.is_over = (1, EpochFence()), False
 
-    def take(self, seq: int, event: AnyEvent) -> None:
+    def take(self, seq: int, address: Address, event: AnyEvent) -> None:
         """Fold one valid record."""
-        self.put(self.fold.fold(seq, event))
+        self.put(self.fold.fold(seq, address, event))
 
     def put(self, items: list[AnswerItem]) -> None:
         for item in items:
@@ -203,7 +203,7 @@ class Gateway(Process):
                 answer.rest = (record.seq, EpochFence(self.fence.epoch))
                 self.sim.saw("an answer is let go of, for its client is slow")
             else:
-                answer.take(record.seq, event)
+                answer.take(record.seq, self.sim.log.addresses[record.seq - 1], event)
 
     def work(self) -> bool:
         """Read the log for a client that was dropped or came later."""
@@ -230,7 +230,7 @@ class Gateway(Process):
                 continue
             self.line.highest = max(self.line.highest, seq - 1)
             if event is not None and fence.admits(event) and is_asked_for:
-                answer.take(seq - 1, event)
+                answer.take(seq - 1, address, event)
                 answer.rest = (seq, fence)
                 return True
         return False

@@ -31,6 +31,7 @@ from shared.events import (
 )
 from shared.ids import Rank
 from shared.log.memory import MemoryLog, MemoryStore
+from tests.admissions import admitted
 from tests.workers.harness import SUBJECTS
 from workers.data_plane.port import TensorStore
 from workers.data_plane.store import ArenaStore, open_store
@@ -72,6 +73,7 @@ class Cluster:
     config: DeploymentConfig
     make_model: Callable[[int, TensorStore], Model]
     members: dict[int, Member] = field(default_factory=dict)
+    _admitted: set[str] = field(default_factory=set)
 
     async def join(self, rank: int) -> Member:
         """Start a rank's worker, and wait until it has joined."""
@@ -143,9 +145,16 @@ class Cluster:
             )
             for rank in sorted(having if only is None else only)
         ]
+        self.admit(request_id)
         for order in orders:
             self.put(SUBJECTS.ready(order.rank, request_id), order)
         return orders
+
+    def admit(self, request_id: str) -> None:
+        """Admit a request to all ranks, unless it is: they may write its output."""
+        if request_id not in self._admitted:
+            self._admitted.add(request_id)
+            self.put(SUBJECTS.walk(request_id), admitted(request_id, ranks=self.members))
 
     def stop(self, orders: Sequence[NodeReady]) -> None:
         """Stop a step everywhere, and cancel its request."""

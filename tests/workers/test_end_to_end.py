@@ -189,6 +189,7 @@ async def test_a_second_attempt_goes_on_exactly_behind_what_was_released(
             name = f"r{kept}"
             for chunk in released[:kept]:
                 copy = msgspec.structs.replace(chunk, request_id=name, id=f"{name}.out.1.{chunk.index}")
+                harness.admit(life.server, name)
                 life.server.append(SUBJECTS.output("g-1", name, "w0"), encode(copy))
             fence = harness.fence(name, 2)
             life.server.append(SUBJECTS.output("g-1", name, "conductor"), encode(fence))
@@ -234,6 +235,7 @@ async def test_a_guided_answer_is_what_it_has_to_be_whoever_ends_it(
             name = f"r{kept}"
             for chunk in released[:kept]:
                 copy = msgspec.structs.replace(chunk, request_id=name, id=f"{name}.out.1.{chunk.index}")
+                harness.admit(life.server, name)
                 life.server.append(SUBJECTS.output("g-1", name, "w0"), encode(copy))
             life.server.append(SUBJECTS.output("g-1", name, "conductor"), encode(harness.fence(name, 2)))
             life.answer(name, prompt, attempt=2, **asked)
@@ -312,6 +314,7 @@ async def test_the_least_length_counts_the_tokens_of_earlier_attempts(
             name = f"r{kept}"
             for chunk in life.chunks("whole")[:kept]:
                 copy = msgspec.structs.replace(chunk, request_id=name, id=f"{name}.out.1.{chunk.index}")
+                harness.admit(life.server, name)
                 life.server.append(SUBJECTS.output("g-1", name, "w0"), encode(copy))
             life.server.append(SUBJECTS.output("g-1", name, "conductor"), encode(harness.fence(name, 2)))
             life.answer(name, prompt, attempt=2, **asked)
@@ -334,6 +337,7 @@ async def test_after_a_death_one_output_has_all_log_probabilities_of_prompt_and_
         await life.event(WalkCompleted, "whole")
         for chunk in life.chunks("whole")[:kept]:
             copy = msgspec.structs.replace(chunk, request_id="r", id=f"r.out.1.{chunk.index}")
+            harness.admit(life.server, "r")
             life.server.append(SUBJECTS.output("g-1", "r", "w0"), encode(copy))
         life.server.append(SUBJECTS.output("g-1", "r", "conductor"), encode(harness.fence("r", 2)))
         life.answer("r", prompt, attempt=2, **asked)

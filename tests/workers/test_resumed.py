@@ -77,6 +77,7 @@ async def answer(case: Case, *kept: Sequence[OutputChunk]) -> Told:
     async with rigged() as rig:
         rig.engine.says["r"] = case.says
         for number, chunks in enumerate(kept, start=1):
+            harness.admit(rig.server)
             for chunk in chunks:
                 rig.server.append(SUBJECTS.output("g-1", "r", "w0"), encode(chunk))
             rig.put_fence(harness.fence("r", number + 1))

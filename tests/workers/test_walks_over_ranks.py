@@ -266,6 +266,7 @@ async def test_what_an_attempt_released_is_not_released_again_and_never_contradi
     frames: list[float],
 ) -> None:
     async with meshed() as cluster:
+        cluster.admit("r")
         for index, frame in enumerate(frames):
             chunk = OutputChunk(
                 id=f"r.out.1.mix.{index}",

@@ -37,6 +37,7 @@ from shared.log.nats.private_server import NatsServer
 from shared.log.port import StoredRecord
 from shared.subjects import Subjects
 from shared.transcript import Transcript
+from tests.admissions import admitted
 from tests.chaos.proxy import Proxy
 from tests.tiny import tiny_checkpoint
 from tests.workers import harness
@@ -74,6 +75,7 @@ class Conductor:
         ready = harness.ready(request_id, *calls, step=1, seed=3, attempt=attempt)
         placement = {"prepare": RANK, "llm": RANK}
         ready = msgspec.structs.replace(ready, incarnation=life, placement=placement)
+        await self.put(self.subjects.walk(request_id), admitted(request_id))
         await self.put(self.subjects.ready(RANK, request_id), ready)
 
     async def tokens_of(self, request_id: str, count: int, attempt: int) -> None:

@@ -20,7 +20,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from shared.epoch_fence import EpochFence
-from shared.errors import Divergence
+from shared.errors import Divergence, WeightsChangedError
 from shared.events import (
     AnyEvent,
     MalformedEventError,
@@ -32,8 +32,9 @@ from shared.events import (
     decode,
 )
 from shared.log.port import StoredRecord
-from shared.subjects import Subjects
-from shared.transcript import Transcript
+from shared.request_output import RequestOutput
+from shared.subject_rules import check_event_subject
+from shared.subjects import Address, Subjects, worker_writer
 from workers.generation.generated_text import GeneratedText
 from workers.generation.output_chunks import OutputState
 from workers.orders.inbox import StepKey
@@ -106,7 +107,7 @@ class OutputRecovery:
         self._key = key
         self._seq = seq
         self._epochs = EpochFence()
-        self._transcript = Transcript()
+        self._output = RequestOutput()
         self._chunks: defaultdict[str, list[OutputChunk]] = defaultdict(list)
         self._writers: defaultdict[str, _WriterSteps] = defaultdict(_WriterSteps)
 
@@ -118,21 +119,24 @@ class OutputRecovery:
         """Fold one record, in log order."""
         if self.complete:
             return
+        address = self._subjects.parse(record.subject)
         try:
-            event = decode(record.data)
+            event = decode(record.data, address.kind if address else None)
+            if address is not None:
+                check_event_subject(address, event)
         except MalformedEventError:
             pass  # the reader that acts on it refuses it
         else:
-            if self._epochs.admits(event):
-                self._fold(event)
+            if address is not None and self._epochs.admits(event):
+                self._fold(address, event)
         self.complete = self._fenced and record.seq >= self._seq
 
-    def _fold(self, event: AnyEvent) -> None:
+    def _fold(self, address: Address, event: AnyEvent) -> None:
+        for chunk in self._output.fold(address, event):
+            self._chunks[chunk.track].append(chunk)
         match event:
-            case OutputChunk() | OutputFence():
-                for chunk in self._transcript.fold(event):
-                    self._chunks[chunk.track].append(chunk)
-                self._fenced |= isinstance(event, OutputFence) and event.attempt >= self._key.attempt
+            case OutputFence():
+                self._fenced |= event.attempt >= self._key.attempt
             case NodeReady():  # its step and later ones run again; their lower attempts no longer count
                 for steps in self._writers.values():
                     steps.done = [
@@ -140,12 +144,17 @@ class OutputRecovery:
                         for index, attempt in steps.done
                         if index < event.index or attempt >= event.attempt
                     ]
-            case WalkCompleted() if event.attempt >= self._transcript.attempt:
+            case WalkCompleted() if self._counts(event):
                 for track, totals in {"": event.output, **event.tracks}.items():
                     if totals != OutputTotals():  # else the step did not write this track
                         self._complete_step(self._writers[track], event, totals.chunks)
             case _:
                 pass
+
+    def _counts(self, event: WalkCompleted) -> bool:
+        """True for a completion of the present attempt by a rank that the request is placed on."""
+        is_placed = self._output.may_write(worker_writer(event.rank), event.incarnation)
+        return is_placed and event.attempt >= self._output.transcript.attempt
 
     @staticmethod
     def _complete_step(steps: _WriterSteps, event: WalkCompleted, chunks: int) -> None:
@@ -156,12 +165,25 @@ class OutputRecovery:
         if len(steps.done) > len(steps.bounds):
             steps.bounds.append(chunks)
 
+    def check_weights(self, since: int) -> None:
+        """Check that no output was released before the attempt `since`, which other weights computed.
+
+        Raises:
+            WeightsChangedError: some was: this worker cannot continue it.
+        """
+        released = {chunk.attempt for chunks in self._chunks.values() for chunk in chunks}
+        if any(attempt < since for attempt in released):
+            raise WeightsChangedError(
+                "the answer was begun with other weights than those loaded now: its worker has restarted with "
+                "a changed checkpoint, and no answer is written by two models; send the request again"
+            )
+
     def result(self) -> dict[str, RecoveredTrack]:
         """The recovered tracks by name; a track without output is missing."""
         return {name: self._track(name, chunks) for name, chunks in self._chunks.items()}
 
     def _track(self, track: str, chunks: list[OutputChunk]) -> RecoveredTrack:
-        state = OutputState(self._transcript.track(track))
+        state = OutputState(self._output.transcript.track(track))
         for chunk in chunks:
             state.fold(chunk)
         steps = self._writers[track]

@@ -7,6 +7,9 @@ from dalsegno.replay.recorded_request import History
 from shared.errors import ClientError
 from shared.events import Inputs, OutputChunk, Params, RequestFinished, Usage
 from shared.log.port import StoredRecord
+from shared.subjects import Address
+from shared.transcript import Transcript
+from tests.admissions import admitted
 from tests.conductor.script import SUBJECTS
 from tests.dalsegno.histories import answered, bundled, collected
 
@@ -124,15 +127,15 @@ def test_of_several_parts_the_one_whose_record_it_is() -> None:
 
 
 def reply(*texts: str) -> Reply:
-    made = Reply()
+    made, transcript, address = Reply(), Transcript(), Address(kind="output", writer="w0")
+    made.take(address, admitted("f"), 19, 0)
     for index, text in enumerate(texts):
         chunk = OutputChunk(request_id="f", attempt=1, index=index, text=text, token_ids=[index])
-        made.take(chunk, 20 + index, 0)
+        transcript.fold(chunk)
+        made.take(address, chunk, 20 + index, 0)
     usage = Usage(prompt_tokens=3, completion_tokens=len(texts))
-    finished = RequestFinished(
-        usage=usage, finish_reasons=["length"], output=made._transcript.totals, history=b""
-    )
-    made.take(finished, 99, 1)
+    finished = RequestFinished(usage=usage, finish_reasons=["length"], output=transcript.totals, history=b"")
+    made.take(address, finished, 99, 1)
     return made
 
 

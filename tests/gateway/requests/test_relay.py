@@ -19,8 +19,9 @@ from shared.events import (
     encode,
 )
 from shared.log.memory import MemoryLog, MemoryStore
-from shared.subjects import CONDUCTOR_WRITER, Subjects
+from shared.subjects import CONDUCTOR_WRITER, Address, Subjects
 from shared.transcript import Transcript
+from tests.admissions import admitted
 
 SUBJECTS = Subjects()
 BUSY = Failure(code="overloaded", message="later", status=503)
@@ -61,10 +62,11 @@ def rejected(submission_seq: int) -> RequestRejected:
 
 
 def folded(fold: OutputFold, events: Sequence[Event], first_seq: int = 10) -> list[AnswerItem]:
+    """Admit the request to rank 0, and fold the events, each on its writer's subject."""
     return [
         item
-        for seq, event in enumerate(events, first_seq)
-        for item in fold.fold(seq, event)  # type: ignore[arg-type]  # a list of Event is what tests write
+        for seq, event in enumerate([admitted("r1"), *events], first_seq - 1)
+        for item in fold.fold(seq, Address(kind="output", writer=event.writer), event)  # type: ignore[arg-type]
     ]
 
 
@@ -173,6 +175,7 @@ class TestHub:
         scene = Scene()
         one, two = scene.router.open("one"), scene.router.open("two")
         for request_id, text in (("one", "1"), ("two", "2"), ("three", "3")):
+            scene.walk(request_id, admitted(request_id))
             scene.output(request_id, chunk(0, text))
             scene.walk(request_id, finished(totals_of([chunk(0, text)])))
 
@@ -183,6 +186,7 @@ class TestHub:
     async def test_a_deposed_conductor_ends_nothing(self) -> None:
         scene = Scene()
         relay = scene.router.open("one")
+        scene.walk("one", admitted("one"))
         scene.store(SUBJECTS.epoch, opened(2))
         scene.walk("one", finished(totals_of([]), epoch=1))
         scene.output("one", fence(9, epoch=1))
@@ -205,6 +209,7 @@ class TestHub:
     async def test_a_slow_client_gets_everything_once_and_holds_a_bounded_buffer(self) -> None:
         scene = Scene()
         relay = scene.router.open("one")
+        scene.walk("one", admitted("one"))
         chunks = [chunk(index, f"<{index}>" + "x" * 5000) for index in range(100)]
         for one in chunks:
             scene.output("one", one)
@@ -221,6 +226,7 @@ class TestHub:
     async def test_a_relay_that_fell_behind_follows_live_and_stays_fenced(self) -> None:
         scene = Scene()
         relay = scene.router.open("one")
+        scene.walk("one", admitted("one"))
         scene.store(SUBJECTS.epoch, opened(3))
         chunks = [chunk(index, "y" * 70_000) for index in range(3)]
         for one in chunks:
@@ -239,6 +245,7 @@ class TestHub:
     async def test_losing_the_log_ends_every_answer(self) -> None:
         scene = Scene()
         relay = scene.router.open("one")
+        scene.walk("one", admitted("one"))
         scene.output("one", chunk(0, "a"))
         scene.router.fail_all(BUSY)
 

@@ -157,15 +157,15 @@ async def test_a_question_has_ended_when_all_its_answers_have() -> None:
                 "/v1/completions", json={"model": "demo", "prompt": ["a", "b"], "n": 2, "request_id": "q"}
             )
         )
-        await world.until(lambda: len(world.events("walk")) == 3)
+        await world.until(lambda: len(world.events("walk")) == 4 + 3)  # all are admitted
         running = (await world.client.get("/v1/requests/q")).json()
         world.performances["q-3"].finish()
         answer = (await asking).json()
         finished = (await world.client.get("/v1/requests/q")).json()
         world.performances["q-3"].cancelled.set()
 
-    assert [part["status"] for part in running["parts"]] == ["finished"] * 3 + ["waiting"]
-    assert [running[name] for name in ("status", "ended", "finish_reason", "usage")] == ["waiting"] + [
+    assert [part["status"] for part in running["parts"]] == ["finished"] * 3 + ["running"]
+    assert [running[name] for name in ("status", "ended", "finish_reason", "usage")] == ["running"] + [
         None
     ] * 3
     assert finished["status"] == "finished"

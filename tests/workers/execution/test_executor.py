@@ -331,6 +331,7 @@ def put_chunks(
     tokens: int = 0,
 ) -> None:
     """Store the chunks of an earlier attempt, after the given `text` and `tokens` of earlier steps."""
+    harness.admit(server)
     for place, (words, raw) in enumerate(pieces):
         chunk = OutputChunk(
             id=f"r.out.{attempt}.{first + place}",
@@ -450,6 +451,7 @@ async def test_text_that_was_released_is_never_contradicted(
 async def test_a_later_step_goes_on_behind_the_output_of_earlier_ones() -> None:
     for remembered in (True, False):
         async with rigged() as rig:
+            harness.admit(rig.server)
             rig.engine.says["r"] = [*bytes_of("one"), EOS]
             rig.start(ready("r", *chat(), step=0))
             await rig.engine.has()
@@ -473,6 +475,7 @@ async def until_chunk(rig: harness.Rig, index: int) -> list[OutputChunk]:
 
 async def test_a_later_attempt_of_a_later_step_takes_only_its_own_tokens_as_prefix() -> None:
     async with rigged() as rig:
+        harness.admit(rig.server)
         rig.engine.says["r"] = [*bytes_of("one"), EOS]
         rig.start(ready("r", *chat(), step=0))
         await rig.engine.has()
@@ -536,6 +539,7 @@ def score_alone(prompt: list[int], **args: Any) -> WalkCall:
 
 
 def as_attempt(chunk: OutputChunk, server: MemoryStore) -> None:
+    harness.admit(server)
     server.append(SUBJECTS.output("g-1", "r", "w0"), encode(chunk))
 
 
