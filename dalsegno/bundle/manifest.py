@@ -91,8 +91,12 @@ def _fold(summary: dict[str, Any], event: AnyEvent) -> None:
             }
             if event.walk_placement:
                 summary["walk_placement"] = event.walk_placement
+            if event.weights:
+                summary["weights"] = event.weights
         case RequestResumed():
             summary["resumed"] = summary.get("resumed", 0) + 1
+            if event.weights not in ({}, summary.get("weights", {})):
+                summary.setdefault("resumed_weights", []).append(event.weights)
         case NodeReady():
             summary["attempts"] = max(summary.get("attempts", 0), event.attempt)
             for walk in event.walks:

@@ -135,9 +135,9 @@ def summary_of(event: AnyEvent) -> str:  # one branch per event type
         case TensorsReleased():
             return _short(", ".join(event.keys))
         case WorkerJoined():
-            return (
-                f"rank {event.rank} on {event.device}: {', '.join(event.nodes)}; {event.kv_tokens} KV tokens"
-            )
+            weights = f"; weights {event.weights[:12]}" if event.weights else ""
+            hosted = f"{', '.join(event.nodes)}; {event.kv_tokens} KV tokens{weights}"
+            return f"rank {event.rank} on {event.device}: {hosted}"
         case WorkerLeaving():
             return f"rank {event.rank} shuts down"
         case WorkerLost():

@@ -121,6 +121,12 @@ def worker_is_given_up(sim: "Simulation") -> str | None:
     return f"{conductor} gives rank {rank} up"
 
 
+def checkpoint_is_replaced(sim: "Simulation") -> str | None:
+    """Processes that start from now on load another checkpoint."""
+    sim.checkpoint += 1
+    return f"the checkpoint is replaced by number {sim.checkpoint}"
+
+
 def conductor_claims(sim: "Simulation") -> str | None:
     """A follower believes that there is no leader."""
     conductor = _one(sim.random, [c for c in _up(sim.conductors) if not c.is_leading])
@@ -324,6 +330,7 @@ ACCIDENTS: Final[dict[str, Accident]] = {
     "worker is cut off": _is_cut_off("workers"),
     "worker is replaced": worker_is_replaced,
     "worker is given up": worker_is_given_up,
+    "checkpoint is replaced": checkpoint_is_replaced,
     "conductor dies": _dies("conductors"),
     "conductor freezes": _freezes("conductors"),
     "conductor is cut off": _is_cut_off("conductors"),

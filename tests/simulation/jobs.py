@@ -29,7 +29,7 @@ from shared.walks import chunks_of
 from tests.conductor import speech
 from tests.conductor.script import SUBJECTS
 from tests.simulation.questions import FURTHER
-from tests.simulation.speaking import DivergedError, Speaker
+from tests.simulation.speaking import DivergedError, OtherWeightsError, Speaker
 from workers.orders.inbox import StepKey
 
 if TYPE_CHECKING:
@@ -110,6 +110,10 @@ class Job:
         except DivergedError:
             self._sim.saw("a medium comes out otherwise than before")
             self._fail(Failure(code="replay_divergence", message="it came out otherwise"))
+            return True
+        except OtherWeightsError:
+            self._sim.saw("a worker finds output of another checkpoint")
+            self._fail(Failure(code="weights_changed", message="it was begun with another checkpoint"))
             return True
 
     def hear(self, event: EdgeEvent, rank: int) -> None:

@@ -3,8 +3,8 @@
     decoder    `decoder_lm`, the real graph and plan: prepare; prefill and decode
     speech     `tests.conductor.speech`: up to three partitions, with streams between them
 
-The output is a function of the request and the position alone, as with a recorded seed, so every attempt
-produces the same.
+The output is a function of the request, the position and the checkpoint that is loaded, as with a recorded
+seed. So every attempt with one checkpoint produces the same.
 """
 
 from collections.abc import Callable
@@ -84,20 +84,20 @@ class Model:
         walks = self.walks_of(kind)
         return [stream for stream, walk in self.streams.items() if walk in walks]
 
-    def expected(self, request_id: str, kind: str) -> dict[str, str]:
-        """The expected output, by track."""
+    def expected(self, request_id: str, kind: str, checkpoint: int) -> dict[str, str]:
+        """The expected output of a checkpoint, by track."""
         speakers = [part for name in self.walks_of(kind) if (part := self.parts[name]).does in SPEAKING]
-        return {part.track: self.said(part.track, request_id, 0, TOKENS) for part in speakers}
+        return {part.track: self.said(part.track, request_id, 0, TOKENS, checkpoint) for part in speakers}
 
-    def said(self, track: str, request_id: str, start: int, stop: int) -> str:
+    def said(self, track: str, request_id: str, start: int, stop: int, checkpoint: int) -> str:
         """The output of a track for these items."""
         form = self.tokens.get(track, "~{}~")
-        return "".join(form.format(token(request_id, item)) for item in range(start, stop))
+        return "".join(form.format(token(request_id, item, checkpoint)) for item in range(start, stop))
 
 
-def token(request_id: str, index: int) -> int:
+def token(request_id: str, index: int, checkpoint: int) -> int:
     """The token at a position."""
-    return sum(request_id.encode()) * 31 + index * 7
+    return sum(request_id.encode()) * 31 + index * 7 + checkpoint * 1_000_000
 
 
 def _cut(edge: StreamingEdge) -> Fixed:

@@ -88,6 +88,7 @@ class Simulation:
         self.log = SimLog(self.clock_ns)
         self.steps = 0
         self.story: list[Happening] = []
+        self.checkpoint = 0  # the one that processes load which start now
         self.seen: Counter[str] = Counter()
         self.started: Counter[tuple[int, StepKey, int, int]] = Counter()
         self.killed: dict[str, tuple[str, int]] = {}
@@ -140,9 +141,10 @@ class Simulation:
         """The kind of a request."""
         return self.questions[request_id].kind
 
-    def expected(self, request_id: str) -> dict[str, str]:
-        """The output that the client should receive, by track."""
-        return self.model.expected(request_id, self.kind_of(request_id))
+    def expected(self, request_id: str) -> list[dict[str, str]]:
+        """The output that the client should receive, by track: of each checkpoint there was."""
+        kind = self.kind_of(request_id)
+        return [self.model.expected(request_id, kind, one) for one in range(self.checkpoint + 1)]
 
     # ---- who there is ------------------------------------------------------------------------------
     def name(self, kind: str) -> str:

@@ -8,6 +8,7 @@ beginning, and have to equal the released chunks.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from shared.errors import WeightsChangedError
 from shared.events import NodeReady, OutputChunk, OutputTotals
 from shared.subjects import worker_writer
 from tests.conductor.script import SUBJECTS
@@ -25,6 +26,10 @@ MOST_AT_ONCE: Final = 3
 
 class DivergedError(Exception):
     """Media computed again differ from the released chunks."""
+
+
+class OtherWeightsError(Exception):
+    """Output was released that another checkpoint had computed."""
 
 
 class Speaker:
@@ -65,6 +70,11 @@ class Speaker:
     def _has_read(self) -> bool:
         if not self._recall.complete and self._worker.is_reachable:
             self._read()
+        if self._recall.complete:
+            try:
+                self._recall.check_weights(self._order.weights_since)
+            except WeightsChangedError:
+                raise OtherWeightsError from None
         return self._recall.complete
 
     def _read(self) -> None:
@@ -82,7 +92,10 @@ class Speaker:
 
     def _begin(self, recalled: RecoveredTrack) -> None:
         ids = recalled.prefix_ids
-        expected = tuple(token(self._key.request_id, self._first + place) for place in range(len(ids)))
+        checkpoint = self._worker.checkpoint
+        expected = tuple(
+            token(self._key.request_id, self._first + place, checkpoint) for place in range(len(ids))
+        )
         assert ids == expected, f"{self._key}: recalled {ids} of what it said before, expected {expected}"
         self._state, self.released, self.said = recalled.state, list(recalled.released), len(ids)
 
@@ -97,9 +110,11 @@ class Speaker:
         self.said, self.new = self.said + count, self.new + count
         self._put(
             post,
-            text=self._sim.model.said(self._part.track, request_id, start, start + count),
+            text=self._said(start, start + count),
             text_offset=self._state.text_offset,
-            token_ids=[token(request_id, item) for item in range(start, start + count)],
+            token_ids=[
+                token(request_id, item, self._worker.checkpoint) for item in range(start, start + count)
+            ],
             token_offset=self._state.token_offset,
         )
 
@@ -111,7 +126,7 @@ class Speaker:
         """
         size = self._part.cut.count
         start = self.chunks * size
-        data = self._sim.model.said(self._part.track, self._key.request_id, start, start + size).encode()
+        data = self._said(start, start + size).encode()
         if self.released:
             if self._sim.random.random() < self._sim.plan.p_other:
                 data += b"!"
@@ -123,6 +138,10 @@ class Speaker:
             self.new += 1
             self._put(post, modality="audio", data=data)
         self.chunks += 1
+
+    def _said(self, start: int, stop: int) -> str:
+        track, request_id = self._part.track, self._key.request_id
+        return self._sim.model.said(track, request_id, start, stop, self._worker.checkpoint)
 
     def _put(self, post: Callable[[str, OutputChunk], None], **content: Any) -> None:
         assert self._state is not None

@@ -47,6 +47,7 @@ class Worker(Process):
 
     def __init__(self, sim: "Simulation", name: str, rank: int) -> None:
         self.rank = rank
+        self.checkpoint = sim.checkpoint
         self.lives = 0
         self.steps = 0
         super().__init__(sim, name, sim.log.last_seq)
@@ -71,6 +72,7 @@ class Worker(Process):
         self.inbox = Inbox(
             SUBJECTS, Rank(self.rank), self.life, peers=self._lives(), epoch=log.opened().epoch
         )
+        nodes = list(self.sim.model.graph_of(self.sim.model.family).nodes)
         self.post(
             SUBJECTS.worker(self.rank),
             WorkerJoined(
@@ -78,9 +80,10 @@ class Worker(Process):
                 writer=worker_writer(self.rank),
                 rank=self.rank,
                 model="demo",
-                nodes=list(self.sim.model.graph_of(self.sim.model.family).nodes),
+                nodes=nodes,
                 device="cpu",
                 kv_tokens=128,
+                node_weights=dict.fromkeys(nodes, f"{self.checkpoint:064x}"),
             ),
         )
 

@@ -24,8 +24,14 @@ class TrackStates:
         self._subjects = subjects
         self._states: OrderedDict[str, dict[str, OutputState]] = OrderedDict()
 
-    async def before(self, key: StepKey, placement: StepPlacement, seq: int) -> Mapping[str, RecoveredTrack]:
-        """The tracks that a step continues, by name, where it needs them; its order is stored at `seq`."""
+    async def before(
+        self, key: StepKey, placement: StepPlacement, seq: int, weights_since: int = 0
+    ) -> Mapping[str, RecoveredTrack]:
+        """The tracks that a step continues, by name, where it needs them; its order is stored at `seq`.
+
+        Raises:
+            WeightsChangedError: output of attempts before `weights_since` was released.
+        """
         names = {*placement.tracks.values()}
         if key.attempt <= 1:
             if key.step == 0 or not names:
@@ -43,6 +49,7 @@ class TrackStates:
                 recovery.fold(record)
                 if recovery.complete:
                     break
+        recovery.check_weights(weights_since)
         return recovery.result()
 
     def remember(self, request_id: str, states: dict[str, OutputState]) -> None:

@@ -13,14 +13,15 @@ from shared.events import (
     RequestFailed,
     RequestResumed,
 )
+from shared.ids import Rank
 from tests.conductor.script import SUBJECTS, Script, deployment
 
 OLD = {"prepare": "a" * 64, "llm": "b" * 64}
 NEW = OLD | {"llm": "c" * 64}
-REPLICAS = (PlacedGroup(ranks=(0, 1, 2), nodes=("prepare", "llm"), walks=()),)
+REPLICAS = (PlacedGroup(ranks=(Rank(0), Rank(1), Rank(2)), nodes=("prepare", "llm"), walks=()),)
 APART = (
-    PlacedGroup(ranks=(0, 1), nodes=("prepare", "llm"), walks=("prepare", "prefill", "score")),
-    PlacedGroup(ranks=(2, 3), nodes=("llm",), walks=("decode",)),
+    PlacedGroup(ranks=(Rank(0), Rank(1)), nodes=("prepare", "llm"), walks=("prepare", "prefill", "score")),
+    PlacedGroup(ranks=(Rank(2), Rank(3)), nodes=("llm",), walks=("decode",)),
 )
 
 
@@ -42,6 +43,7 @@ def prepared(script: Script) -> NodeReady:
     """The order to decode, after the first step."""
     script.complete(script.last(NodeReady))
     order = script.last(NodeReady)
+    assert isinstance(order, NodeReady)
     assert [walk.name for walk in order.walks] == ["prefill", "decode"]
     return order
 
@@ -71,6 +73,15 @@ def test_with_other_weights_it_starts_from_the_beginning(script: Script) -> None
     assert script.request().phase is Phase.FINISHED
     assert {order.weights_since for order in script.events(NodeReady) if order.attempt == 2} == {2}
     assert matches(script)
+
+
+def test_a_replay_names_the_weights_and_their_changes(script: Script) -> None:
+    script.join("w0-b", weights=NEW)
+    script.run_to_the_end()
+    [verdict] = Replayer(registry.graph, SUBJECTS).run(script.records).values()
+    assert verdict.matches
+    assert verdict.weights == NEW
+    assert verdict.changed_weights == [f"attempt 2 had other weights: llm had {'b' * 12}, has {'c' * 12}"]
 
 
 def test_later_attempts_still_name_the_first_one_with_the_present_weights(script: Script) -> None:

@@ -180,9 +180,14 @@ def test_a_file_that_changes_during_the_load_is_named(
                 opened.digests()
             change(file)
             with pytest.raises(CheckpointReplacedError, match=r"model\.safetensors was replaced"):
-                _ = opened.digests(), opened.check()
+                loaded(opened)
         finally:
             opened.close()
+
+
+def loaded(opened: OpenedFiles) -> None:
+    opened.digests()
+    opened.check()
 
 
 def test_a_file_that_appears_during_the_load_is_named(tmp_path: Path, cache: DigestCache) -> None:
