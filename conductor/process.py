@@ -16,6 +16,7 @@ import time
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,8 @@ from conductor.core.schedule import Deployment
 from conductor.deployment import deployment_of
 from conductor.digests import fold_digest
 from conductor.liveness import Echoes, LeaderLiveness, WorkerLiveness
+from conductor.sealing.assembly import sealer_of
+from conductor.sealing.sealer import Sealer, View
 from conductor.snapshots import Snapshots
 from conductor.timers import Timers
 from conductor.writer import DecisionWriter
@@ -38,6 +41,7 @@ from shared.errors import CapacityError
 from shared.log.capacity_watch import CapacityWatch
 from shared.log.nats import jetstream
 from shared.log.nats.credentials import ANONYMOUS, Credentials
+from shared.log.nats.reader_watch import ReaderWatch
 from shared.log.port import Log, LogState, LogUnavailableError, StoredRecord, WrongLastSequenceError
 from shared.meters import ConductorMeters
 from shared.subjects import Subjects
@@ -52,6 +56,8 @@ _DEADLINE_CHECK_S: Final = 0.1
 _DEADLINE_CHECK_FACTOR: Final = 100
 """At most one check of the time limits per this many durations of a check, for thousands of limits."""
 _PROBE_S: Final = 0.5
+_ENDING_NOW: Final = 256
+"""The last requests that ended: those whose end is not in the log yet are among them."""
 _RECORDS_AT_ONCE: Final = 500
 """Records that are folded at once before heartbeats are sent and received again."""
 
@@ -83,7 +89,14 @@ async def run(options: ConductorOptions) -> None:
         durability=config.nats.durability,
         timeout_s=jetstream.ROLE_PATIENCE_S,
     )
+    readers = ReaderWatch(
+        options.nats_url,
+        subjects.stream,
+        max_consumers=config.nats.max_consumers,
+        per_key=config.nats.max_consumers_per_key,
+    )
     try:
+        await readers.open(options.credentials, f"conductor {name}")
         deployment = deployment_of(config, max_event_bytes=log.max_payload)
         snapshots, cluster = None, None
         if config.data_dir is not None and config.recovery.snapshot_every:
@@ -97,9 +110,12 @@ async def run(options: ConductorOptions) -> None:
             name,
             recovery=config.recovery,
             snapshots=snapshots,
+            readers=readers,
+            sealer=await sealer_of(config, log, subjects),
             alone=options.alone,
         ).run()
     finally:
+        await readers.close()
         await log.close()
 
 
@@ -116,6 +132,8 @@ class Conductor:
         *,
         recovery: RecoverySettings = RecoverySettings(),  # noqa: B008 - frozen
         snapshots: Snapshots | None = None,
+        readers: ReaderWatch | None = None,
+        sealer: Sealer | None = None,
         alone: bool = False,
     ) -> None:
         self._log = log
@@ -128,7 +146,12 @@ class Conductor:
         self._subjects = subjects
         self._name = name
         self._snapshots = snapshots
+        self._readers = readers
         self._snapshot_every = recovery.snapshot_every
+        self._sealer = sealer
+        if sealer is not None:
+            sealer.attach(self._view_for_seals)
+        self._epoch_seq = 0
         self._writer = DecisionWriter(log, subjects, cluster)
         self._folded = 0
         self._last: StoredRecord | None = None
@@ -164,15 +187,21 @@ class Conductor:
                 tasks.create_task(self._watch_deadlines(), name="watch deadlines")
                 tasks.create_task(self._capacity.run(), name="watch capacity")
                 tasks.create_task(self._admit_again(), name="admit again")
+                if self._readers is not None:
+                    tasks.create_task(self._readers.run(lambda: self._led), name="watch readers")
                 if self._snapshots is not None:
                     tasks.create_task(self._keep_snapshots(self._snapshots), name="snapshots")
+                if self._sealer is not None:
+                    tasks.create_task(self._sealer.run(), name="seals")
         except asyncio.CancelledError:
             await self._announce_leaving()
             raise
 
     async def _announce_leaving(self) -> None:
-        """Announce the end of the leadership, if it led, and write a snapshot."""
+        """Announce the end of the leadership, if it led, seal the log and write a snapshot."""
         await self._send_heartbeat(state="leaving", led=self._led)
+        if self._sealer is not None:
+            await self._sealer.finish()
         if self._snapshots is not None and self._led:
             await self._write_snapshot(self._snapshots)
 
@@ -231,14 +260,37 @@ class Conductor:
         if self._led:
             if not led:
                 faults.reach("conductor.claim.read")
+                self._epoch_seq = record.seq
+                if self._sealer is not None:
+                    self._sealer.lead()
                 self._workers.start_term()
                 self._timers.start_term()
+            elif self._sealer is not None and folded.confirmed and self._ends_request(record):
+                self._sealer.request_ended()
             decisions = folded.decisions if led else self._cluster.outstanding()
             decisions = (*decisions, *self._cluster.schedule(self._allowed))
             await self._writer.decide(decisions, record.seq, read_ns)
         self._count_for_snapshot()
         if self._folded % _RECORDS_AT_ONCE == 0:
             await asyncio.sleep(0)
+
+    # ---- seals -------------------------------------------------------------------------------------
+    def _ends_request(self, record: StoredRecord) -> bool:
+        """Tell whether a decision that was confirmed by the log ends a request."""
+        return record.subject.startswith(self._subjects.walk(""))
+
+    def _view_for_seals(self) -> View:
+        """The state that seals depend on. A request whose end is decided but not recorded is still open."""
+        cluster = self._cluster
+        ending = (r.id for r in islice(reversed(cluster.ended.values()), _ENDING_NOW) if r.expected)
+        return View(
+            leads=self._led,
+            epoch=cluster.fence.epoch,
+            epoch_seq=self._epoch_seq,
+            seq=cluster.seq,
+            open=frozenset((*cluster.open, *ending)),
+            has_capacity=not self._capacity.reason,
+        )
 
     # ---- the log's capacity ------------------------------------------------------------------------
     @property
@@ -280,7 +332,10 @@ class Conductor:
             "waiting": len(self._cluster.waiting),
             "pid": os.getpid(),
             "meters": ConductorMeters(
-                log=self._log.stats(), folded=self._folded, decisions=self._writer.count
+                log=self._log.stats(),
+                folded=self._folded,
+                decisions=self._writer.count,
+                ended_readers=self._readers.ended if self._readers is not None else 0,
             ),
         }
         await self._log.send_heartbeat(

@@ -2,7 +2,9 @@
 
 import gc
 import itertools
+import os
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Final
@@ -31,6 +33,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Deployments in tests make their sealing keys there, and not in the developer's home.
+    os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="dalsegno-state-")
     if config.getoption("--fast"):
         sys.addaudithook(_refuse_processes_and_network)
 

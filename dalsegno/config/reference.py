@@ -26,6 +26,7 @@ from configs.deployment import (
     NodeGroup,
     RecoverySettings,
     SchedulingSettings,
+    SealingSettings,
 )
 from shared.telemetry.settings import TraceSettings
 
@@ -41,6 +42,7 @@ _STRUCTS: Final = {
         TraceSettings,
         NatsSettings,
         RecoverySettings,
+        SealingSettings,
     )
 }
 _TABLE: Final = re.compile(r"(<!-- keys of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

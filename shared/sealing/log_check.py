@@ -111,7 +111,8 @@ class LogCheck:
             try:
                 one = seals.read(record)
             except BadSealError as error:
-                self._add("bad_seal", Level.CHANGED, str(error), record.seq, record.seq)
+                kind, level = ("foreign", Level.NOTE) if error.is_foreign else ("bad_seal", Level.CHANGED)
+                self._add(kind, level, str(error), record.seq, record.seq)
                 continue
             if (one.seal.stream, one.seal.created_ns) != (self._extent.stream, self._extent.created_ns):
                 text = f"the seal in record {one.seq} was made for another log, {_name(one.seal)}"
@@ -153,8 +154,9 @@ class LogCheck:
     def _check_expired(self, first: Seal, begins: int) -> None:
         """Tell whether the retention explains why records before `begins` are gone."""
         max_age_s = min(one.seal.max_age_s for one in self._seals)
-        age_s = (self._extent.now_ns - first.previous_ns) / 1e9
-        if first.previous_ns and age_s < max_age_s - _CLOCKS_S:
+        youngest_ns = first.news_ns if first.news_seq < begins else first.previous_ns
+        age_s = (self._extent.now_ns - youngest_ns) / 1e9
+        if youngest_ns and age_s < max_age_s - _CLOCKS_S:
             text = (
                 f"the records before {begins} were removed: they were {age_s:,.0f} s old, and the log "
                 f"keeps records for {max_age_s:,.0f} s"
@@ -164,6 +166,9 @@ class LogCheck:
         self._add(
             "expired", Level.NOTE, "older than the log's retention: gone", first.sealed_since, begins - 1
         )
+        if first.last_seq >= begins:
+            text = "sealed together with expired records: only those of workers and epochs can be verified"
+            self._add("partly_expired", Level.NOTE, text, begins, first.last_seq)
 
     def _check_link(self, before: Seal, after: Seal) -> None:
         first, last = before.last_seq + 1, after.first_seq - 1
@@ -223,7 +228,18 @@ class LogCheck:
             self._hash = hashes.chain_after(seal.previous)
         self._hash.update(leaf)
         self._count += 1
+        if seal.first_seq < self._extent.first_seq:
+            self._check_member(record, seal)
         self._extend_request(record, leaf)
+
+    def _check_member(self, record: StoredRecord, seal: Seal) -> None:
+        """Compare a membership record of a segment whose beginning has expired."""
+        address = self._subjects.parse(record.subject)
+        if address is None or not address.is_membership:
+            return
+        if seal.members.get(record.seq) != hashes.leaf(hashes.without_endpoints(record)):
+            text = "not as it was sealed"
+            self._add("changed_member", Level.CHANGED, text, record.seq, record.seq)
 
     def _extend_request(self, record: StoredRecord, leaf: bytes) -> None:
         address = self._subjects.parse(record.subject)

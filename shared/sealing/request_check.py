@@ -18,10 +18,15 @@ from shared.subjects import Subjects
 
 
 class LogName(msgspec.Struct, frozen=True, kw_only=True):
-    """The log that the records are from."""
+    """The log that the records are from.
+
+    Attributes:
+        first_seq: the first record that the log still has, if they were read from it; 0 for a bundle.
+    """
 
     stream: str
     created_ns: int
+    first_seq: int = 0
 
 
 class RequestReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +86,7 @@ def check(
     subset = _subset(records, subjects, left_out)
     good, shared = _readable(seal_records, log, trusted)
     shared += _members(subset.members, good, _last(subset))
+    shared += _links(good, _last(subset), log.first_seq)
     return [_request(one, subset.requests.get(one, {}), good, shared, left_out) for one in requests]
 
 
@@ -114,7 +120,8 @@ def _readable(
         try:
             one = seals.read(record)
         except BadSealError as error:
-            findings.append(Finding(kind="bad_seal", level=Level.CHANGED, text=str(error)))
+            if not error.is_foreign:
+                findings.append(Finding(kind="bad_seal", level=Level.CHANGED, text=str(error)))
             continue
         if (one.seal.stream, one.seal.created_ns) != (log.stream, log.created_ns):
             text = f"the seal in record {one.seq} was made for another log"
@@ -149,6 +156,23 @@ def _members(members: Mapping[int, bytes], good: Sequence[SignedSeal], last_seq:
             text = f"record {seq}, of a worker or an epoch, is covered by no seal here"
             findings.append(_member(seq, "unsealed", Level.UNPROVEN, text))
     return findings
+
+
+def _links(good: Sequence[SignedSeal], last_seq: int, log_begins: int) -> list[Finding]:
+    """Follow the links between the records of workers and epochs: each seal names the last one before it."""
+    listed = {seq for one in good for seq in one.seal.members}
+    named = {one.seal.last_member for one in good} - listed - {0}
+    return [
+        _member(
+            seq,
+            "expired" if seq < log_begins else "missing_seals",
+            Level.NOTE if seq < log_begins else Level.UNPROVEN,
+            f"record {seq}, of a worker or an epoch, is not here, or its seal is not: it has expired, or it "
+            "was removed",
+        )
+        for seq in sorted(named)
+        if seq <= last_seq
+    ]
 
 
 def _member(seq: int, kind: str, level: Level, text: str) -> Finding:

@@ -43,7 +43,10 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
         previous: the chain value of the segment before.
         chain: the chain value of this segment.
         previous_ns: the time of the last record of the segment before; 0 for the first segment.
+        news_seq: the first record of this segment that is not a seal; `news_ns` is its time.
         last_ns: the time of this segment's last record.
+        last_member: the position of the last membership record before this segment; 0 if there is none. So
+            the seals that list such records are linked, and none can be left out.
         open_since: a successor that continues the chain has to read the log from here on.
         requests: requests that are over, with all their records that no earlier seal lists.
         members: the leaves of the records of workers and epochs, by position, without memory endpoints.
@@ -60,7 +63,10 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
     previous: Hash
     chain: Hash
     previous_ns: int
+    news_seq: int
+    news_ns: int
     last_ns: int
+    last_member: int
     open_since: int
     requests: list[SealedRequest] = []
     members: dict[int, Hash] = {}
@@ -75,7 +81,16 @@ class SignedSeal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BadSealError(ValueError):
-    """A record that is not a valid seal; the message says why."""
+    """A record that is not a valid seal; the message says why.
+
+    Attributes:
+        is_foreign: it is no seal at all. Any client that may read can have the server's JSON stored on the
+            subject of seals (ADR 11).
+    """
+
+    def __init__(self, message: str, *, is_foreign: bool = False) -> None:
+        super().__init__(message)
+        self.is_foreign = is_foreign
 
 
 def signed(seal: Seal, key: SigningKey, epoch: int | None) -> LogSealed:
@@ -100,9 +115,9 @@ def read(record: StoredRecord) -> SignedSeal:
     try:
         event = decode(record.data)
     except MalformedEventError:
-        raise BadSealError(f"record {record.seq} is not a seal that this version can read") from None
+        raise BadSealError(f"record {record.seq} is not a seal", is_foreign=True) from None
     if not isinstance(event, LogSealed):
-        raise BadSealError(f"record {record.seq} is not a seal")
+        raise BadSealError(f"record {record.seq} is not a seal", is_foreign=True)
     if not keys.is_signed(_DOMAIN + event.statement, event.signature, event.key):
         raise BadSealError(f"the signature of the seal in record {record.seq} is wrong")
     return SignedSeal(seq=record.seq, seal=_statement(event.statement, record.seq), key=event.key)

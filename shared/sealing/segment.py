@@ -17,12 +17,12 @@ from shared.sealing import hashes
 from shared.sealing.seals import Seal, SealedRequest
 from shared.subjects import Subjects
 
-MAX_RECORDS: Final = 20_000
+MAX_RECORDS: Final = 5_000
 """Records of one segment: a long backlog is sealed in several steps."""
 _NEVER_DECISIVE: Final = frozenset({"output", "edge", "conductor", "worker"})
 """Kinds of records that begin and end no request."""
 MAX_REQUESTS: Final = 1_000
-MAX_MEMBERS: Final = 1_000
+MAX_MEMBERS: Final = 500
 """Entries of one statement, so that it is far smaller than the log's largest event."""
 
 
@@ -59,9 +59,11 @@ class Segment:
     sealed_since: int
     previous: bytes = hashes.BEGINNING
     previous_ns: int = 0
+    last_member: int = 0
     last_seq: int = 0
     count: int = 0
-    _news: int = 0
+    _news_seq: int = 0
+    _news_ns: int = 0
     _decisive_seq: int = 0
     _last_ns: int = 0
     _runs: dict[str, _Run] = field(default_factory=dict)
@@ -76,7 +78,13 @@ class Segment:
     def after(cls, seal: Seal, log: LogIdentity, subjects: Subjects) -> "Segment":
         """Return the empty segment that follows a seal."""
         return cls(
-            log, subjects, seal.last_seq + 1, seal.sealed_since, previous=seal.chain, previous_ns=seal.last_ns
+            log,
+            subjects,
+            seal.last_seq + 1,
+            seal.sealed_since,
+            previous=seal.chain,
+            previous_ns=seal.last_ns,
+            last_member=max(seal.members, default=seal.last_member),
         )
 
     @property
@@ -87,7 +95,7 @@ class Segment:
     @property
     def has_news(self) -> bool:
         """True if it contains a record that is not a seal."""
-        return self._news > 0
+        return self._news_seq > 0
 
     def skip_expired(self, first_seq: int) -> None:
         """Begin the empty segment at `first_seq`: the log has deleted what was before."""
@@ -106,7 +114,8 @@ class Segment:
         self._chain.update(leaf)
         self.count += 1
         self.last_seq, self._last_ns = record.seq, record.time_ns
-        self._news += record.subject != self.subjects.sealed
+        if not self._news_seq and record.subject != self.subjects.sealed:
+            self._news_seq, self._news_ns = record.seq, record.time_ns
         address = self.subjects.parse(record.subject)
         if address is None:
             return
@@ -118,13 +127,16 @@ class Segment:
             shown = hashes.without_endpoints(record)
             self._members[record.seq] = leaf if shown is record else hashes.leaf(shown)
 
-    def draft(self, open_requests: Collection[str], known_seq: int) -> Seal:
+    def draft(
+        self, open_requests: Collection[str], known_seq: int, *, max_requests: int = MAX_REQUESTS
+    ) -> Seal:
         """Return the statement about the records so far.
 
         Args:
             open_requests: the requests that had not ended at `known_seq`.
             known_seq: the position of the last record that `open_requests` takes into account. Requests that
                 began later count as open.
+            max_requests: the most requests to list; further ones are left to the next seal.
         """
         if known_seq >= self._decisive_seq:  # records since then begin and end no request
             known_seq = max(known_seq, self.last_seq)
@@ -133,7 +145,7 @@ class Segment:
             for request_id, run in self._runs.items()
             if run.first_seq <= known_seq and request_id not in open_requests
         )
-        listed = {request_id: self._runs[request_id] for request_id in islice(over, MAX_REQUESTS)}
+        listed = {request_id: self._runs[request_id] for request_id in islice(over, max_requests)}
         left = (run.first_seq for request_id, run in self._runs.items() if request_id not in listed)
         return Seal(
             stream=self.log.stream,
@@ -146,7 +158,10 @@ class Segment:
             previous=self.previous,
             chain=self._chain.digest(),
             previous_ns=self.previous_ns,
+            news_seq=self._news_seq,
+            news_ns=self._news_ns,
             last_ns=self._last_ns,
+            last_member=self.last_member,
             open_since=min(left, default=self.last_seq + 1),
             requests=[_entry(request_id, run) for request_id, run in listed.items()],
             members=dict(self._members),
@@ -157,7 +172,8 @@ class Segment:
         for entry in seal.requests:
             del self._runs[entry.request_id]
         self.first_seq, self.previous, self.previous_ns = seal.last_seq + 1, seal.chain, seal.last_ns
-        self.count, self._news, self._members = 0, 0, {}
+        self.last_member = max(seal.members, default=seal.last_member)
+        self.count, self._news_seq, self._members = 0, 0, {}
         self._chain = hashes.chain_after(seal.chain)
 
     def _extend(self, request_id: str, seq: int, leaf: bytes) -> None:

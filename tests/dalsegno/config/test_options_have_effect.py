@@ -20,7 +20,10 @@ import msgspec
 import pytest
 
 from conductor.deployment import deployment_of
+from conductor.sealing.assembly import sealer_of
+from conductor.sealing.places import place_of
 from conductor.snapshots import Snapshots
+from configs import seal_keys
 from configs.deployment import ConfigError, DeploymentConfig
 from configs.files import Base
 from configs.nats_access import stream_policy
@@ -36,9 +39,18 @@ from gateway.app import GatewayOptions
 from gateway.requests.service import Gateway
 from models import registry
 from shared.errors import ClientError
-from shared.events import EpochOpened, NodeReady, Params, RequestAdmitted, RequestRejected, WorkerLost
+from shared.events import (
+    EpochOpened,
+    LogSealed,
+    NodeReady,
+    Params,
+    RequestAdmitted,
+    RequestRejected,
+    WorkerLost,
+)
 from shared.log.memory import MemoryLog, MemoryStore
 from shared.log.nats import nkeys
+from shared.sealing.keys import SigningKey
 from shared.subjects import Subjects
 from shared.telemetry import tracing
 from shared.telemetry.log_fields import PROMPT
@@ -58,6 +70,47 @@ Observe: TypeAlias = Callable[[DeploymentConfig], Awaitable[object]]
 PATIENCE_S: Final = 0.3
 """For how long is waited for what shall not happen: a timeout that is not reached has no effect yet."""
 CHAT_PATH: Final = "/v1/chat/completions"
+
+
+async def whether_the_log_is_sealed(config: DeploymentConfig) -> bool:
+    return await sealer_of(config, MemoryLog(MemoryStore()), SUBJECTS) is not None
+
+
+async def the_name_of_the_key_file(config: DeploymentConfig) -> str:
+    return Path(seal_keys.signing_key(config.sealing).source).name
+
+
+async def whether_the_key_is_the_given_one(config: DeploymentConfig) -> bool:
+    return seal_keys.signing_key(config.sealing).key.public == SigningKey("11" * 32).public
+
+
+async def whether_another_key_is_trusted(config: DeploymentConfig) -> bool:
+    return bytes.fromhex("22" * 32) in seal_keys.trusted_keys(config.sealing)
+
+
+async def whether_seals_come_at_intervals(config: DeploymentConfig) -> bool:
+    store = MemoryStore()
+    log = MemoryLog(store)
+    sealer = await sealer_of(config, log, SUBJECTS)
+    async with conducting(log, sealer=sealer):
+        watcher = Watcher(store)
+        await watcher.until(EpochOpened)
+        await watcher.until(LogSealed)
+        await join(log)
+        try:
+            async with asyncio.timeout(2 * PATIENCE_S):
+                await watcher.until(LogSealed)
+        except TimeoutError:
+            return False
+        return True
+
+
+async def the_folder_of_the_anchors(config: DeploymentConfig) -> str:
+    return seal_keys.anchor_file(config.sealing, "S", 1).parent.name
+
+
+async def the_places_of_anchors(config: DeploymentConfig) -> list[str]:
+    return [place_of(url).name for url in config.sealing.anchors]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -461,7 +514,7 @@ async def a_second_connection(config: DeploymentConfig) -> int:
         client_of(url) as second,
     ):
         for client in (first, second):
-            await client.send(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            await client.send(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
             status, _, _ = await client.answer()
         return status
 
@@ -582,7 +635,7 @@ SEED: Final = nkeys.new_seed()
 PUBLIC_KEY: Final = nkeys.public_key(SEED)
 ENDPOINT: Final = {"DALSEGNO_TRACES_ENDPOINT": "http://127.0.0.1:1"}
 BODY_TO_COME: Final = (
-    b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b"Content-Length: 100\r\n\r\n{"
 )
 TWO_MESSAGES: Final = [{"role": "user", "content": "What"}, {"role": "user", "content": "does len do?"}]
@@ -1022,6 +1075,56 @@ TABLE: Final = [
         observe=whether_a_snapshot_is_written_soon,
         without=False,
         with_=True,
+    ),
+    Row(
+        key="sealing.enabled",
+        said="false",
+        observe=whether_the_log_is_sealed,
+        without=True,
+        with_=False,
+    ),
+    Row(
+        key="sealing.key_file",
+        said=lambda folder: str(folder / "mine.key"),
+        observe=the_name_of_the_key_file,
+        without="seal.key",
+        with_="mine.key",
+    ),
+    Row(
+        key="sealing.key",
+        said="11" * 32,
+        observe=whether_the_key_is_the_given_one,
+        without=False,
+        with_=True,
+    ),
+    Row(
+        key="sealing.trusted_keys",
+        said="22" * 32,
+        observe=whether_another_key_is_trusted,
+        without=False,
+        with_=True,
+    ),
+    Row(
+        key="sealing.interval_s",
+        said="0.2",
+        otherwise="3600",
+        observe=whether_seals_come_at_intervals,
+        without=False,
+        with_=True,
+    ),
+    Row(
+        key="sealing.anchor_dir",
+        said=lambda folder: str(folder / "elsewhere"),
+        observe=the_folder_of_the_anchors,
+        without="anchors",
+        with_="elsewhere",
+    ),
+    Row(
+        key="sealing.anchors",
+        said="https://anchors.example/dalsegno",
+        observe=the_places_of_anchors,
+        without=[],
+        with_=["https://anchors.example/dalsegno"],
     ),
 ]
 

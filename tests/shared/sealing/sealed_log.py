@@ -23,10 +23,6 @@ NAME = LogName(stream=SUBJECTS.stream, created_ns=CREATED_NS)
 START_NS = 1_700_000_000_000_000_000
 
 
-def time_of(seq: int) -> int:
-    return START_NS + seq * 1_000_000_000
-
-
 class SealedLog:
     """A log with a sealer. `open` are the requests that have not ended."""
 
@@ -35,6 +31,7 @@ class SealedLog:
         self.open: set[str] = set()
         self.key = key
         self.next_seq = 1
+        self.time_ns = START_NS
         self.segment = Segment(IDENTITY, SUBJECTS, first_seq, first_seq)
 
     @property
@@ -44,7 +41,8 @@ class SealedLog:
     def store(self, subject: str, data: bytes = b"data") -> StoredRecord:
         seq = self.next_seq
         self.next_seq += 1
-        record = StoredRecord(seq, subject, data, time_of(seq))
+        record = StoredRecord(seq, subject, data, self.time_ns)
+        self.time_ns += 1_000_000_000
         self.records.append(record)
         if seq >= self.segment.first_seq:
             self.segment.add(record)
@@ -71,6 +69,10 @@ class SealedLog:
         self.next_seq += count
         self.segment.skip_expired(self.next_seq)
 
+    def quiet(self, seconds: int) -> None:
+        """Let time pass without a record."""
+        self.time_ns += seconds * 1_000_000_000
+
     def extent(self, *, first_seq: int = 1, now_s: float = 60.0) -> LogExtent:
         last = self.records[-1].seq if self.records else 0
         return LogExtent(
@@ -78,7 +80,7 @@ class SealedLog:
             created_ns=CREATED_NS,
             first_seq=first_seq,
             last_seq=last,
-            now_ns=time_of(last) + int(now_s * 1e9),
+            now_ns=self.time_ns + int(now_s * 1e9),
         )
 
 

@@ -183,7 +183,7 @@ def test_expired_records_are_explained_by_the_retention() -> None:
 def test_a_partly_expired_segment_does_not_count_as_changed() -> None:
     log = two_requests()
     report = checked(log.records[7:], log.extent(first_seq=8, now_s=7200))
-    assert (kinds(report), worst(report.findings)) == (["expired"], Level.NOTE)
+    assert (kinds(report), worst(report.findings)) == (["expired", "partly_expired"], Level.NOTE)
 
 
 def test_records_that_vanish_before_their_time_were_removed() -> None:
@@ -229,3 +229,42 @@ def log_with_a_gap() -> SealedLog:
     log.request("second")
     log.seal()
     return log
+
+
+def test_what_the_server_wrote_on_the_subject_of_seals_is_a_note() -> None:
+    log = two_requests()
+    log.store(SUBJECTS.sealed, b'{"type":"io.nats.jetstream.api.v1.stream_info_response"}')
+    log.request("third")
+    log.seal()
+    report = checked(log.records, log.extent())
+    assert (kinds(report), worst(report.findings)) == (["foreign"], Level.NOTE)
+
+
+def test_records_that_vanish_after_a_quiet_time_were_removed() -> None:
+    """The segment before is older than the retention; the removed request is not."""
+    log = SealedLog()
+    log.request("old")
+    log.seal()
+    log.quiet(7200)
+    log.request("new")
+    log.seal()
+    report = checked(log.records[5:], log.extent(first_seq=6))
+    assert ("removed", Level.CHANGED) in [(one.kind, one.level) for one in report.findings]
+
+
+def test_a_worker_of_a_partly_expired_segment_is_still_compared() -> None:
+    log = two_requests()
+    extent = log.extent(first_seq=2, now_s=7200)
+    assert worst(checked(log.records[1:], extent).findings) is Level.NOTE
+    report = checked(with_data(log.records[1:], 2, b"forged"), extent)
+    assert "changed_member" in kinds(report)
+
+
+def test_a_rolled_back_log_that_went_on_is_found_by_an_early_anchor() -> None:
+    log, kept = SealedLog(), anchors_of(two_requests())
+    log.request("first")
+    for request_id in ("third", "fourth", "fifth"):
+        log.request(request_id)
+        log.seal()
+    report = checked(log.records, log.extent(), kept=[*kept, *anchors_of(log)])
+    assert worst(report.findings) is Level.CHANGED

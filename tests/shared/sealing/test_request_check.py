@@ -107,7 +107,7 @@ def test_without_seals_nothing_is_proven() -> None:
 def test_without_the_seals_of_workers_not_everything_is_proven() -> None:
     log = two_requests()
     report = checked(of(log, "second"), log.seals[1:])
-    assert (kinds(report), report.level) == (["unsealed", "unsealed"], Level.UNPROVEN)
+    assert (kinds(report), report.level) == (["unsealed", "unsealed", "missing_seals"], Level.UNPROVEN)
 
 
 def test_an_open_request_is_not_sealed_yet() -> None:
@@ -164,3 +164,21 @@ def test_a_record_without_its_bytes_is_counted_by_its_leaf_but_not_proven() -> N
     report = checked(records, log.seals, left_out={8: leaf})
     assert (kinds(report), report.level) == (["left_out"], Level.UNPROVEN)
     assert "changed_request" in kinds(checked(records, log.seals, left_out={8: bytes(32)}))
+
+
+def test_a_record_of_an_epoch_cannot_be_left_out_together_with_its_seal() -> None:
+    log = SealedLog()
+    log.store(SUBJECTS.epoch, b"epoch")
+    log.seal()
+    log.store(SUBJECTS.worker(0), b"joined")
+    log.request("second")
+    log.seal()
+    assert checked(of(log, "second"), log.seals).is_sealed
+    report = checked(without(of(log, "second"), 1), log.seals[1:])
+    assert (kinds(report), report.level) == (["missing_seals"], Level.UNPROVEN)
+
+
+def test_what_the_server_wrote_on_the_subject_of_seals_does_no_harm() -> None:
+    log = two_requests()
+    reply = log.store(SUBJECTS.sealed, b'{"type":"io.nats.jetstream.api.v1.stream_info_response"}')
+    assert checked(of(log, "second"), [*log.seals, reply]).is_sealed
