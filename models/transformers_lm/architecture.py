@@ -87,10 +87,12 @@ def config_of(model_class: Any, raw: Mapping[str, Any], checkpoint: Path) -> Any
         CheckpointError: the values are invalid for this class.
     """
     try:
-        config = model_class.config_class.from_dict({k: v for k, v in raw.items() if k not in _IGNORED_KEYS})
+        known = {key: _decoded(value) for key, value in raw.items() if key not in _IGNORED_KEYS}
+        config = model_class.config_class.from_dict(known)
     except Exception as error:
         raise CheckpointError(
-            f"{checkpoint / 'config.json'} makes no {model_class.__name__}: {type(error).__name__}: {error}"
+            f"{checkpoint / 'config.json'} makes no {model_class.__name__}: {type(error).__name__}: {error}; "
+            "use the file that was published with the weights"
         ) from error
     ropes = getattr(config, "rope_parameters", None) or {}
     for rope in (ropes, *ropes.values()):
@@ -99,6 +101,16 @@ def config_of(model_class: Any, raw: Mapping[str, Any], checkpoint: Path) -> Any
         if isinstance(rope, dict) and rope.get("rope_type") == "dynamic":
             rope["rope_type"] = "default"
     return config
+
+
+def _decoded(value: Any) -> Any:
+    """A value of `config.json`, with the numbers that JSON lacks: `{"__float__": "Infinity"}`."""
+    if isinstance(value, dict):
+        tag = value.get("__float__")
+        if len(value) == 1 and tag in ("Infinity", "-Infinity", "NaN"):
+            return float(tag)
+        return {key: _decoded(inside) for key, inside in value.items()}
+    return [_decoded(inside) for inside in value] if isinstance(value, list) else value
 
 
 def max_positions_of(config: Any, raw: Mapping[str, Any]) -> int:

@@ -146,7 +146,7 @@ def probe_layout(model_class: Any, config: Any, max_positions: int) -> KVLayout:
             f"{name} is not served: {complaints[0]}"
             + (f" (and {len(complaints) - 1} more)" if len(complaints) > 1 else "")
             + "; expected causal attention in every layer, whole or over a sliding window, through "
-            "transformers' attention interface"
+            "transformers' attention interface; docs/models.md lists architectures that are served"
         )
     kv_heads, head_dim = shapes[0]
     return KVLayout(layers=len(shapes), kv_heads=kv_heads, head_dim=head_dim)
@@ -173,7 +173,8 @@ def _run_on_meta(model_class: Any, config: Any, probe: _Probe) -> None:
             if probe.complaints:
                 return
             AttentionInterface.register(_PROBE, probe.masked_attention)
-            all_seen = torch.ones(1, 2, dtype=torch.int64)
+            # On the CPU: models with recurrent layers, or whose config could have some, read its values.
+            all_seen = torch.ones(1, 2, dtype=torch.int64, device="cpu")
             model.base_model(input_ids=ids, position_ids=ids, attention_mask=all_seen, use_cache=False)
             probe.compare_cache(DynamicCache(config=config))
     finally:

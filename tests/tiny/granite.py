@@ -1,8 +1,19 @@
-"""Granite: multipliers of embeddings, residuals, attention and logits."""
+"""Granite: multipliers of embeddings, residuals, attention and logits. Granite 4 without Mamba."""
 
 from typing import Final
 
-from tests.tiny.model import COMMON, Draw, Model, Tensors, plain_layer, signed_ends
+from tests.tiny.model import (
+    COMMON,
+    HIDDEN,
+    INTERMEDIATE,
+    Draw,
+    Model,
+    Tensors,
+    attention,
+    norms,
+    plain_layer,
+    signed_ends,
+)
 from tests.tiny.qwen import CHATML_VOCABULARY
 
 
@@ -27,4 +38,42 @@ GRANITE: Final = Model(
     },
     vocabulary=CHATML_VOCABULARY,
     weights=_weights,
+)
+
+
+def _dense_layer(draw: Draw, layer: int) -> Tensors:
+    """A layer of a Granite 4 without experts and Mamba: gate and up are one matrix."""
+    before = f"model.layers.{layer}.shared_mlp"
+    return (
+        norms(draw, layer, ("input_layernorm", "post_attention_layernorm"))
+        | attention(draw, layer)
+        | {
+            f"{before}.input_linear.weight": draw.matrix(2 * INTERMEDIATE, HIDDEN),
+            f"{before}.output_linear.weight": draw.matrix(HIDDEN, INTERMEDIATE),
+        }
+    )
+
+
+def _dense_weights(draw: Draw) -> Tensors:
+    return signed_ends(draw) | _dense_layer(draw, 0) | _dense_layer(draw, 1)
+
+
+GRANITE4: Final = Model(
+    architecture="GraniteMoeHybridForCausalLM",
+    config=GRANITE.config
+    | {
+        "layer_types": ["attention", "attention"],
+        "mamba_d_head": 8,
+        "mamba_d_state": 16,
+        "mamba_expand": 2,
+        "mamba_n_heads": 16,
+        "model_type": "granitemoehybrid",
+        "num_experts_per_tok": 0,
+        "num_local_experts": 0,
+        "position_embedding_type": "rope",
+        "shared_intermediate_size": INTERMEDIATE,
+        "time_step_limit": [0.0, {"__float__": "Infinity"}],
+    },
+    vocabulary=CHATML_VOCABULARY,
+    weights=_dense_weights,
 )

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
 from models.base import KVLayout
 from models.checkpoints.files import CheckpointError, UnsupportedArchitectureError
-from models.decoder_lm.nodes import DecoderLM, load
+from models.decoder_lm.nodes import DecoderLM, examine, load
 from models.transformers_lm import architecture
 from tests.models.decoder_lm.refused import REFUSED
 from tests.tiny import FAMILIES, MODELS, Family, tiny_checkpoint, write_checkpoint
@@ -130,6 +131,29 @@ def test_what_cannot_be_served_is_refused_by_name(
 
     with pytest.raises(UnsupportedArchitectureError, match=reason):
         load(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model_type", "name"),
+    [pair for pair in CAUSAL.items() if isinstance(pair[1], str)],
+)
+def test_every_causal_model_of_transformers_is_served_or_refused_by_name(
+    tmp_path: Path, model_type: str, name: str
+) -> None:
+    config = {"architectures": [name], "model_type": model_type, "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    try:
+        found = examine(tmp_path, "llm") > 0
+    except CheckpointError as refused:
+        found = name in refused.message
+
+    assert found
+
+
+def test_a_dense_hybrid_is_loaded_from_numbers_that_json_lacks() -> None:
+    assert load(tiny_checkpoint("granite4"))._model.config.time_step_limit == (0.0, float("inf"))
 
 
 def test_unexpected_weights_are_refused(tmp_path: Path) -> None:
