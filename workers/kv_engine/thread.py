@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
 from shared.errors import BugError, CapacityError, ClientError, DalSegnoError, WorkerError
+from shared.telemetry.log_fields import quoting
 from workers.kv_engine.counters import EngineStats
 from workers.kv_engine.outputs import Output, StepFailedError
 from workers.kv_engine.sequence_spec import SequenceSpec
@@ -188,7 +189,7 @@ class EngineThread(OwnerThread[Engine]):
         try:
             outputs = engine.step()
         except StepFailedError as error:
-            _LOGGER.exception("an engine step failed for some sequences")
+            _log_failures(error)
             outputs, failure = error.outputs, error
         for key in engine.step_keys:
             if key in self._steps_after:
@@ -205,3 +206,13 @@ class EngineThread(OwnerThread[Engine]):
     def _report(self, report: _Report) -> None:
         if self._outbox.put(report):
             self.on_loop(self._deliver)
+
+
+def _log_failures(failed: StepFailedError) -> None:
+    """Log the failed sequences of a step: a fault with its traceback, a request that is wrong in one line."""
+    faults = {key: error for key, error in failed.others.items() if not isinstance(error, ClientError)}
+    if failed.keys or faults:
+        _LOGGER.error("an engine step failed for some sequences", exc_info=failed)
+    for key, error in failed.others.items():
+        if key not in faults:
+            _LOGGER.warning("sequence %s failed: %s", key, error.code, extra=quoting(error.message))

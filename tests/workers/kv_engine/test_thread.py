@@ -282,6 +282,35 @@ async def test_each_sequence_gets_its_own_error() -> None:
         assert await reports.next() == ("tokens", "a")
 
 
+async def test_a_wrong_request_is_one_log_line_and_a_fault_has_its_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wrong = ClientError("the guide is too expensive", code="invalid_guide")
+    others: dict[str, DalSegnoError] = {"b": wrong}
+    engine = ScriptedEngine()
+    engine.broken = StepFailedError("one failed", keys=[], others=others)
+    async with running(engine) as (thread, reports):
+        thread.submit(spec("a"))
+        engine.permits.release()
+        assert await reports.next() == ("error", ("b",), ClientError, "invalid_guide")
+        [line] = caplog.records
+        assert (line.levelname, line.exc_info, line.message) == (
+            "WARNING",
+            None,
+            "sequence b failed: invalid_guide",
+        )
+
+        others["c"] = WorkerError("gone", code="tensor_gone")
+        engine.broken = StepFailedError("two failed", keys=[], others=others)
+        engine.permits.release()
+        await reports.next()
+        await reports.next()
+
+    fault, line = (record for record in caplog.records[1:])
+    assert fault.exc_info is not None
+    assert line.exc_info is None
+
+
 async def test_a_factory_that_fails_fails_the_start() -> None:
     def factory() -> Engine:
         raise ClientError("no such model")
