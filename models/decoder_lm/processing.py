@@ -113,7 +113,6 @@ class DecoderLmProcessing:
         return self._guides
 
     def _encode(self, request: Inputs, text: str) -> list[int]:
-        self._tokenizer.check_text(text)
         is_rendered = request.messages is not None or request.chat  # a template writes special tokens itself
         return self._tokenizer.encode(text, add_special_tokens=not is_rendered)
 

@@ -91,7 +91,7 @@ class _Vocabulary:
         self._holds_byte_runs = "ByteFallback" in types
         self._spells_bytes = "ByteLevel" in types
         self._marks_spaces = _MARKED_SPACE in _decoder_json(tokenizer)
-        self._byte_of = _byte_of_character()
+        self._byte_of = byte_of_character()
         self._bytes: dict[int, bytes] = dict.fromkeys(self.special, b"")
         self._own_bytes: dict[int, bytes] = {}
 
@@ -231,7 +231,7 @@ def _types_in(decoder: dict[str, Any]) -> Iterator[str]:
         yield from _types_in(part)
 
 
-def _byte_of_character() -> dict[str, int]:
+def byte_of_character() -> dict[str, int]:
     """The byte-level alphabet: printable Latin-1 maps to itself, other bytes to characters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

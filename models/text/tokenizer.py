@@ -12,10 +12,9 @@ from typing import Any, Final
 from tokenizers import AddedToken, Tokenizer
 
 from models.checkpoints.files import CheckpointError, read_json_if_present
+from models.text.token_bound import token_bound_of
 from shared.errors import ClientError
 
-_NFC_JOINS: Final = 4
-"""The most characters that NFC normalization composes into one."""
 _SPECIAL_TOKENS: Final = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
@@ -26,19 +25,22 @@ class PromptTokenizer:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._max_seq_len = max_seq_len
-        self._longest_token = _longest_token(tokenizer)
+        self._bound = token_bound_of(tokenizer)
 
     def encode(self, text: str, *, add_special_tokens: bool, what: str = "the prompt") -> list[int]:
         """The token ids of a text. `what` names the text in error messages.
 
         Raises:
-            ClientError: the text is not valid Unicode.
+            ClientError: the text is not valid Unicode, or has more tokens than the model's context.
         """
-        # `encode` holds the GIL (1.9 s for 2.4 MB, and the engine's thread waits); the batch call does not.
         try:
+            self._check_text(text)
+            # `encode` holds the GIL (1.9 s for 2.4 MB, and the engine waits); the batch call does not.
             [encoded] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        except TypeError as error:
+        except (TypeError, UnicodeEncodeError) as error:
             raise ClientError(f"{what} is no valid Unicode text: it holds a lone surrogate") from error
+        if len(encoded) > self._max_seq_len:  # a million ids take 15 ms, with the GIL
+            raise self._too_long(str(len(encoded)))
         ids: list[int] = encoded.ids
         return ids
 
@@ -68,17 +70,17 @@ class PromptTokenizer:
             spellings += [ids for ids in found if ids not in spellings]
         return spellings
 
-    def check_text(self, text: str) -> None:
+    def _check_text(self, text: str) -> None:
         """Refuse a text that is certainly too long, before it is encoded: 8 MB take 15 s.
 
         Raises:
             ClientError: the text has more tokens than the model's context.
+            UnicodeEncodeError: it is not valid Unicode.
         """
-        if self._longest_token is None:
-            return
-        least = -(-len(text) // self._longest_token)
-        if least > self._max_seq_len:
-            raise self._too_long(f"at least {least}")
+        if self._bound is not None:
+            least = self._bound.least(text)
+            if least > self._max_seq_len:
+                raise self._too_long(f"at least {least}")
 
     def check_prompt(self, ids: list[int], *, new_tokens: int) -> None:
         """Check that a prompt and at least `new_tokens` further tokens fit the context.
@@ -162,28 +164,6 @@ def vocab_size_of(checkpoint: Path, tokenizer: Tokenizer) -> int:
     """The number of rows of the embedding: the model's `vocab_size`, which may exceed the tokenizer's."""
     found = read_json_if_present(checkpoint / "config.json").get("vocab_size")
     return found if isinstance(found, int) else int(tokenizer.get_vocab_size(with_added_tokens=True))
-
-
-def _longest_token(tokenizer: Tokenizer) -> int | None:
-    """The most bytes, and so characters, that one token stands for; None if there is no bound.
-
-    There is a bound if every byte of a text is part of a token: in byte-level BPE, whose tokens are written
-    with one character per byte, without a normalizer that drops characters.
-    """
-    state = json.loads(tokenizer.to_str())
-    splits = state.get("pre_tokenizer") or {}
-    parts = splits.get("pretokenizers", [splits])
-    added = tokenizer.get_added_tokens_decoder().values()
-    if (
-        state["model"].get("type") != "BPE"
-        or (state.get("normalizer") or {"type": "NFC"})["type"] != "NFC"
-        or not any(part.get("type") == "ByteLevel" for part in parts)
-        or any(part.get("behavior") == "Removed" for part in parts)
-        or any(token.lstrip or token.rstrip for token in added)
-    ):
-        return None
-    longest = max(map(len, tokenizer.get_vocab(with_added_tokens=True)))
-    return longest if state.get("normalizer") is None else longest * _NFC_JOINS
 
 
 def _read_tokenizer(checkpoint: Path) -> Tokenizer:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
 
 from models.base import GuideToCheck
 from models.text.guide_cost import CpuTime
@@ -15,6 +16,10 @@ from shared.events import Guide
 from tests.workers.harness import ToyProcessing
 from workers.guides import guide_queue as module
 from workers.guides.guide_queue import GuideQueue
+
+
+def _no_matcher(_: str) -> LLMatcher:
+    raise AssertionError("nothing follows these guides")
 
 
 class Compiler:
@@ -46,11 +51,7 @@ class Compiler:
         if name == "bad":
             raise InvalidGuideError("no text satisfies it", kind="regex")
         self.kept[name] = compiled = CompiledGuide(
-            name,
-            lambda _: None,
-            marks=frozenset(),
-            vocab_size=0,
-            kind="",  # type: ignore[arg-type, return-value]
+            name, _no_matcher, marks=frozenset(), vocab_size=0, kind=""
         )
         return compiled
 
@@ -163,7 +164,7 @@ async def test_a_tenant_beyond_its_budget_is_turned_away_until_the_window_has_pa
     assert caught.value.retry_after_s == module.WINDOW_S
     await rig.check("x")  # known guides cost nothing
     await rig.check("y", "b")
-    assert await rig.queue.compiled(Guide(regex="z"), "a")  # an accepted request is not refused
+    await rig.queue.compiled(Guide(regex="z"), "a")  # an accepted request is not refused
     rig.now_s += module.WINDOW_S
     await rig.check("w")
     assert rig.compiler.begun == ["x", "y", "again z", "w"]

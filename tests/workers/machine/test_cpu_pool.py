@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from workers.machine import cpu_pool
 from workers.machine.cpu_pool import LARGE_CHARS, CpuPool, is_large
 
 
@@ -63,7 +62,7 @@ async def test_a_thread_of_dropped_work_is_not_given_to_others_before_it_is_done
 async def test_large_inputs_and_other_tenants_do_not_delay_one_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cpu_pool.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
     flood = [Work() for _ in range(6)]
     with CpuPool(4) as pool:
         running = [
