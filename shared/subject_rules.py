@@ -5,8 +5,8 @@ events. So readers that act on the events of other processes accept on a subject
 belong there, and only if the event's fields agree with the subject. Otherwise a worker could end a request on
 the subject of its chunks, or join with another rank's number on its own subject.
 
-The check is made by the worker's inbox, the gateway's relay, the conductor's cluster state, the summary of a
-history and the manifest of a bundle. Other readers decode events without it.
+Every reader that acts on an event makes this check; `read_event` decodes and checks a record. The further
+rules, which depend on what the log said before (whose request, which incarnation), are in ADR 26.
 """
 
 from typing import Final
@@ -42,9 +42,11 @@ from shared.events import (
     WorkerJoined,
     WorkerLeaving,
     WorkerLost,
+    decode,
 )
 from shared.ids import is_token
-from shared.subjects import CONDUCTOR_WRITER, Address
+from shared.log.port import StoredRecord
+from shared.subjects import CONDUCTOR_WRITER, Address, Subjects
 
 EVENT_TYPES: Final[dict[str, tuple[type, ...]]] = {  # by kind of subject
     "request": (RequestSubmitted,),
@@ -65,6 +67,20 @@ EVENT_TYPES: Final[dict[str, tuple[type, ...]]] = {  # by kind of subject
     "conductor": (EpochOpened, WorkerLost, LogSealed),
     "output": (OutputChunk, OutputFence),
 }
+
+
+def read_event(record: StoredRecord, subjects: Subjects) -> tuple[Address, AnyEvent]:
+    """Return a record's parsed subject and its event, which agrees with the subject.
+
+    Raises:
+        MalformedEventError: the record is no event, or does not belong on its subject.
+    """
+    address = subjects.parse(record.subject)
+    if address is None:
+        raise MalformedEventError(f"{record.subject[:200]} is not a subject of this deployment")
+    event = decode(record.data, address.kind)
+    check_event_subject(address, event)
+    return address, event
 
 
 def check_event_subject(address: Address, event: AnyEvent) -> None:

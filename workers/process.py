@@ -30,12 +30,13 @@ from configs.deployment import DeploymentConfig
 from shared import faults
 from shared.epoch_fence import EpochFence
 from shared.errors import WorkerError
-from shared.events import MalformedEventError, WorkerJoined, WorkerLeaving, decode
+from shared.events import MalformedEventError, WorkerJoined, WorkerLeaving
 from shared.ids import Rank
 from shared.log.nats import heartbeat_connection, jetstream
 from shared.log.nats.credentials import ANONYMOUS, Credentials
 from shared.log.port import Log
 from shared.meters import EdgeMeters, GuideMeters, PrefixMeters, TensorMeters, WorkerMeters
+from shared.subject_rules import read_event
 from shared.subjects import Subjects
 from shared.telemetry.log_fields import quoting
 from workers import settings
@@ -410,7 +411,7 @@ class Worker:
         async with aclosing(self._log.history([self._subjects.worker_any()], 1, end_seq)) as records:
             async for record in records:
                 with contextlib.suppress(MalformedEventError):
-                    event = decode(record.data)
+                    _, event = read_event(record, self._subjects)
                     if isinstance(event, WorkerJoined):
                         peers.joined(event, record.seq)
                     elif isinstance(event, WorkerLeaving):

@@ -17,11 +17,14 @@ from conductor.core.cluster import Cluster
 from conductor.core.lifecycle import Phase
 from conductor.core.replay import Mismatch, Verdict, differences
 from conductor.digests import core_digest
+from dalsegno.history import seals
 from dalsegno.terminal.sanitise import plain
 from models import registry
 from models.registry import UnknownFamilyError
 from shared.events import MalformedEventError, RequestAdmitted, decode
 from shared.log.port import StoredRecord
+from shared.sealing.findings import Level
+from shared.sealing.request_check import RequestReport
 from shared.subjects import Subjects
 
 _SHOWN_CHARS: Final = 12
@@ -35,16 +38,23 @@ class ControlResult(msgspec.Struct, kw_only=True):
         source: the bundle it is from; None for a log.
         cannot: the reason why it cannot be replayed here.
         outputs_compared: False if not all bytes of its answer were available.
+        seals: the comparison with the seals of its log; None if it was not made.
     """
 
     verdict: Verdict
     source: str | None = None
     cannot: str | None = None
     outputs_compared: bool = True
+    seals: RequestReport | None = None
 
     @property
     def matches(self) -> bool:
-        return self.cannot is None and self.verdict.matches
+        return self.cannot is None and self.verdict.matches and not self.is_tampered
+
+    @property
+    def is_tampered(self) -> bool:
+        """True if the records are not those that were sealed."""
+        return self.seals is not None and self.seals.level is Level.CHANGED
 
 
 @cache
@@ -107,9 +117,15 @@ def print_result(outcome: ControlResult, *, as_json: bool, say: Callable[[str], 
 
 
 def lines(outcome: ControlResult) -> list[str]:
-    """A result as text."""
+    """A result as text: what its seals say, and what the replay found."""
     verdict = outcome.verdict
     whose = verdict.request_id if outcome.source is None else f"{outcome.source}: {verdict.request_id}"
+    said = seals.lines(outcome.seals) if outcome.seals is not None else []
+    return [*(f"{whose}: {line}" for line in said), *_replayed(outcome, whose)]
+
+
+def _replayed(outcome: ControlResult, whose: str) -> list[str]:
+    verdict = outcome.verdict
     if outcome.cannot is not None:
         return [f"{whose}: cannot be replayed: {outcome.cannot}"]
     shown = [f"{whose}: note: digest of {pin}" for pin in verdict.pins]
@@ -153,7 +169,7 @@ def weights_of(results: Sequence[ControlResult]) -> list[str]:
 
 def summary(results: Sequence[ControlResult]) -> str:
     """Counts of matching, differing and impossible requests; the caller appends the time."""
-    differ = sum(one.cannot is None and not one.verdict.matches for one in results)
+    differ = sum(one.cannot is None and not one.matches for one in results)
     cannot = sum(one.cannot is not None for one in results)
     matching = len(results) - differ - cannot
     shown = f"{matching} of {len(results)} requests match"
@@ -205,6 +221,7 @@ def as_plain(outcome: ControlResult) -> dict[str, Any]:
         "weights": verdict.weights,
         "changed_weights": verdict.changed_weights,
         "ignored": verdict.ignored,
+        "seals": None if outcome.seals is None else seals.as_plain(outcome.seals),
         "mismatch": None if verdict.mismatch is None else mismatch_as_plain(verdict.mismatch),
     }
 

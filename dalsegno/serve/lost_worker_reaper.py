@@ -23,8 +23,9 @@ from typing import Final, TypeAlias
 
 from shared.epoch_fence import EpochFence
 from shared.errors import DalSegnoError
-from shared.events import MalformedEventError, WorkerJoined, WorkerLost, decode
+from shared.events import MalformedEventError, WorkerJoined, WorkerLost
 from shared.log.port import Log, StoredRecord
+from shared.subject_rules import read_event
 from shared.subjects import Subjects
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -69,8 +70,9 @@ class Reaper:
         host: this machine's name, as its workers report it.
     """
 
-    def __init__(self, host: str, *, grace_s: float = GRACE_S) -> None:
+    def __init__(self, host: str, subjects: Subjects, *, grace_s: float = GRACE_S) -> None:
         self._host = host
+        self._subjects = subjects
         self._grace_s = grace_s
         self._fence = EpochFence()
         self._known: set[str] = set()
@@ -79,7 +81,7 @@ class Reaper:
     def fold(self, record: StoredRecord, now_s: float) -> None:
         """Fold one record, read at `now_s`."""
         try:
-            event = decode(record.data)
+            _, event = read_event(record, self._subjects)
         except MalformedEventError:
             return  # malformed: ignored by every reader
         if not self._fence.admits(event):
@@ -142,7 +144,7 @@ async def reap(
         try:
             log = await connect()
             try:
-                await follow(log, subjects, Reaper(host, grace_s=grace_s), processes, kill)
+                await follow(log, subjects, Reaper(host, subjects, grace_s=grace_s), processes, kill)
             finally:
                 await log.close()
         except* DalSegnoError as errors:

@@ -29,6 +29,8 @@ const consumer = await jetstream(client).consumers.getPushConsumer(`${prefix.toU
 let epoch = 0;
 let attempt = 0;
 let next = 0;
+let lives = {}; // by writer: the incarnation that may write this output
+const placedBy = new Set();
 let early = new Map(); // by index: valid chunks that arrived before their predecessor
 
 for await (const message of await consumer.consume()) {
@@ -37,6 +39,11 @@ for await (const message of await consumer.consume()) {
     epoch = Math.max(epoch, event.epoch);
   } else if (event.writer === "conductor" && event.epoch < epoch) {
     continue; // from a deposed conductor
+  } else if (event.type === "request.admitted.v1" || event.type === "request.resumed.v1") {
+    if (!placedBy.has(event.id)) lives = event.lives; // a second copy may be stored later
+    placedBy.add(event.id);
+  } else if (event.type === "output.chunk.v1" && lives[message.subject.split(".").pop()] !== event.incarnation) {
+    continue; // by a process that has no order for this request
   } else if (event.type === "output.fence.v1" && event.attempt > attempt) {
     attempt = event.attempt; // a worker died: chunks that are not printed yet are computed again
     early = new Map();

@@ -23,12 +23,19 @@ async def ask(server, model, question):
     request = {"model": model, "inputs": {"text": question}, "params": {"temperature": 0, "max_tokens": 64}}
     await client.jetstream().publish(f"{prefix}.request.{request_id}", json.dumps(request).encode())
 
+    writers = {}  # the ranks that the request is placed on, each with its incarnation
     async for message in ends.messages:
         event = msgpack.unpackb(message.data)
         if event["type"] != "request.admitted.v1":
             break
-    chunks = [msgpack.unpackb((await outputs.next_msg()).data) for _ in range(outputs.pending_msgs)]
-    print("".join(chunk.get("text", "") for chunk in chunks))
+        writers = event["lives"]
+    messages = [await outputs.next_msg() for _ in range(outputs.pending_msgs)]
+    chunks = [(message.subject.rpartition(".")[2], msgpack.unpackb(message.data)) for message in messages]
+    print(
+        "".join(
+            chunk.get("text", "") for writer, chunk in chunks if writers.get(writer) == chunk["incarnation"]
+        )
+    )
     print(event["type"], event.get("failure", event.get("usage")), file=sys.stderr)
     await client.close()
     if event["type"] != "request.finished.v1":  # rejected, failed or cancelled

@@ -45,14 +45,23 @@ async def ask(server, model, question):
 async def read_answer(events, submission_seq):
     """Print the answer as it arrives; return when it is complete."""
     epoch = attempt = next_index = 0
+    lives = {}  # by writer: the incarnation that may write this output
+    placed_by = set()
     chunks = {}  # by index: valid chunks that may have arrived before their predecessor
     async for message in events.messages:
         event = msgpack.unpackb(message.data)
-        kind = event["type"]
+        kind, writer = event["type"], message.subject.rpartition(".")[2]
         if kind == "epoch.opened.v1":
             epoch = max(epoch, event["epoch"])
         elif event["writer"] == "conductor" and event["epoch"] < epoch:
             continue  # from a deposed conductor
+
+        elif kind in ("request.admitted.v1", "request.resumed.v1"):
+            if event["id"] not in placed_by:  # a second copy may be stored later
+                placed_by.add(event["id"])
+                lives = event["lives"]
+        elif kind == "output.chunk.v1" and lives.get(writer) != event["incarnation"]:
+            continue  # by a process that has no order for this request
 
         elif kind == "output.fence.v1" and event["attempt"] > attempt:
             attempt, chunks = event["attempt"], {}  # chunks that are not printed yet are computed again

@@ -150,10 +150,12 @@ class LogFollower:
                     )
             case "conductor" if record.subject == self._subjects.lost:
                 lost = decode_or_none(record, address)
-                if isinstance(lost, WorkerLost):
+                if isinstance(lost, WorkerLost) and lost.rank in self._liveness.ranks:
                     self._meter.workers_lost[lost.rank] += 1
 
     def _note_worker(self, rank: int, address: Address, record: StoredRecord) -> None:
+        if rank not in self._liveness.ranks:
+            return  # of a rank that this deployment does not have
         self._liveness.note_worker(rank)
         event = decode_or_none(record, address)
         if isinstance(event, WorkerJoined | WorkerLeaving):

@@ -58,6 +58,11 @@ class PeerIncarnations:
         self.current[event.rank] = peer = PeerJoined(Rank(event.rank), incarnation, event.cards)
         return peer
 
+    def is_current(self, rank: int, incarnation: int | None) -> bool:
+        """Tell whether a rank has joined as this incarnation, which has not ended."""
+        peer = self.current.get(rank)
+        return peer is not None and peer.incarnation == incarnation
+
     def ended(self, event: WorkerLeaving | WorkerLost) -> PeerLeft | None:
         """Fold the end of an incarnation; None where it is not the current one."""
         peer = self.current.get(event.rank)

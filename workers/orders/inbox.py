@@ -272,7 +272,11 @@ class Inbox:
         if stop is not None:
             return StopOrder(key, stop, started=False)
         valid = tuple(edge for edge in waiting if _is_from(edge, order.lives))
-        return StartOrder(key, order, valid, self._out_of_order.refused(key.request_id, key.attempt))
+        return StartOrder(key, order, valid, self._refused(key, order))
+
+    def _refused(self, key: StepKey, order: NodeReady) -> str:
+        """The reason why edges of the ranks that have a part in the order are missing; empty if none are."""
+        return self._out_of_order.refused(key.request_id, key.attempt, order.lives)
 
     def _stop(self, order: WalkStop) -> StopOrder | None:
         steps = self._steps(order)
@@ -327,6 +331,8 @@ class Inbox:
             return Unreadable(f"a {type(event).__name__} from rank {address.rank} is not for this rank")
         if event.to_life is not None and event.to_life != self.incarnation:
             return None  # for an earlier incarnation, whose requests may have ended before this one began
+        if not self._peers.is_current(address.rank, event.incarnation):
+            return None  # from no process that can have an order: of an unknown rank, or an ended incarnation
         request_id = str(event.request_id)
         edge, steps = ReceivedEdge(event, address.rank), self._requests.get(request_id)
         attempt = steps.attempt if steps is not None else 0

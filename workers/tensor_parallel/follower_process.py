@@ -21,10 +21,11 @@ from typing import Any, Final, Never, Protocol
 
 from configs.deployment import DeploymentConfig
 from shared.epoch_fence import EpochFence
-from shared.events import MalformedEventError, WorkerJoined, WorkerLeaving, decode
+from shared.events import MalformedEventError, WorkerJoined, WorkerLeaving
 from shared.ids import Rank
 from shared.log.port import Log
 from shared.meters import WorkerMeters
+from shared.subject_rules import read_event
 from shared.subjects import Subjects
 from workers.kv_engine.counters import WorkCounters
 from workers.kv_engine.parallel.connection import GroupLostError
@@ -218,7 +219,7 @@ class FollowerProcess:
         async with aclosing(self._log.history([self._subjects.worker(self._rank)], 1, end_seq)) as records:
             async for record in records:
                 with contextlib.suppress(MalformedEventError):
-                    event = decode(record.data)
+                    _, event = read_event(record, self._subjects)
                     if isinstance(event, WorkerJoined):
                         found.append(event.id)
         return found

@@ -23,9 +23,10 @@ from typing import Final
 import msgspec
 
 from configs.deployment import ConfigError, DeploymentConfig
-from shared.events import MalformedEventError, WorkerJoined, decode
+from shared.events import MalformedEventError, WorkerJoined
 from shared.ids import Rank
 from shared.log.port import Log
+from shared.subject_rules import read_event
 from shared.subjects import Subjects
 from workers.kv_engine.parallel.connection import Connection, GroupLostError, probe
 from workers.kv_engine.parallel.rendezvous import Rendezvous
@@ -267,10 +268,9 @@ class _FollowerEndpoints:
     async def read(self, log: Log, subjects: Subjects) -> None:
         async with aclosing(log.read([subjects.worker_any()], 1)) as records:
             async for record in records:
-                address = subjects.parse(record.subject)
                 with contextlib.suppress(MalformedEventError, msgspec.MsgspecError):
-                    event = decode(record.data)
-                    if not isinstance(event, WorkerJoined) or address is None or address.rank != event.rank:
+                    _, event = read_event(record, subjects)
+                    if not isinstance(event, WorkerJoined):
                         continue
                     if ENDPOINT_NAME in event.cards:
                         self.by_rank[event.rank] = msgspec.msgpack.decode(

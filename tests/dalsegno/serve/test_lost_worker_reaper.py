@@ -2,6 +2,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from dalsegno.serve.lost_worker_reaper import LostWorker, Reaper, WorkerProcess, follow, reap
@@ -34,7 +35,7 @@ def lost(incarnation: int = 1, *, rank: int = 0, epoch: int = 1) -> WorkerLost:
 
 def folded(*events: Event, time_ns: int = 2_000) -> Reaper:
     """A reaper that has read these, stored at 1, 2, ..., at once."""
-    reaper = Reaper(HERE)
+    reaper = Reaper(HERE, SUBJECTS)
     for place, event in enumerate(events, start=1):
         subject = SUBJECTS.worker(0) if isinstance(event, WorkerJoined) else SUBJECTS.lost
         reaper.fold(StoredRecord(place, subject, encode(event), time_ns), LOST_S)
@@ -51,6 +52,18 @@ def test_who_was_given_up_and_does_not_join_again_is_ended_once_when_its_grace_i
     ]
     assert reaper.due(OURS, DUE_S + 1) == []
     assert reaper.next_s(OURS) is None
+
+
+def test_another_ranks_process_says_neither_who_lives_here_nor_who_was_lost() -> None:
+    """The key of worker 1 writes of rank 0, on the subject that it may write to."""
+    reaper = Reaper(HERE, SUBJECTS)
+    for place, event in enumerate((joined(), lost()), start=1):
+        reaper.fold(StoredRecord(place, SUBJECTS.worker(1), encode(event), 2_000), LOST_S)
+    reaper.fold(StoredRecord(3, SUBJECTS.worker(0), encode(joined("b")), 2_000), LOST_S)
+    forged = msgspec.structs.replace(lost(3), writer="w1", epoch=None)
+    reaper.fold(StoredRecord(4, SUBJECTS.worker(1), encode(forged), 2_000), LOST_S)
+
+    assert reaper.due(OURS, DUE_S) == []
 
 
 @pytest.mark.parametrize(
@@ -94,7 +107,7 @@ def test_a_process_that_has_the_number_of_one_before_it_is_not_taken_for_that() 
 
 
 def test_what_cannot_be_read_changes_nothing() -> None:
-    reaper = Reaper(HERE)
+    reaper = Reaper(HERE, SUBJECTS)
     reaper.fold(StoredRecord(1, SUBJECTS.lost, b"\x00nothing", 0), LOST_S)
 
     assert reaper.next_s(OURS) is None
@@ -106,7 +119,7 @@ async def test_it_follows_the_log_and_ends_who_is_due() -> None:
     processes = {0: WorkerProcess(77, time.time_ns())}
     log = MemoryLog(server)
     following = asyncio.create_task(
-        follow(log, SUBJECTS, Reaper(HERE, grace_s=0.05), lambda: processes, ended.put_nowait)
+        follow(log, SUBJECTS, Reaper(HERE, SUBJECTS, grace_s=0.05), lambda: processes, ended.put_nowait)
     )
     for id in "ab":
         server.append(SUBJECTS.worker(0), encode(joined(id)))

@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -28,7 +29,7 @@ from shared.events import (
 from shared.ids import Incarnation, Rank
 from shared.log.port import StoredRecord
 from shared.subjects import Subjects
-from workers.membership.peers import PeerJoined, PeerLeft
+from workers.membership.peers import PeerIncarnations, PeerJoined, PeerLeft
 from workers.orders.inbox import (
     Action,
     AttemptEnded,
@@ -129,6 +130,13 @@ THEIRS = 500
 LIVES = {0: AT, 1: THEIRS}
 
 
+def inbox_of(**settings: Any) -> Inbox:
+    """Rank 0's inbox, which knows that rank 1 has joined as `THEIRS`."""
+    peers = PeerIncarnations()
+    peers.joined(joined("w1.joined.theirs", rank=1), THEIRS)
+    return Inbox(SUBJECTS, Rank(0), OURS, **{"peers": peers, **settings})
+
+
 def fired(index: int = 0, attempt: int = 1, *, life: int = THEIRS, request_id: str = "r") -> NodeFired:
     """A `node.fired` of rank 1."""
     return NodeFired(
@@ -195,7 +203,7 @@ def started(request_id: str = "r", attempt: int = 1, index: int = 0) -> StepKey:
 
 def fold(events: Sequence[Event], inbox: Inbox | None = None, start: int = AT) -> list[Action]:
     """Fold events stored at `start`, `start` + 1, ..., and return the actions."""
-    inbox = inbox or Inbox(SUBJECTS, Rank(0), OURS, earlier_joins=["w0.joined.before"])
+    inbox = inbox or inbox_of(earlier_joins=["w0.joined.before"])
     records = [
         StoredRecord(seq=start + place, subject=subject_of(event), data=encode(event), time_ns=0)
         for place, event in enumerate(events)
@@ -409,7 +417,7 @@ def test_the_inbox(case: str) -> None:
 
 
 def test_the_incarnation_is_the_position_of_the_first_copy() -> None:
-    inbox = Inbox(SUBJECTS, Rank(0), OURS)
+    inbox = inbox_of()
 
     fold([opened(1), joined(), joined()], inbox)
 
@@ -417,7 +425,7 @@ def test_the_incarnation_is_the_position_of_the_first_copy() -> None:
 
 
 def test_the_epoch_known_from_before_fences_at_once() -> None:
-    inbox = Inbox(SUBJECTS, Rank(0), OURS, epoch=5)
+    inbox = inbox_of(epoch=5)
 
     assert briefly(fold([joined(), ready(epoch=4), ready(epoch=5)], inbox)) == [JOINED, ("start", started())]
 
@@ -433,7 +441,7 @@ def test_the_epoch_known_from_before_fences_at_once() -> None:
     ],
 )
 def test_what_cannot_be_read_changes_nothing_and_is_told(subject: str, data: bytes) -> None:
-    inbox = Inbox(SUBJECTS, Rank(0), OURS)
+    inbox = inbox_of()
 
     action = inbox.fold(StoredRecord(seq=7, subject=subject, data=data, time_ns=0))
 
@@ -443,14 +451,14 @@ def test_what_cannot_be_read_changes_nothing_and_is_told(subject: str, data: byt
 
 
 def test_only_so_many_requests_are_remembered_the_latest() -> None:
-    inbox = Inbox(SUBJECTS, Rank(0), OURS, remembered=2)
+    inbox = inbox_of(remembered=2)
     fold([joined(), ready("a"), ready("b"), ready("a", index=1), ready("c")], inbox)
 
     assert briefly(fold([ready("a"), ready("c"), ready("b")], inbox)) == [("start", started("b"))]
 
 
 def test_early_edges_that_find_no_room_are_told_with_their_order() -> None:
-    inbox = Inbox(SUBJECTS, Rank(0), OURS, out_of_order=OutOfOrderBuffer(max_per_request=2))
+    inbox = inbox_of(out_of_order=OutOfOrderBuffer(max_per_request=2))
     [_, start] = fold([joined(), fired(), sent(0), sent(1), ready(lives=LIVES)], inbox)
 
     assert isinstance(start, StartOrder)
@@ -461,9 +469,35 @@ def test_early_edges_that_find_no_room_are_told_with_their_order() -> None:
     assert not start.refused
 
 
+@pytest.mark.parametrize(("rank", "life"), [(9, 600), (9, None), (1, THEIRS - 1), (1, THEIRS + 1), (1, None)])
+def test_edges_of_a_rank_or_life_that_has_not_joined_are_not_even_kept(rank: int, life: int | None) -> None:
+    early = OutOfOrderBuffer()
+    inbox = inbox_of(out_of_order=early)
+    fold([joined()], inbox)
+    for request_id in ("r", "another"):
+        edge = msgspec.structs.replace(fired(), incarnation=life, request_id=request_id)
+        assert inbox.fold(StoredRecord(2000, SUBJECTS.edge(0, rank, request_id), encode(edge), 1)) is None
+    assert early.count == 0
+
+
+def test_a_rank_without_a_part_in_the_order_neither_reaches_it_nor_takes_its_room() -> None:
+    """Rank 9 has joined, as any holder of its key can; the request is placed on the ranks 0 and 1."""
+    inbox = inbox_of(out_of_order=OutOfOrderBuffer(max_per_request=2))
+    fold([joined(), joined("w9.joined", rank=9)], inbox)
+    life = inbox._peers.current[9].incarnation
+    for number in range(5):
+        edge = msgspec.structs.replace(fired(), id=str(number), writer="w9", incarnation=life)
+        assert inbox.fold(StoredRecord(3000 + number, SUBJECTS.edge(0, 9, "r"), encode(edge), 1)) is None
+    [start] = fold([fired(), ready(lives=LIVES)], inbox)
+
+    assert isinstance(start, StartOrder)
+    assert start.refused == ""
+    assert [(edge.rank, edge.event) for edge in start.edges] == [(1, fired())]
+
+
 def test_an_attempt_that_is_over_leaves_no_early_edges() -> None:
     early = OutOfOrderBuffer()
-    inbox = Inbox(SUBJECTS, Rank(0), OURS, out_of_order=early)
+    inbox = inbox_of(out_of_order=early)
     fold([joined(), ready(lives=LIVES), fired(1), fired(2), fired(1, attempt=2)], inbox)
     assert early.count == 3
     fold([stop(), fired(3)], inbox)
@@ -475,7 +509,7 @@ def test_an_attempt_that_is_over_leaves_no_early_edges() -> None:
 
 def test_what_was_told_to_an_earlier_life_is_not_waited_for() -> None:
     early = OutOfOrderBuffer()
-    inbox = Inbox(SUBJECTS, Rank(0), OURS, out_of_order=early)
+    inbox = inbox_of(out_of_order=early)
     to_us, to_no_longer = (msgspec.structs.replace(fired(), to_life=life) for life in (AT, AT - 7))
     fold([joined(), to_no_longer], inbox)
     assert early.count == 0
@@ -486,7 +520,7 @@ def test_what_was_told_to_an_earlier_life_is_not_waited_for() -> None:
 
 
 def test_an_edge_for_another_rank_or_of_another_request_is_nothing_to_read() -> None:
-    inbox = Inbox(SUBJECTS, Rank(0), OURS)
+    inbox = inbox_of()
     for subject in (SUBJECTS.edge(2, 1, "r"), SUBJECTS.edge(0, 1, "q")):
         action = inbox.fold(StoredRecord(seq=7, subject=subject, data=encode(fired()), time_ns=0))
 

@@ -48,12 +48,12 @@ def test_an_edge_too_many_takes_its_attempts_others_with_it_and_is_remembered() 
     early.add("r", fired(2), 10)
     early.add("r", fired(3), 10)
 
-    assert "3 edges (3 for all requests)" in early.refused("r", 1)
-    assert early.refused("r", 2) == early.refused("q", 1) == ""
+    assert "3 edges (3 for all requests)" in early.refused("r", 1, {1})
+    assert early.refused("r", 2, {1}) == early.refused("q", 1, {1}) == ""
     assert take_all(early, "r") == [fired(0, attempt=2)]
-    assert early.refused("r", 1)
+    assert early.refused("r", 1, {1})
     early.begin("r", 2)
-    assert not early.refused("r", 1)
+    assert not early.refused("r", 1, {1})
 
 
 def test_bytes_are_bounded_too_of_a_request_and_of_all() -> None:
@@ -63,9 +63,20 @@ def test_bytes_are_bounded_too_of_a_request_and_of_all() -> None:
     early.add("q", fired(1), 1)
     early.add("r", fired(1), 11)
 
-    assert "61 bytes of edges (151 for all requests)" in early.refused("q", 1)
-    assert "101 bytes" in early.refused("r", 1)
+    assert "61 bytes of edges (151 for all requests)" in early.refused("q", 1, {1})
+    assert "101 bytes" in early.refused("r", 1, {1})
     assert (early.count, early.nbytes) == (0, 0)
+
+
+def test_a_sender_that_floods_takes_no_other_senders_room() -> None:
+    early = OutOfOrderBuffer(max_per_request=2, max_in_all=3)
+    for number in range(9):
+        early.add("r", ReceivedEdge(fired(number).event, 2), 10)
+    early.add("r", fired(0), 10)
+
+    assert early.refused("r", 1, {0, 1}) == ""
+    assert "rank 2 sent 3 edges" in early.refused("r", 1, {1, 2})
+    assert take_all(early, "r") == [fired(0)]
 
 
 def test_all_requests_together_are_bounded() -> None:
@@ -73,6 +84,6 @@ def test_all_requests_together_are_bounded() -> None:
     for name in ("a", "b", "c"):
         early.add(name, ReceivedEdge(StreamSent(attempt=1, stream="s", to="n"), 1), 1)
 
-    assert not early.refused("a", 1)
-    assert early.refused("c", 1)
+    assert not early.refused("a", 1, {1})
+    assert early.refused("c", 1, {1})
     assert early.count == 2
