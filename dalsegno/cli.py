@@ -23,6 +23,7 @@ COMMANDS: Final = {
         "log": "dalsegno.history.command:log",
         "replay": "dalsegno.replay.command:replay",
         "export": "dalsegno.bundle.export:export",
+        "verify": "dalsegno.verify.command:verify",
         "check": "dalsegno.check.command:check",
         "config": "dalsegno.config.command:config",
     },

@@ -51,10 +51,15 @@ class BundleError(ClientError):
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
-    """The `data` of a chunk that is not in the bundle: its length and digest."""
+    """The `data` of a chunk that is not in the bundle: its length and digest.
+
+    Attributes:
+        leaf: the hash of the whole record, as seals use it, in hex.
+    """
 
     bytes: int
     digest: str
+    leaf: str = ""
 
 
 class BundledRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +101,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         redacted: the client's text and the answers are replaced.
         masked: some records have other bytes than the log's, in place of memory endpoints.
         unfaithful: requests that this bundle cannot replay, with the reason.
+        damaged: requests of which the log, and so this bundle, may lack records, with the reason.
         configs: by digest, the configuration as far as it is known, without secrets.
         about: a summary of each request's records.
     """
@@ -110,6 +116,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     redacted: bool = False
     masked: bool = False
     unfaithful: dict[str, str] = {}
+    damaged: dict[str, str] = {}
     configs: dict[str, Any] = {}
     about: list[dict[str, Any]] = []
 
@@ -122,7 +129,17 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def records(self) -> list[StoredRecord]:
-        return [one.record for one in self.kept]
+        """The records, without the seals of the log."""
+        return [one.record for one in self.kept if one.record.subject != self._sealed]
+
+    @property
+    def seals(self) -> list[StoredRecord]:
+        """The seals that cover the records."""
+        return [one.record for one in self.kept if one.record.subject == self._sealed]
+
+    @property
+    def _sealed(self) -> str:
+        return Subjects(self.header.log.prefix).sealed
 
     @property
     def incomplete(self) -> frozenset[str]:

@@ -25,13 +25,17 @@ from conductor.digests import core_digest
 from dalsegno.bundle import bundle_file, manifest, record_rewriter, redaction
 from dalsegno.bundle.bundle_file import BundledRecord, ExportInfo, Header, LeftOut, LogExtent
 from dalsegno.config import options
-from dalsegno.history import log_source
+from dalsegno.history import log_source, seals
 from dalsegno.history.log_source import LogSource
 from dalsegno.history.request_records import RequestRecords, collect
+from dalsegno.terminal.sanitise import plain
 from models import registry
 from shared.errors import ClientError
 from shared.events import OutputChunk, WorkerJoined, encode
 from shared.log.port import StoredRecord
+from shared.sealing import hashes, request_check
+from shared.sealing.findings import Level
+from shared.sealing.request_check import RequestReport
 
 SUFFIX: Final = ".bundle"
 
@@ -71,7 +75,16 @@ def export(
     path = output or f"{request_id}{SUFFIX}"
     with _target(path) as file:
         length = bundle_file.write(file, header, kept)
-    _say(path, header, kept, length, as_json=as_json)
+    reports = request_check.check(
+        found.requests,
+        found.records,
+        found.seals,
+        found.subjects,
+        seals.name_of(found.log, found.subjects),
+        trusted=seals.trusted_keys(),
+    )
+    _say(path, header, kept, length, reports, as_json=as_json)
+    sys.exit(1 if any(report.level is Level.CHANGED for report in reports) else 0)
 
 
 async def _collected(source: LogSource, request_id: str) -> RequestRecords:
@@ -98,6 +111,8 @@ def bundled(found: RequestRecords, *, payloads: bool, redact: bool) -> tuple[Hea
             found.records, records, graph_of=registry.graph, subjects=found.subjects
         )
     kept = list(_kept(found.records, records, keeps_data=payloads or redact))
+    if not redact:  # a redacted record is not the one that was sealed
+        kept = _with_seals(kept, found.seals)
     header = Header(
         bundle=bundle_file.FORMAT,
         request_id=found.request_id,
@@ -118,6 +133,7 @@ def bundled(found: RequestRecords, *, payloads: bool, redact: bool) -> tuple[Hea
         redacted=redact,
         masked=any(one.digest is None for one in kept),
         unfaithful=unfaithful,
+        damaged=found.damaged,
         configs=manifest.configs_in_force(records, found.subjects, found.configs),
         about=manifest.about(records, found.subjects, found.requests),
     )
@@ -141,10 +157,15 @@ def _kept(
             continue
         assert isinstance(chunk, OutputChunk)
         shorter = encode(msgspec.structs.replace(chunk, data=None))
-        left_out = LeftOut(bytes=len(data), digest=bundle_file.digest_of(data))
+        left_out = LeftOut(bytes=len(data), digest=bundle_file.digest_of(data), leaf=hashes.leaf(was).hex())
         yield BundledRecord(
             record=msgspec.structs.replace(record, data=shorter), digest=digest, left_out=left_out
         )
+
+
+def _with_seals(kept: Sequence[BundledRecord], seals: Sequence[StoredRecord]) -> list[BundledRecord]:
+    own = [BundledRecord(record=seal, digest=bundle_file.digest_of(seal.data)) for seal in seals]
+    return sorted((*kept, *own), key=lambda one: one.record.seq)
 
 
 # ---- the file ------------------------------------------------------------------------------------------
@@ -170,11 +191,20 @@ def _target(path: str) -> Iterator[BinaryIO]:
             draft.unlink(missing_ok=True)
 
 
-def _say(path: str, header: Header, kept: Sequence[BundledRecord], length: int, *, as_json: bool) -> None:
+def _say(
+    path: str,
+    header: Header,
+    kept: Sequence[BundledRecord],
+    length: int,
+    reports: Sequence[RequestReport],
+    *,
+    as_json: bool,
+) -> None:
     to_stderr = path == bundle_file.STDIN
     source: dict[str, Any] = {"file": path, "bytes": length, "records": len(kept)}
     source |= {"requests": header.requests, "payloads": header.payloads, "redacted": header.redacted}
-    source |= {"unfaithful": header.unfaithful}
+    source |= {"unfaithful": header.unfaithful, "damaged": header.damaged}
+    source |= {"seals": {report.request_id: seals.as_plain(report) for report in reports}}
     if as_json:
         click.echo(json.dumps(source, ensure_ascii=False), err=to_stderr)
         return
@@ -183,5 +213,10 @@ def _say(path: str, header: Header, kept: Sequence[BundledRecord], length: int, 
     if header.payloads == "left out":
         left = sum(one.left_out.bytes for one in kept if one.left_out is not None)
         click.echo(f"  {left:,} bytes of sound or images are left out; --payloads keeps them", err=to_stderr)
-    for request_id, why in header.unfaithful.items():
+    for request_id, why in [*header.damaged.items(), *header.unfaithful.items()]:
         click.echo(f"  {request_id} cannot be replayed from it: {why}", err=to_stderr)
+    if header.redacted:
+        click.echo("  redacted: the seals of the log cannot cover it", err=to_stderr)
+    for report in reports:
+        for line in seals.lines(report):
+            click.echo(f"  {report.request_id}: {plain(line)}", err=True)

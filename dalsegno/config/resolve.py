@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from configs import files, nats_access, secrets
-from configs.deployment import ConfigError, DeploymentConfig, NatsSettings
+from configs.deployment import ConfigError, DeploymentConfig, NatsSettings, SealingSettings
 from configs.files import Base
 from dalsegno.config import address, environment, layers
 from dalsegno.config.layers import Effective, Setting
@@ -93,6 +93,17 @@ def reach(flags: Sequence[Setting]) -> Reach:
         nats=msgspec.convert(values.get("nats", {}), NatsSettings),
         data_dir=Path(data_dir) if data_dir is not None else None,
     )
+
+
+def sealing(flags: Sequence[Setting] = ()) -> SealingSettings:
+    """The settings of seals, from environment and flags, for commands without a model.
+
+    Raises:
+        ConfigError: a variable is unknown, or its value does not fit.
+    """
+    empty = Base(values={}, source="", folder=Path.cwd(), name="")
+    values, _ = layers.overlay(empty, [*_of_environment(), *flags], Path.cwd())
+    return msgspec.convert(values.get("sealing", {}), SealingSettings)
 
 
 def check(found: Effective) -> None:

@@ -1,7 +1,8 @@
 """The source of a log: a running deployment, a NATS server, or a data dir at rest.
 
 A data dir at rest is served by a temporary nats-server while it is read; the dir is locked meanwhile, so that
-no deployment starts on it. This module writes nothing to the log.
+no deployment starts on it. Its log is read once completely, to find records that it lost. This module writes
+nothing to the log.
 """
 
 import secrets
@@ -15,10 +16,12 @@ import click
 
 from configs import nats_access
 from dalsegno.config import address, resolve
+from dalsegno.history.damage import described
+from dalsegno.history.store_at_rest import store_at_rest
 from dalsegno.serve.data_dir import DataDir, DataDirError
 from shared.log.nats.credentials import Credentials
 from shared.log.nats.permissions import CLIENT, READER, authorization
-from shared.log.port import Log
+from shared.log.port import Log, MissingRecords
 from shared.subjects import Subjects
 
 
@@ -102,20 +105,23 @@ async def _at_rest(data_dir: DataDir, subjects: Subjects) -> AsyncGenerator[Log,
     from shared.log.nats import jetstream
     from shared.log.nats.private_server import NatsServer
 
-    if not data_dir.nats.is_dir():
-        raise DataDirError(f"{data_dir.path} holds no log: expected a folder {data_dir.nats}")
-    with data_dir.lock():
+    with store_at_rest(data_dir, subjects.stream) as (store, files):
         reader = Credentials(user=READER, password=secrets.token_urlsafe(32))
-        server = NatsServer(data_dir.nats, authorization=authorization({READER: reader}, subjects))
+        missing: tuple[MissingRecords, ...] = ()
+        server = NatsServer(store, authorization=authorization({READER: reader}, subjects))
         server.start()
         try:
             log = await jetstream.connect(server.url, credentials=reader, subjects=subjects, name=READER)
             try:
+                if missing := await log.find_missing(files):
+                    click.echo(f"the log of {data_dir.path} is damaged: {described(missing)}", err=True)
                 yield log
             finally:
                 await log.close()
         finally:
             server.stop()
+            if missing and store == data_dir.nats:
+                files.restore_index()
 
 
 def _data_dir(settings: Path | None) -> DataDir:

@@ -6,6 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
+from dalsegno.history import seals
+from dalsegno.history.damage import Damage, described
 from dalsegno.history.summary import iso
 from shared.errors import ClientError
 from shared.events import MalformedEventError, RequestSubmitted, decode
@@ -23,6 +25,8 @@ class RequestRecords(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         requests: its id, and those of the other parts if it asked for several answers.
         log: the state of the log at the time of reading.
+        damaged: those of the requests of which records may be missing, with the reason.
+        seals: the seals that cover the records.
         configs: the known configurations of that log by digest; secrets are masked.
     """
 
@@ -31,6 +35,8 @@ class RequestRecords(msgspec.Struct, frozen=True, kw_only=True):
     subjects: Subjects
     records: list[StoredRecord]
     log: LogState
+    damaged: dict[str, str] = {}
+    seals: list[StoredRecord] = []
     configs: dict[str, Any] = {}
 
 
@@ -48,8 +54,17 @@ async def collect(log: Log, subjects: Subjects, request_id: str) -> RequestRecor
     while records and _of(records[-1], subjects) is None:
         records.pop()  # later records of workers and epochs
     _check(request_id, records, subjects, state)
+    damage = Damage(state.missing, subjects)
+    for record in records:
+        damage.take(record)
     return RequestRecords(
-        request_id=request_id, requests=requests, subjects=subjects, records=records, log=state
+        request_id=request_id,
+        requests=requests,
+        subjects=subjects,
+        records=records,
+        log=state,
+        damaged=damage.of(requests),
+        seals=await seals.covering(log, subjects, records, requests),
     )
 
 
@@ -61,7 +76,7 @@ def _wanted(subjects: Subjects, requests: list[str]) -> list[str]:
 
 def _concerns(record: StoredRecord, subjects: Subjects, requests: list[str]) -> bool:
     address = subjects.parse(record.subject)
-    return address is not None and (address.request_id is None or address.request_id in requests)
+    return address is not None and (address.is_membership or address.request_id in requests)
 
 
 async def _parts(log: Log, subjects: Subjects, request_id: str) -> list[str]:
@@ -70,7 +85,12 @@ async def _parts(log: Log, subjects: Subjects, request_id: str) -> list[str]:
         submission = await _first(history)
     if submission is None or submission.parts == 1 or submission.parent not in (None, request_id):
         return [request_id]
-    return [request_id, *(f"{request_id}-{number}" for number in range(1, submission.parts))]
+    return part_ids(request_id, submission.parts)
+
+
+def part_ids(parent: str, parts: int) -> list[str]:
+    """Return the ids of the parts of a request; the first part has the request's own."""
+    return [parent, *(f"{parent}-{number}" for number in range(1, parts))]
 
 
 async def _first(records: AsyncIterator[StoredRecord]) -> RequestSubmitted | None:
@@ -91,15 +111,16 @@ def _of(record: StoredRecord, subjects: Subjects) -> str | None:
 
 def _check(request_id: str, records: list[StoredRecord], subjects: Subjects, state: LogState) -> None:
     own = [record for record in records if _of(record, subjects) == request_id]
+    lost = f"; the log is damaged: {described(state.missing)}" if state.missing else ""
     if any(record.subject == subjects.request(request_id) for record in own):
         return
     if own:
         raise ClientError(
             f"request {request_id!r} cannot be replayed: its submission has expired; the log begins with "
             f"record {state.first_seq}, and the oldest that is left of the request is record {own[0].seq}, "
-            f"stored {iso(own[0].time_ns)}"
+            f"stored {iso(own[0].time_ns)}{lost}"
         )
     gone = f", and records before {state.first_seq} have expired" if state.first_seq > 1 else ""
     raise ClientError(
-        f"the log holds no submission of request {request_id!r}{gone}; `dalsegno log` lists what it has"
+        f"the log holds no submission of request {request_id!r}{gone}{lost}; `dalsegno log` lists what it has"
     )

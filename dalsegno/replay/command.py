@@ -24,15 +24,19 @@ import msgspec
 from conductor.core.replay import Replayer
 from dalsegno.bundle import bundle_file
 from dalsegno.config import options
-from dalsegno.history import log_source, request_records
+from dalsegno.history import log_source, request_records, sealed_log, seals
+from dalsegno.history.damage import Damage
 from dalsegno.history.log_source import LogSource
 from dalsegno.replay import inspection, recorded_request, verdicts
 from dalsegno.replay.recorded_request import History
 from dalsegno.replay.verdicts import ControlResult
 from dalsegno.roles import gc_tuning
+from dalsegno.terminal.sanitise import plain
 from models import registry
 from shared.errors import ClientError
 from shared.ids import is_token
+from shared.sealing.findings import Level, worst
+from shared.sealing.log_check import LogReport
 
 if TYPE_CHECKING:
     from dalsegno.replay.load_replay import Arrivals
@@ -143,6 +147,8 @@ class ReplayArguments:
         if not is_look and not self.where.is_named and Path(self.what).is_dir():
             return _folder(Path(self.what), as_json=as_json)
         history = _history(self.what, self.where)
+        if history.damaged and (flags["fork_at"] or flags["execute"]):
+            raise ClientError(f"{history.requests[0]}: {next(iter(history.damaged.values()))}")
         if flags["fork_at"]:
             return _fork(history, self)
         if flags["execute"]:
@@ -186,9 +192,16 @@ async def _of_log(where: LogSource, request_id: str) -> History:
 
 def _one(history: History, *, as_json: bool) -> int:
     results = recorded_request.control(history)
+    if not as_json:
+        _show_weights(results)
     for outcome in results:
         verdicts.print_result(outcome, as_json=as_json)
     return _status(results)
+
+
+def _show_weights(results: list[ControlResult]) -> None:
+    for line in verdicts.weights_of(results):
+        click.echo(plain(line))
 
 
 def _folder(folder: Path, *, as_json: bool) -> int:
@@ -218,29 +231,45 @@ def _show_unreadable(path: Path, error: bundle_file.BundleError, *, as_json: boo
 
 def _all(where: LogSource, last: int | None, *, as_json: bool) -> int:
     started = time.perf_counter()
-    results, events = asyncio.run(_replay_all(where, last))
+    results, events, is_damaged = asyncio.run(_replay_all(where, last))
     for outcome in results:
         verdicts.print_result(outcome, as_json=as_json)
     _summarise(results, events, time.perf_counter() - started, as_json=as_json)
-    return _status(results)
+    return 1 if is_damaged else _status(results)
 
 
-async def _replay_all(where: LogSource, last: int | None) -> tuple[list[ControlResult], int]:
+async def _replay_all(where: LogSource, last: int | None) -> tuple[list[ControlResult], int, bool]:
+    """Return the results, the number of events, and whether records are missing or are not as sealed."""
     async with log_source.open_log(where) as (log, subjects):
+        damage = Damage((await log.state()).missing, subjects)
+        sealed = await sealed_log.begun(log, subjects, seals.trusted_keys())
         replayer = Replayer(registry.graph, subjects, pins=verdicts.pins)
         events = 0
         async for record in log.history(subjects.logged()):
             replayer.replay_record(record)
+            damage.take(record)
+            sealed.check.take(record)
             events += 1
         found = list(replayer.close().values())
         results = [ControlResult(verdict=verdict) for verdict in (found[-last:] if last else found)]
+        damaged = damage.of(outcome.verdict.request_id for outcome in results)
         for outcome in results:
             request_id = outcome.verdict.request_id
+            outcome.cannot = damaged.get(request_id)
             # Read again only for requests that differ: few, unless the version does not fit at all.
-            if not outcome.verdict.matches and is_token(request_id):
+            if not outcome.matches and outcome.cannot is None and is_token(request_id):
                 one = await request_records.collect(log, subjects, request_id)
                 outcome.cannot = verdicts.why_not(one.records, subjects, request_id)
-    return results, events
+    is_tampered = _show_tampering(sealed.check.report())
+    return results, events, is_tampered or bool(damage.missing)
+
+
+def _show_tampering(report: LogReport) -> bool:
+    """Say on stderr what the seals of the log say; return whether it was tampered with."""
+    for finding in report.findings:
+        if finding.level is not Level.NOTE:
+            click.echo(plain(f"log: {sealed_log.line_of(finding)}"), err=True)
+    return worst(report.findings) is Level.CHANGED
 
 
 def _summarise(
@@ -253,6 +282,7 @@ def _summarise(
         return
     files = f"; {unreadable} {'file' if unreadable == 1 else 'files'} cannot be read" if unreadable else ""
     took = f"{events} events in {seconds:.2f} s ({events / seconds:,.0f} events/s)"
+    _show_weights(results)
     click.echo(f"{verdicts.summary(results)}{files}; {took}")
 
 

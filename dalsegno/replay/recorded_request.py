@@ -1,7 +1,7 @@
 """A recorded request to replay, read from a log or from a bundle."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -9,14 +9,19 @@ from conductor.core.replay import Replayer, Verdict
 from dalsegno.bundle import bundle_file, manifest
 from dalsegno.bundle.bundle_file import LeftOut
 from dalsegno.bundle.export import SUFFIX
-from dalsegno.history.request_records import RequestRecords
+from dalsegno.history import seals
+from dalsegno.history.request_records import RequestRecords, part_ids
 from dalsegno.replay.timeline import ReplayTimeline
 from dalsegno.replay.verdicts import ControlResult, pins, why_not
 from models import registry
 from shared.errors import ClientError
-from shared.events import RequestAdmitted
+from shared.events import RequestAdmitted, RequestResumed, RequestSubmitted
 from shared.log.port import StoredRecord
+from shared.sealing import request_check
+from shared.sealing.request_check import LogName, RequestReport
 from shared.subjects import Subjects
+
+_LEAF_CHARS: Final = 64
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +32,9 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
         requests: the ids in it, the requested one first.
         incomplete: the requests whose answers lack some of their bytes.
         unfaithful: the requests that cannot be replayed from these records, with the reason.
+        damaged: the requests of which records may be missing, with the reason.
         left_out: by position, the data that a chunk lacks.
+        seals: the seals that cover the records; `log` is the log that they have to name.
         configs: the known configurations by digest.
     """
 
@@ -37,7 +44,10 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     subjects: Subjects
     incomplete: frozenset[str] = frozenset()
     unfaithful: dict[str, str] = {}
+    damaged: dict[str, str] = {}
     is_redacted: bool = False
+    seals: list[StoredRecord] = []
+    log: LogName = LogName(stream="", created_ns=0)
     left_out: dict[int, LeftOut] = {}
     configs: dict[str, Any] = {}
 
@@ -47,6 +57,15 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
         events = (manifest.event_of(record, self.subjects) for record in self.records)
         return {str(e.request_id): e for e in events if isinstance(e, RequestAdmitted)}
 
+    def weights(self, request_id: str) -> dict[str, str]:
+        """The recorded digests of what computed a request last; empty in logs without them."""
+        found: dict[str, str] = {}
+        for record in self.records:
+            event = manifest.event_of(record, self.subjects)
+            if isinstance(event, RequestAdmitted | RequestResumed) and event.request_id == request_id:
+                found |= event.weights
+        return found
+
 
 def of_log(found: RequestRecords) -> History:
     """Return the history in collected records."""
@@ -55,7 +74,10 @@ def of_log(found: RequestRecords) -> History:
         requests=found.requests,
         records=found.records,
         subjects=found.subjects,
+        damaged=found.damaged,
         configs=found.configs,
+        seals=found.seals,
+        log=seals.name_of(found.log, found.subjects),
     )
 
 
@@ -70,11 +92,14 @@ def of_bundle(path: str) -> History:
         raise bundle_file.BundleError(f"{path} holds no records")
     return History(
         source=path,
+        seals=found.seals,
+        log=LogName(stream=Subjects(found.header.log.prefix).stream, created_ns=found.header.log.created_ns),
         requests=found.header.requests,
         records=found.records,
         subjects=Subjects(found.header.log.prefix),
         incomplete=found.incomplete,
         unfaithful=found.header.unfaithful,
+        damaged=found.header.damaged,
         is_redacted=found.header.redacted,
         configs=found.header.configs,
         left_out={one.record.seq: one.left_out for one in found.kept if one.left_out is not None},
@@ -99,6 +124,7 @@ def control(history: History) -> list[ControlResult]:
     """Decide all requests of a history again."""
     replayer = Replayer(registry.graph, history.subjects, pins=pins, incomplete=history.incomplete)
     found = replayer.run(history.records)
+    reports = {report.request_id: report for report in sealed(history, seals.trusted_keys())}
     results = []
     for request_id in history.requests:
         verdict = found.get(request_id)
@@ -115,11 +141,41 @@ def control(history: History) -> list[ControlResult]:
             ControlResult(
                 verdict=verdict,
                 source=history.source,
-                cannot=cannot,
+                cannot=history.damaged.get(request_id) or cannot,
                 outputs_compared=request_id not in history.incomplete,
+                seals=reports.get(request_id),
             )
         )
     return results
+
+
+def sealed(history: History, trusted: frozenset[bytes]) -> list[RequestReport]:
+    """Compare all requests of a history with the seals of their log. Seals cannot cover a redacted bundle."""
+    if history.is_redacted:
+        return []
+    leaves = {
+        seq: bytes.fromhex(left.leaf) if len(left.leaf) == _LEAF_CHARS else None
+        for seq, left in history.left_out.items()
+    }
+    return request_check.check(
+        _with_all_parts(history),
+        history.records,
+        history.seals,
+        history.subjects,
+        history.log,
+        trusted=trusted,
+        left_out=leaves,
+    )
+
+
+def _with_all_parts(history: History) -> list[str]:
+    """The requests of a history, and the parts that its submissions name: a part may have been removed."""
+    found = dict.fromkeys(history.requests)
+    for record in history.records:
+        event = manifest.event_of(record, history.subjects)
+        if isinstance(event, RequestSubmitted) and event.parts > 1 and event.parent in history.requests:
+            found |= dict.fromkeys(part_ids(str(event.parent), event.parts))
+    return list(found)
 
 
 def timeline(history: History) -> ReplayTimeline:

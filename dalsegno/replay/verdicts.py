@@ -23,9 +23,10 @@ from models import registry
 from models.registry import UnknownFamilyError
 from shared.events import MalformedEventError, RequestAdmitted, decode
 from shared.log.port import StoredRecord
+from shared.request_output import RequestOutput
 from shared.sealing.findings import Level
 from shared.sealing.request_check import RequestReport
-from shared.subjects import Subjects
+from shared.subjects import CONDUCTOR_WRITER, Address, Subjects, worker_writer
 
 _SHOWN_CHARS: Final = 12
 """Characters of a digest that are shown."""
@@ -72,6 +73,7 @@ def pins(family: str) -> dict[str, str]:
 
 def why_not(records: Iterable[StoredRecord], subjects: Subjects, request_id: str) -> str | None:
     """Return the reason why this installation cannot replay a request, or None."""
+    output = RequestOutput()
     for record in records:
         address = subjects.parse(record.subject)
         if address is None or address.request_id not in (None, request_id):
@@ -79,18 +81,32 @@ def why_not(records: Iterable[StoredRecord], subjects: Subjects, request_id: str
         try:
             event = decode(record.data, address.kind)
         except MalformedEventError:
-            if (tag := _unknown_tag(record.data)) is not None:
+            tag = _unknown_tag(record.data)
+            if tag is not None and _may_decide(address, output):
                 return (
                     f"record {record.seq} is a {tag}, which this version does not know: "
                     "replay it with the version that wrote it, or a later one"
                 )
             continue
+        if address.request_id == request_id:
+            output.fold(address, event)
         if isinstance(event, RequestAdmitted) and address.request_id == request_id:
             try:
                 registry.graph(event.family)
             except UnknownFamilyError as error:
                 return f"its family is not installed here: {error.message}"
     return None
+
+
+def _may_decide(address: Address, output: RequestOutput) -> bool:
+    """Tell whether a decision can depend on a record: its writer is the conductor, or has an order.
+
+    Any process may write what it likes on its own subjects; a request can be replayed all the same.
+    """
+    if address.kind in {"done", "output"}:
+        writer = worker_writer(address.rank) if address.rank is not None else str(address.writer)
+        return writer == CONDUCTOR_WRITER or output.is_placed_on(writer)
+    return address.kind in {"request", "walk", "ready", "conductor"}
 
 
 def _unknown_tag(data: bytes) -> str | None:

@@ -25,7 +25,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         kind: for programs: `changed_segment`, `changed_request`, `changed_member`, `missing_seals`,
             `contradicting_seals`, `bad_seal`, `foreign`, `wrong_log`, `unknown_key`, `other_history`,
             `truncated`, `removed`, `expired`, `partly_expired`, `inserted`, `gap`, `older_than_sealing`,
-            `unsealed`, `unsealed_tail`, `left_out`.
+            `unsealed`, `unsealed_tail`, `left_out`, `absent`.
         text: for people.
     """
 

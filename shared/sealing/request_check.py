@@ -187,6 +187,9 @@ def _request(
     left_out: Mapping[int, bytes | None],
 ) -> RequestReport:
     findings, covered = list(shared), set[int]()
+    if not leaves:
+        text = "there are no records of it: it was never submitted, or they were removed"
+        findings.append(Finding(kind="absent", level=Level.UNPROVEN, text=text, request_id=request_id))
     entries = {
         (entry.first_seq, entry.last_seq, entry.digest): entry
         for one in good
