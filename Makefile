@@ -14,7 +14,7 @@ JOBS   ?= 3
 MODEL  ?= demo
 CODE   := configs conductor dalsegno gateway models shared workers
 
-.PHONY: setup serve test test-fast test-packages check fix bench soak chaos clean
+.PHONY: setup serve test test-fast test-packages check fix bench soak chaos attack clean
 
 setup: $(VENV)/.installed
 
@@ -72,6 +72,11 @@ soak: setup
 # A part: make chaos ARGS="--role worker --point chunk.acked --action kill"
 chaos: setup
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+# Attempts to break the promises of docs/security.md and others, on deployments of its own: ten minutes.
+# A part: make attack ARGS="guides forgery"
+attack: setup
+	@$(BIN)/python -m tests.attack $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -4,7 +4,11 @@ It is written from the rules of the log (docs/nats.md, ARCHITECTURE.md), and not
 them: it decodes MessagePack into plain dictionaries and folds those itself.
 
     Each accepted request ends exactly once.
-    A chunk is valid unless a higher attempt was fenced before it, or its index was taken.
+    A chunk is valid unless a higher attempt was fenced before it, its index was taken, or the request ended.
+    A chunk is valid only on the subject of a rank that the latest admission or resumption placed the request
+    on, and only from the incarnation that this record names for the rank.
+    A valid chunk's incarnation was ordered to execute the request.
+    Each type of event counts only on its own subject.
     A conductor's event of a deposed epoch is void.
     Copies of an event with the same id are equal.
     No valid chunk follows the end of a complete answer.
@@ -62,7 +66,10 @@ class Logged:
         chunks: the valid chunks, in the order in which they became valid; clients count them.
         held: out-of-order chunks, by track and index; each track has its own indices.
         ends: kind and event of each valid end; more than one only if ids differ.
-        behind: valid chunks after the end.
+        behind: indices of chunks after the end that would otherwise be valid.
+        placed: the ranks that the request is placed on; `lives`, the incarnation of each writer, if recorded.
+        ordered: by rank, the incarnations that were ordered to execute the request.
+        unordered: indices of valid chunks from an incarnation that was not.
     """
 
     request_id: str
@@ -74,6 +81,10 @@ class Logged:
     following: Counter[str] = field(default_factory=Counter)
     ends: dict[str, tuple[str, Event]] = field(default_factory=dict)
     behind: list[int] = field(default_factory=list)
+    placed: frozenset[int] = frozenset()
+    lives: Mapping[str, int] = field(default_factory=dict)
+    ordered: dict[int, set[int]] = field(default_factory=dict)
+    unordered: list[int] = field(default_factory=list)
 
     @property
     def tokens(self) -> list[int]:
@@ -87,15 +98,34 @@ class Logged:
     def end(self) -> tuple[str, Event] | None:
         return next(iter(self.ends.values()), None)
 
-    def chunk(self, chunk: Event) -> None:
-        """Fold a chunk, valid or void."""
+    def place(self, event: Event) -> None:
+        """Fold an admission or a resumption: from here on, other ranks and incarnations are strangers."""
+        by_walk = event.get("walk_placement", {}).values()
+        self.placed = frozenset(
+            rank for nodes in (event.get("placement", {}), *by_walk) for rank in nodes.values()
+        )
+        self.lives = event.get("lives", {})
+
+    def order(self, rank: int, incarnation: int) -> None:
+        self.ordered.setdefault(rank, set()).add(incarnation)
+
+    def chunk(self, chunk: Event, writer: str) -> None:
+        """Fold a chunk on the subject of `writer`, valid or void."""
         track, index = chunk.get("track", ""), chunk.get("index", 0)
+        rank = int(writer[1:]) if writer[:1] == "w" and writer[1:].isdecimal() else None
+        if rank not in self.placed or self.lives.get(writer, chunk.get("incarnation")) != chunk.get(
+            "incarnation"
+        ):
+            return
         if chunk.get("attempt", 0) < self.attempt or index < self.following[track]:
             return
+        if self.end is not None:
+            self.behind.append(index)
+            return
+        if chunk.get("incarnation") not in self.ordered.get(rank, {chunk.get("incarnation")}):
+            self.unordered.append(index)
         self.held.setdefault((track, index), chunk)
         while (found := self.held.pop((track, self.following[track]), None)) is not None:
-            if self.end is not None:
-                self.behind.append(len(self.chunks))
             self.following[track] += 1
             self.chunks.append(found)
 
@@ -113,7 +143,7 @@ class Stream:
         self.findings: list[Finding] = []
         self.types: Counter[str] = Counter()
         self._epoch = 0
-        self._first: dict[str, Event] = {}
+        self._first: dict[tuple[str, str], Event] = {}
         for record in records:
             self._fold(record)
 
@@ -124,7 +154,7 @@ class Stream:
             return
         name = event.get("type", "request.submitted.v1" if kind == "request" else "")
         self.types[name] += 1
-        if name == "epoch.opened.v1":
+        if name == "epoch.opened.v1" and kind == "conductor":
             self._epoch = max(self._epoch, event.get("epoch", 0))
             return
         if event.get("writer") == "conductor" and event.get("epoch", 0) < self._epoch:
@@ -133,17 +163,22 @@ class Stream:
             return
         self._compare(record, event)
         request = self._request(rest[1] if kind in {"output", "ready", "done"} else rest[-1])
-        if kind == "request":
-            request.submitted.append(record.seq)
-        elif kind == "output" and name == "output.chunk.v1":
-            request.chunk(event)
-        elif kind == "output" and name == "output.fence.v1":
-            request.fence(event.get("attempt", 0))
-            request.attempts += 1
-        elif kind == "walk" and name in _ENDS:
-            request.ends.setdefault(event["id"], (_ENDS[name], event))
-        elif name == "request.rejected.v1" and event["submission_seq"] in request.submitted:
-            request.ends.setdefault(event["id"], ("rejected", event))
+        match kind, name:
+            case "request", _:
+                request.submitted.append(record.seq)
+            case "walk", "request.admitted.v1" | "request.resumed.v1":
+                request.place(event)
+            case "ready", "node.ready.v1":
+                request.order(int(rest[0]), event.get("incarnation", 0))
+            case "output", "output.chunk.v1":
+                request.chunk(event, rest[-1])
+            case "output", "output.fence.v1" if rest[-1] == "conductor":
+                request.fence(event.get("attempt", 0))
+                request.attempts += 1
+            case "walk", _ if name in _ENDS:
+                request.ends.setdefault(event["id"], (_ENDS[name], event))
+            case "walk", "request.rejected.v1" if request.submitted[:1] == [event["submission_seq"]]:
+                request.ends.setdefault(event["id"], ("rejected", event))  # else of another one with its id
 
     def _request(self, request_id: str) -> Logged:
         return self.requests.setdefault(request_id, Logged(request_id))
@@ -153,7 +188,7 @@ class Stream:
         if not event.get("id"):
             return
         said = {name: value for name, value in event.items() if name not in _OF_A_COPY}
-        first = self._first.setdefault(event["id"], said)
+        first = self._first.setdefault((record.subject, event["id"]), said)
         if first != said:
             differs = sorted(name for name in first | said if first.get(name) != said.get(name))
             self.findings.append(
@@ -190,13 +225,24 @@ class Expected:
         """The result that a client received, or that the stream has."""
         parts = [stream.requests[one] for one in parts_of(seen)]
         return cls(
-            texts=tuple(part.text for part in parts),
-            data=tuple(b"".join(chunk.get("data") or b"" for chunk in part.chunks) for part in parts),
+            texts=tuple(_text(seen, choice, part) for choice, part in enumerate(parts)),
+            data=tuple(_data(seen, choice, part) for choice, part in enumerate(parts)),
             token_ids=tuple(tuple(part.tokens) for part in parts),
             finish_reasons=tuple(_reason(part) for part in parts),
             usage=seen.usages[0],
             logprobs=tuple(_logprobs_told(seen, choice) for choice in range(seen.question.choices)),
         )
+
+
+def _text(seen: Seen, choice: int, part: Logged) -> str:
+    """The text of a choice: the log's, but of a document what was made of it."""
+    return seen.text_of(choice) if seen.question.is_whole else part.text
+
+
+def _data(seen: Seen, choice: int, part: Logged) -> bytes:
+    if seen.question.is_whole:
+        return seen.data_of(choice)
+    return b"".join(chunk.get("data") or b"" for chunk in part.chunks)
 
 
 def parts_of(seen: Seen) -> list[str]:
@@ -254,6 +300,10 @@ def _of_request(request: Logged) -> list[Finding]:
     if len(request.ends) > 1:
         kinds = ", ".join(f"{name} ({kind})" for name, (kind, _) in request.ends.items())
         findings.append(found("two-ends", f"it ended as {kinds}"))
+    if request.unordered:
+        findings.append(
+            found("unordered", f"chunks {request.unordered} are of incarnations without an order")
+        )
     findings += _offsets(request, found)
     if request.end is not None and request.end[0] == "finished":
         findings += _totals(request, request.end[1], found)
@@ -307,7 +357,9 @@ def _of_client(seen: Seen, stream: Stream) -> list[Finding]:
             findings.append(found("not-on-the-log", f"it was answered, and the log has no request {part}"))
             continue
         mine = [piece for piece in seen.pieces if piece.choice == choice]
-        findings += _pieces(mine, request, seen, found)
+        findings += (
+            _document(mine, request, found) if seen.question.is_whole else _pieces(mine, request, seen, found)
+        )
         if not seen.left:
             findings += _ending(mine, request, found)
     if not seen.left and seen.completions != 1:
@@ -323,8 +375,9 @@ def _failure(seen: Seen, request: Logged, found: Any) -> list[Finding]:
     findings = _pieces(seen.pieces, request, seen, found)
     if f" {wanted}: " not in f" {seen.gave_up}":
         findings.append(found("told-otherwise", f"expected {wanted}, it was told {seen.gave_up!r}"))
-    if request.end is None or request.end[0] != "failed":
-        findings.append(found("ended-otherwise", f"expected it to fail, it ended as {request.end}"))
+    kind = "failed" if seen.question.cancels_after is None else "cancelled"
+    if request.end is None or request.end[0] != kind:
+        findings.append(found("ended-otherwise", f"expected it to be {kind}, it ended as {request.end}"))
     return findings
 
 
@@ -357,6 +410,14 @@ def _pieces(mine: Sequence[Piece], request: Logged, seen: Seen, found: Any) -> l
             size = len(chunk.get("token_ids", []))
             findings.append(found("missing", f"it was not told chunk {index}", size))
     return findings
+
+
+def _document(mine: Sequence[Piece], request: Logged, found: Any) -> list[Finding]:
+    """Check that a document's text is the text of the valid chunks; calls and vectors are not text."""
+    told = "".join(piece.text for piece in mine)
+    if told[:1] == "[" or told == request.text:
+        return []
+    return [found("altered", f"the text it was told is {told!r:.80}, the log has {request.text!r:.80}")]
 
 
 def _is_silent(chunk: Event, seen: Seen) -> bool:

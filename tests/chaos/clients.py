@@ -130,12 +130,17 @@ async def _one_connection(url: str, seen: Seen) -> None:
         if response.status_code != 200:
             _refused(seen, response.status_code, json.loads(await response.aread()).get("error", {}))
             return
+        if question.is_whole:
+            _document(json.loads(await response.aread()), seen)
+            return
         reads = _ndjson if question.way == "/generate" else _sse
         async for piece in reads(response, seen):
             seen.take(piece)
             if question.leaves_after is not None and len(seen.pieces) >= question.leaves_after:
                 seen.left = True
                 return
+            if question.cancels_after is not None and len(seen.pieces) >= question.cancels_after:
+                await http.delete(f"{url}/v1/requests/{seen.request_id}")
 
 
 def _refused(seen: Seen, status: int, error: Mapping[str, Any]) -> None:
@@ -143,6 +148,27 @@ def _refused(seen: Seen, status: int, error: Mapping[str, Any]) -> None:
     if status in _AGAIN:
         raise _BrokenError
     seen.gave_up = f"{status} {error.get('code')}: {error.get('message')}"
+
+
+def _document(told: Mapping[str, Any], seen: Seen) -> None:
+    """OpenAI's documents: a piece for each choice, or for each embedding."""
+    for one in told.get("choices") or told["data"]:
+        reason = str(one.get("finish_reason", "stop"))
+        # Calls are text in the log, which ended with `stop`.
+        end = "stop" if reason == "tool_calls" else reason
+        seen.take(Piece(choice=one["index"], text=_said(one), finish_reason=end))
+    seen.usages.append(dict(told["usage"]))
+    seen.completions += 1
+
+
+def _said(one: Mapping[str, Any]) -> str:
+    """The text of a choice; its calls without their ids, or an embedding as text."""
+    if "embedding" in one:
+        return json.dumps([round(number, 3) for number in one["embedding"]])
+    if "message" not in one:
+        return str(one["text"])
+    calls = [call["function"] for call in one["message"].get("tool_calls") or []]
+    return json.dumps(calls) if calls else str(one["message"]["content"])
 
 
 async def _ndjson(response: httpx.Response, seen: Seen) -> AsyncGenerator[Piece, None]:

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias
 
-Way: TypeAlias = Literal["/generate", "/v1/chat/completions", "/v1/completions", "client", "nats"]
+Way: TypeAlias = Literal[
+    "/generate", "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "client", "nats"
+]
 MODEL: Final = "chaos"
 TOKENS: Final = 120
-_SEEDED: Final = {"temperature": 1.0, "seed": 7}
+_SEEDED: Final[dict[str, Any]] = {"temperature": 1.0, "seed": 7}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +23,9 @@ class Question:
         way: the route; or our own client, over HTTP or over NATS.
         fields: the fields of the body, or the client's arguments.
         choices: the number of choices.
+        is_whole: the answer comes as one document, not as a stream.
         leaves_after: the number of pieces after which the client disconnects for good; None never.
+        cancels_after: the number of pieces after which the client cancels the request.
         fails_with: the code of the error that it has to end with.
     """
 
@@ -29,7 +33,9 @@ class Question:
     way: Way
     fields: Mapping[str, Any] = field(default_factory=dict)
     choices: int = 1
+    is_whole: bool = False
     leaves_after: int | None = None
+    cancels_after: int | None = None
     fails_with: str = ""
 
 
@@ -116,6 +122,67 @@ LEAVER: Final = Question(
     },
     leaves_after=2,
 )
+CANCELLED: Final = Question(
+    name="cancelled",
+    way="/generate",
+    fields={
+        "text": "Tell me until I stop you.",
+        "model_kwargs": {"temperature": 0, "max_tokens": 3 * TOKENS, "ignore_eos": True},
+    },
+    cancels_after=3,
+    fails_with="request_cancelled",
+)
+_WEATHER: Final = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Ulm", "Rom"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+
+
+def _whole(name: str, way: Way, choices: int = 1, **fields: Any) -> Question:
+    return Question(name=name, way=way, fields={"model": MODEL, **fields}, choices=choices, is_whole=True)
+
+
+WHOLE: Final = (
+    _whole(
+        "whole-chat",
+        "/v1/chat/completions",
+        messages=[{"role": "user", "content": "Tell me of a fox."}],
+        max_tokens=TOKENS,
+        ignore_eos=True,
+        **_SEEDED,
+    ),
+    _whole(
+        "whole-completions",
+        "/v1/completions",
+        choices=2,
+        prompt=["Once", "Twice upon a time"],
+        max_tokens=TOKENS,
+        ignore_eos=True,
+        **_SEEDED,
+    ),
+    _whole(
+        "guided",
+        "/v1/chat/completions",
+        messages=[{"role": "user", "content": "Is it warm?"}],
+        max_tokens=TOKENS,
+        response_format={"type": "json_schema", "json_schema": {"name": "weather", "schema": _WEATHER}},
+        **_SEEDED,
+    ),
+    _whole(
+        "tools",
+        "/v1/chat/completions",
+        messages=[{"role": "user", "content": "Is it warm?"}],
+        max_tokens=TOKENS,
+        tools=[{"type": "function", "function": {"name": "weather", "parameters": _WEATHER}}],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        **_SEEDED,
+    ),
+    _whole("embedded", "/v1/embeddings", choices=2, input=["the sea", "the moon"]),
+)
+"""Answers that come as one document: a client that lost its connection sends the same request again."""
 SPOKEN: Final = tuple(
     Question(
         name=f"spoken-{number}",

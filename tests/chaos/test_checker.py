@@ -21,6 +21,10 @@ USAGE: Final = {"prompt_tokens": 3, "completion_tokens": 8, "total_tokens": 11}
 Events: TypeAlias = list[tuple[str, dict[str, Any]]]
 
 
+LIVES: Final = {1: 11, 2: 22}
+"""By attempt, the incarnation of the rank that executes it: rank 0, then rank 1."""
+
+
 def chunk(index: int, attempt: int = 1, *, request_id: str = ID, text: str | None = None) -> dict[str, Any]:
     """The chunk of an index: two tokens and three letters each."""
     return {
@@ -29,6 +33,7 @@ def chunk(index: int, attempt: int = 1, *, request_id: str = ID, text: str | Non
         "writer": "w0",
         "request_id": request_id,
         "attempt": attempt,
+        "incarnation": LIVES[attempt],
         "index": index,
         "text": f"<{index}>" if text is None else text,
         "text_offset": 3 * index,
@@ -47,23 +52,35 @@ def decided(kind: str, epoch: int = 1, *, request_id: str = ID, **said: Any) -> 
     return {**found, "request_id": request_id, **said}
 
 
+def ordered(rank: int, attempt: int, request_id: str = ID) -> tuple[str, dict[str, Any]]:
+    """The order to a rank to execute an attempt."""
+    said = {"type": "node.ready.v1", "id": f"{request_id}.ready.{attempt}.0.{rank}", "rank": rank}
+    about = {"attempt": attempt, "incarnation": LIVES[attempt], "writer": "conductor", "epoch": attempt}
+    return f"ds.ready.{rank}.{request_id}", {**said, **about}
+
+
 def history(request_id: str = ID) -> Events:
     """A request whose conductor and worker both died: four valid chunks, and void ones."""
     output = f"ds.output.g-1.{request_id}"
     fence = {"type": "output.fence.v1", "id": f"{request_id}.fence.2", "writer": "conductor", "epoch": 2}
+    admitted: dict[str, Any] = {"seed": 7, "placement": {"prepare": 0, "llm": 0}, "lives": {"w0": LIVES[1]}}
+    resumed: dict[str, Any] = {"placement": {"prepare": 1, "llm": 1}, "lives": {"w1": LIVES[2]}}
     return [
         ("ds.conductor.epoch", {"type": "epoch.opened.v1", "writer": "conductor", "epoch": 1}),
         (
             f"ds.request.{request_id}",
             {"type": "request.submitted.v1", "id": f"g-1.{request_id}", "request_id": request_id},
         ),
-        (f"ds.walk.{request_id}", decided("admitted", request_id=request_id, seed=7)),
+        (f"ds.walk.{request_id}", decided("admitted", request_id=request_id, **admitted)),
+        ordered(0, 1, request_id),
         (f"{output}.w0", chunk(0, request_id=request_id)),
         (f"{output}.w0", chunk(1, request_id=request_id)),
         ("ds.conductor.epoch", {"type": "epoch.opened.v1", "writer": "conductor", "epoch": 2}),
-        (f"ds.walk.{request_id}", decided("admitted", 2, request_id=request_id, seed=7)),
+        (f"ds.walk.{request_id}", decided("admitted", 2, request_id=request_id, **admitted)),
         (f"ds.walk.{request_id}", decided("failed", 1, request_id=request_id)),  # deposed
+        (f"ds.walk.{request_id}", decided("resumed", 2, request_id=request_id, **resumed)),
         (f"{output}.conductor", {**fence, "request_id": request_id, "attempt": 2}),
+        ordered(1, 2, request_id),
         (f"{output}.w0", chunk(2, request_id=request_id, text="zzz")),  # a zombie's
         (f"{output}.w1", chunk(3, 2, request_id=request_id)),  # early
         (f"{output}.w1", chunk(2, 2, request_id=request_id)),
@@ -180,7 +197,8 @@ def test_of_what_a_client_did_not_wait_for_nothing_is_missing_but_a_hole_is_one(
 
 def test_each_choice_is_held_against_a_request_of_its_own() -> None:
     pieces = [replace(piece, choice=choice) for choice in (0, 1) for piece in seen().pieces]
-    assert kinds([*history(), *history(f"{ID}-1")], seen(TWO, pieces)) == set()
+    both = [event for pair in zip(history(), history(f"{ID}-1"), strict=True) for event in pair]
+    assert kinds(both, seen(TWO, pieces)) == set()
     assert kinds(history(), seen(TWO, pieces)) == {"not-on-the-log"}
 
 
@@ -211,7 +229,7 @@ def test_tracks_that_are_written_side_by_side_are_told_in_the_order_of_the_log()
         sound("left", 1, b"c"),
         sound("right", 1, b"d"),
     ]
-    events = [*history()[:3], *spoken, history()[END]]
+    events = [*history()[: ORDER + 1], *spoken, history()[END]]
     events[-1] = (events[-1][0], {**events[-1][1], "epoch": 1, "usage": {}})
     told = [Piece(index=index, data=bytes([97 + index])) for index in range(4)]
     end = Piece(finish_reason="length")
@@ -238,8 +256,17 @@ def with_(place: int, **changes: Any) -> Callable[[Events], Events]:
     return change
 
 
-END: Final = 14
-LAST_CHUNK: Final = 11
+ORDER: Final = 3
+SECOND_CHUNK: Final = 5
+ADMITTED_AGAIN: Final = 7
+DEPOSED: Final = 8
+RESUMED: Final = 9
+FENCE: Final = 10
+ZOMBIE: Final = 12
+LAST_CHUNK: Final = 14
+COPY: Final = 15
+END: Final = 17
+"""The places of its events in `history`."""
 
 
 @pytest.mark.parametrize(
@@ -247,7 +274,7 @@ LAST_CHUNK: Final = 11
     [
         (without(END), "no-end"),
         (lambda events: [*events, (events[END][0], {**events[END][1], "id": "another"})], "two-ends"),
-        (lambda events: [*events, (events[7][0], {**events[7][1], "epoch": 2})], "two-ends"),
+        (lambda events: [*events, (events[DEPOSED][0], {**events[DEPOSED][1], "epoch": 2})], "two-ends"),
         (without(1), "never-submitted"),
         (lambda events: [*events[:2], *events[1:]], "submitted-twice"),
         (lambda events: [*events, ("ds.output.g-1.r1.w1", chunk(4, 2))], "behind-the-end"),
@@ -255,17 +282,50 @@ LAST_CHUNK: Final = 11
         (with_(LAST_CHUNK, text_offset=5), "offset"),
         (with_(END, usage={"completion_tokens": 9}), "usage"),
         (with_(END, output={"chunks": 5}), "chunk-count"),
-        (with_(6, seed=8), "contradiction"),
-        (with_(12, text="<x>"), "contradiction"),
-        (without(8), "altered"),  # without the fence, the zombie's chunk counts
+        (with_(ADMITTED_AGAIN, seed=8), "contradiction"),
+        (with_(COPY, text="<x>"), "contradiction"),
+        (without(RESUMED, FENCE), "altered"),  # without them, the zombie's chunk counts
+        (without(SECOND_CHUNK), "invented"),
+        (without(SECOND_CHUNK), "chunk-count"),
+        (with_(ORDER, incarnation=7), "unordered"),
     ],
 )
 def test_what_is_wrong_on_the_log_is_named(falsify: Callable[[Events], Events], named: str) -> None:
     assert named in kinds(falsify(history()), seen())
 
 
+OUTPUT: Final = "ds.output.g-1.r1"
+FORGED: Final = {**chunk(2, text="<x>"), "id": "forged"}
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [
+        (f"{OUTPUT}.w1", {**FORGED, "incarnation": LIVES[2]}),
+        (f"{OUTPUT}.w9", FORGED),
+        (f"{OUTPUT}.w0", {**FORGED, "incarnation": 10}),
+        (f"{OUTPUT}.w0", {name: value for name, value in FORGED.items() if name != "incarnation"}),
+        (f"{OUTPUT}.conductor", FORGED),
+        ("ds.done.0.r1", FORGED),
+        (f"{OUTPUT}.w1", {"type": "output.fence.v1", "id": "f", "writer": "w1", "attempt": 9}),
+        (f"{OUTPUT}.w1", {**decided("failed"), "writer": "w1"}),
+        ("ds.done.1.r1", {**decided("resumed", placement={"llm": 1}), "writer": "w1"}),
+        ("ds.worker.1", {"type": "epoch.opened.v1", "writer": "conductor", "epoch": 9}),
+    ],
+)
+def test_what_a_stranger_says_does_not_count(stranger: tuple[str, dict[str, Any]]) -> None:
+    events = history()
+    assert kinds([*events[: SECOND_CHUNK + 1], stranger, *events[SECOND_CHUNK + 1 :]], seen()) == set()
+
+
+def test_what_comes_after_the_end_of_a_failed_request_does_not_count() -> None:
+    end = (history()[END][0], decided("failed", 2, failure={"code": "worker_lost"}))
+    stream = Stream(records([*history()[:END], end, (f"{OUTPUT}.w1", {**chunk(4, 2), "id": "late"})]))
+    assert len(stream.requests[ID].chunks) == 4
+
+
 def test_a_copy_may_differ_in_who_published_it_and_when() -> None:
-    events = with_(6, number=17, trace="00-1-2-01")(history())
+    events = with_(ADMITTED_AGAIN, number=17, trace="00-1-2-01")(history())
     assert kinds(events, seen()) == set()
 
 

@@ -44,6 +44,7 @@ ON_THE_DEMO: Final = (
 """Pages that are run on the deployment all tests share."""
 ELSEWHERE: Final = {
     "docs/adding-a-model.md": "tests/e2e/test_adding_a_model.py",
+    "docs/attacks.md": "tests/attack/test_attacks.py",
     "docs/chaos.md": "tests/chaos/test_chaos.py",
     "docs/clients.md": "tests/e2e/test_clients_page.py",
     "docs/nats.md": "tests/e2e/test_nats.py",
