@@ -26,6 +26,7 @@ from configs.secrets import split_key
 from models import registry
 from models.base import ModelGraph
 from models.checkpoints import hub_cache as hub
+from models.voices import MOST_CHARACTERS, is_voice_name
 from shared.closest_match import closest_match
 from shared.validation_errors import ValidationProblem, described, validation_problem
 
@@ -99,6 +100,7 @@ def check(
                 "set it by environment variable, or in a file of secrets"
             )
     _check_placement(config, graph, origins)
+    _check_voices(config, graph, origins)
     if unknown := sorted(config.walk_timeouts_s.keys() - graph.walks.keys()):
         meant = closest_match(unknown[0], graph.walks)
         raise ConfigError(
@@ -117,6 +119,19 @@ def check(
             f"the one that other workers reach; found {config.data_plane.address!r}, which is all addresses"
         )
     return config
+
+
+def _check_voices(config: DeploymentConfig, graph: ModelGraph, origins: "_Origins") -> None:
+    """Refuse voices of a model that does not speak, and names that a prompt cannot have."""
+    where = f"{origins.of('voices')}: voices"
+    if config.voices and not graph.voices:
+        raise ConfigError(f"{where}: expected none, because {config.model} has no voices; leave the key out")
+    for name in config.voices:
+        if not is_voice_name(name):
+            raise ConfigError(
+                f"{where}: expected names of 1 to {MOST_CHARACTERS} letters, digits, _ and -, "
+                f"found {described(name)}"
+            )
 
 
 def _graph(family: object, origins: "_Origins") -> ModelGraph | None:

@@ -280,6 +280,8 @@ class DeploymentConfig(
         node_groups: the placement of nodes on ranks, see below.
         name: the model name that clients use; default: the name of the YAML file.
         model_kwargs: settings of the engine and of the family (`snac` of `orpheus`), see below.
+        voices: the voices of a finetune of a speech model, in addition to the model's own; the first one is
+            the default. Letters, digits, `_` and `-`.
         kv_tokens: the size of a rank's KV cache in tokens; default: derived from the free memory.
         default_max_tokens: limit of answers whose request has none, as far as the context allows.
         max_concurrent_requests: requests that are admitted at a time; the others wait in order.
@@ -307,6 +309,7 @@ class DeploymentConfig(
     node_groups: Annotated[list[NodeGroup], Meta(min_length=1)]
     name: str = ""
     model_kwargs: dict[str, Any] = {}
+    voices: list[str] = []
     kv_tokens: Annotated[int, Meta(ge=16)] | None = None
     default_max_tokens: Annotated[int, Meta(ge=1)] = 2048
     max_concurrent_requests: Annotated[int, Meta(ge=1)] = 256
@@ -366,6 +369,11 @@ class DeploymentConfig(
             recovery=RecoverySettings(),
             sealing=SealingSettings(),
         )
+
+    @property
+    def known_voices(self) -> tuple[str, ...]:
+        """The voices of a speech model: the declared ones, then the family's."""
+        return tuple(dict.fromkeys((*self.voices, *registry.graph(self.model).voices)))
 
     @property
     def placement(self) -> dict[str, int]:

@@ -40,7 +40,7 @@ class ServedModel:
             modalities=graph.modalities,
             outputs=graph.outputs,
             media=graph.media,
-            voices=graph.voices,
+            voices=config.known_voices,
         )
 
     def check_model(self, name: str | None) -> None:

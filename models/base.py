@@ -54,7 +54,8 @@ class ModelGraph:
         media: by modality, what a client needs to decode the bytes of a chunk, e.g. the sample rate of audio.
         repository: the usual checkpoint on the Hugging Face hub; empty if there is none.
         former_walks: names of removed walks that published placements still use; they are ignored.
-        voices: the voices of a speech model, the default first.
+        voices: the voices of a speech model, the default first. If a deployment declares further ones,
+            its `processing.load` gets all of them as `voices`.
         kwargs: the keys of `model_kwargs` that belong to the family; `nodes.load` receives them.
         paths: those of `kwargs` that are paths. In a file they are relative to it; `load` gets absolute
             paths.

@@ -6,7 +6,7 @@ entry point group `dalsegno.models`: the entry point's name is the family, its v
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from models import legacy_imports
-from models.base import ModelGraph
+from models.base import ModelGraph, Processing
 from models.checkpoints.claims import CheckpointInfo, Claim
 from models.checkpoints.contents import Files
 from models.checkpoints.files import CheckpointError
@@ -74,6 +74,21 @@ def weight_files(family: str) -> WeightFiles | None:
     if not package or find_spec(f"{package}.weight_files") is None:
         return None
     found: WeightFiles = module(family, "weight_files").weight_files
+    return found
+
+
+def load_processing(
+    family: str, checkpoint: Path, *, max_seq_len: int, voices: Sequence[str] = ()
+) -> Processing:
+    """Load the CPU nodes of a checkpoint: its family's `processing.load`.
+
+    A family that has voices gets `voices`, if there are any.
+
+    Raises:
+        CheckpointError: a file is missing or malformed.
+    """
+    of_speech = {"voices": voices} if voices else {}
+    found: Processing = module(family, "processing").load(checkpoint, max_seq_len=max_seq_len, **of_speech)
     return found
 
 

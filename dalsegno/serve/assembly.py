@@ -77,7 +77,7 @@ def serve(options: ServeOptions) -> None:
                     data.path,
                     took_s,
                     outputs=graph.outputs,
-                    voices=graph.voices,
+                    voices=config.known_voices,
                     durability=config.nats.durability,
                 )
             )

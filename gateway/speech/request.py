@@ -15,6 +15,7 @@ from gateway.http.bodies import check_known, converted, params_of
 from gateway.requests.parsed_request import ModelRequest
 from gateway.served_model import ServedModel
 from gateway.speech.encoder import FORMATS
+from models.voices import known_voice
 from shared.errors import ClientError
 from shared.events import Inputs, Params
 from shared.validation_errors import described
@@ -107,7 +108,7 @@ def parse(body: dict[str, Any], served: ServedModel) -> SpeechRequest:
 def _voice(given: str | dict[str, Any] | None, served: ServedModel) -> str | None:
     """The voice's name, as a string or in an object; an unknown one is refused."""
     name = given.get("id") if isinstance(given, dict) else given
-    if given is not None and name not in served.voices:
+    if given is not None and (not isinstance(name, str) or known_voice(name, served.voices) is None):
         raise InvalidParamError(
             "voice", f"voice: expected one of {', '.join(served.voices)}, found {described(name)}"
         )

@@ -29,8 +29,8 @@ from shared.walks.chunks import SlidingWindow
 DEFAULT_MAX_TOKENS: Final = 1200
 """The default of the package `orpheus-speech`: 14 seconds of speech."""
 
-VOICES: Final = ("tara", "leah", "jess", "leo", "dan", "mia", "zac", "zoe")
-"""In the published order, the most natural first."""
+VOICES: Final = ("tara", "leah", "jess", "leo", "dan", "mia", "zac", "zoe", "julia")
+"""In the published order, the most natural first; and one that other servers of the model list."""
 
 SOUND: Final = StreamingEdge(
     "token",

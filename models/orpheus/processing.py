@@ -5,17 +5,18 @@ parameters into effective ones: the request's over the published defaults. Messa
 model has no chat template, and so are parameters of text output, because there is none.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from models.base import CpuResult, TextDecoder
 from models.checkpoints.files import CheckpointError
 from models.orpheus.frames import END_AUDIO
-from models.orpheus.graph import GRAPH
+from models.orpheus.graph import VOICES
 from models.sequence_request import PrepareRequest
 from models.text.prepared_prompt import prepare_prompt
 from models.text.tokenizer import PromptTokenizer, load_tokenizer, vocab_size_of
+from models.voices import known_voice
 from shared.errors import BugError, ClientError
 from shared.events import Inputs, Params
 from shared.tensors import Handle
@@ -34,8 +35,8 @@ _MARK: Final = "<custom_token_{}>"
 _MARKS_FROM: Final = 128_256
 
 
-def load(checkpoint: Path, *, max_seq_len: int) -> "OrpheusProcessing":
-    """Load the tokenizer of a checkpoint.
+def load(checkpoint: Path, *, max_seq_len: int, voices: Sequence[str] = VOICES) -> "OrpheusProcessing":
+    """Load the tokenizer of a checkpoint. Of `voices`, the first is the default.
 
     Raises:
         CheckpointError: a file is missing or malformed, or the special tokens have other ids than Orpheus'.
@@ -54,7 +55,7 @@ def load(checkpoint: Path, *, max_seq_len: int) -> "OrpheusProcessing":
             f"{checkpoint / 'config.json'}: expected a vocab_size of {END_AUDIO} or more, found {vocab_size}"
         )
     prompts = PromptTokenizer(tokenizer, vocab_size=vocab_size, max_seq_len=max_seq_len)
-    return OrpheusProcessing(prompts)
+    return OrpheusProcessing(prompts, voices)
 
 
 class OrpheusProcessing:
@@ -63,8 +64,9 @@ class OrpheusProcessing:
     eos_ids = (STOP,)
     tool_calls = ""
 
-    def __init__(self, tokenizer: PromptTokenizer) -> None:
+    def __init__(self, tokenizer: PromptTokenizer, voices: Sequence[str]) -> None:
         self._tokenizer = tokenizer
+        self._voices = tuple(voices)
 
     def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
         if node != "prepare":
@@ -72,12 +74,21 @@ class OrpheusProcessing:
         prepare = PrepareRequest.of(args)
         params, text = prepare.params, _text(prepare.inputs)
         _check_params(params)
-        prompt = f"{_voice(params.voice)}: {text}"
+        prompt = f"{self._voice(params.voice)}: {text}"
         ids = [START, *self._tokenizer.encode(prompt, add_special_tokens=True, what="the text"), *END]
         return prepare_prompt(key, ids, params, tokenizer=self._tokenizer, defaults=PUBLISHED)
 
     def text_decoder(self) -> TextDecoder:
         return _NoText()
+
+    def _voice(self, name: str | None) -> str:
+        """The name of the voice, as it is written in the prompt."""
+        voice = self._voices[0] if name is None else known_voice(name, self._voices)
+        if voice is None:
+            raise ClientError(
+                f"voice: expected one of {', '.join(self._voices)}; found {name!r}", code="invalid_value"
+            )
+        return voice
 
 
 class _NoText:
@@ -113,16 +124,6 @@ def _text(request: Inputs) -> str:
     if not request.text.strip():
         raise ClientError("the text is empty: expected at least one word")
     return request.text
-
-
-def _voice(name: str | None) -> str:
-    """The name of the voice, as it is written in the prompt."""
-    voice = GRAPH.voices[0] if name is None else name.lower()
-    if voice not in GRAPH.voices:
-        raise ClientError(
-            f"voice: expected one of {', '.join(GRAPH.voices)}; found {name!r}", code="invalid_value"
-        )
-    return voice
 
 
 def _check_params(params: Params) -> None:

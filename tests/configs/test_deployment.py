@@ -4,9 +4,10 @@ from typing import Any
 import pytest
 
 from configs import checks
-from configs.deployment import ConfigError
+from configs.deployment import ConfigError, DeploymentConfig
 from models.registry import UnknownFamilyError
 from tests.tiny import tiny_checkpoint
+from tests.tiny.orpheus import tiny_orpheus
 
 GROUP = {"node_names": ["prepare", "llm"], "ranks": [0]}
 
@@ -41,6 +42,10 @@ GROUP = {"node_names": ["prepare", "llm"], "ranks": [0]}
         (
             {"walk_timeouts_s": {"decod": 1}},
             r"walk_timeouts_s: expected walks of decoder_lm \(.*\), found 'decod'; did you mean 'decode'\?$",
+        ),
+        (
+            {"voices": ["anna"]},
+            r"voices: expected none, because decoder_lm has no voices; leave the key out$",
         ),
         ({"checkpoint": "."}, r"x\.yaml: checkpoint \S+ has no config\.json$"),
     ],
@@ -186,6 +191,24 @@ def test_a_file_for_a_family_nobody_serves_says_which_are_served(tmp_path: Path)
 
 
 # ---- devices -------------------------------------------------------------------------------------------
+
+
+def test_declared_voices_precede_those_of_the_family(tmp_path: Path) -> None:
+    nodes = ["prepare", "LLM", "snac_decoder"]
+    given = {
+        "model": "orpheus",
+        "checkpoint": str(tiny_orpheus()),
+        "max_seq_len": 64,
+        "node_groups": [{"node_names": nodes, "ranks": [0]}],
+    }
+
+    def checked(**changed: Any) -> DeploymentConfig:
+        return checks.check(given | changed, source="x.yaml", folder=tmp_path, name="x")
+
+    assert checked().known_voices[0] == "tara"
+    assert checked(voices=["Ève", "leo"]).known_voices[:3] == ("Ève", "leo", "tara")
+    with pytest.raises(ConfigError, match=r"voices: expected names of 1 to 64 letters, .*, found 'a: b'"):
+        checked(voices=["a: b"])
 
 
 def test_a_ranks_device_is_its_own_else_the_models_else_found(tmp_path: Path) -> None:

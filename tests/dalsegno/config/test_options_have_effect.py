@@ -37,6 +37,7 @@ from dalsegno.serve.options import ServeOptions
 from gateway import app as gateway_app
 from gateway.app import GatewayOptions
 from gateway.requests.service import Gateway
+from gateway.served_model import ServedModel
 from models import registry
 from shared.errors import ClientError
 from shared.events import (
@@ -59,6 +60,7 @@ from tests.conductor.shell import Watcher, beating, conducting, join, until_it_s
 from tests.gateway.http.test_connection import GET, HALF, Client, Endless, serving
 from tests.gateway.world import CHAT, Performance, World, deployment, echo, listening
 from tests.tiny import tiny_checkpoint
+from tests.tiny.orpheus import tiny_orpheus
 from workers import settings
 from workers.data_plane.port import TensorStore
 from workers.data_plane.transports.tcp import TcpEndpoint
@@ -172,6 +174,10 @@ async def tokens_granted(config: DeploymentConfig) -> int:
 
 async def family_admitted(config: DeploymentConfig) -> object:
     return conducted(config).last(RequestAdmitted).family
+
+
+async def voice_of_an_example(config: DeploymentConfig) -> str:
+    return ServedModel.of(config).voices[0]
 
 
 async def how_many_are_admitted(config: DeploymentConfig) -> int:
@@ -678,6 +684,18 @@ TABLE: Final = [
         with_="RequestRejected",
     ),
     Row(key="model_kwargs", said="{max_sequences: 3}", observe=rows_of_a_step, without=64, with_=3),
+    Row(
+        key="voices",
+        said="[anna]",
+        observe=voice_of_an_example,
+        without="tara",
+        with_="anna",
+        also={
+            "DALSEGNO_MODEL": "orpheus",
+            "DALSEGNO_CHECKPOINT": str(tiny_orpheus()),
+            "DALSEGNO_NODE_GROUPS": "[{node_names: [prepare, LLM, snac_decoder], ranks: [0]}]",
+        },
+    ),
     Row(key="kv_tokens", said="16", observe=tokens_granted, without=61, with_=13),
     Row(key="default_max_tokens", said="5", observe=tokens_granted, without=61, with_=5),
     Row(key="max_concurrent_requests", said="1", observe=how_many_are_admitted, without=2, with_=1),

@@ -50,12 +50,22 @@ def test_a_text_is_wrapped_as_published(
 
 
 def test_the_voices_are_those_published() -> None:
-    assert GRAPH.voices == ("tara", "leah", "jess", "leo", "dan", "mia", "zac", "zoe")
+    assert GRAPH.voices == ("tara", "leah", "jess", "leo", "dan", "mia", "zac", "zoe", "julia")
 
 
 def test_the_error_for_an_unknown_voice_lists_the_voices(processing: OrpheusProcessing) -> None:
-    with pytest.raises(ClientError, match=r"expected one of tara, leah, .*, zoe; found 'alloy'"):
+    with pytest.raises(ClientError, match=r"expected one of tara, leah, .*, julia; found 'alloy'"):
         prepared(processing, {"voice": "alloy"})
+
+
+def test_a_deployment_declares_the_voices_of_a_finetune() -> None:
+    processing = load(tiny_orpheus(), max_seq_len=64, voices=("Ève", "tara"))
+
+    default, given, other = (prepared(processing, {"voice": name})[0] for name in (None, "ève", "tara"))
+
+    assert default == given != other
+    with pytest.raises(ClientError, match="expected one of Ève, tara; found 'leo'"):
+        prepared(processing, {"voice": "leo"})
 
 
 def test_sampling_defaults_are_the_published_ones(processing: OrpheusProcessing) -> None:
