@@ -161,6 +161,7 @@ def forked(
         params=_with(params, {k: v for k, v in wanted.items() if k in _PARAMS}, Params),
         parent=None,
         parts=1,
+        part=0,
         correlation=None,
         trace=None,
         forked_from=ForkedFrom(request_id=original.request_id, seq=seq, changes=wanted),

@@ -108,6 +108,7 @@ def _again(one: Arrival, request_id: str, model: str) -> RequestSubmitted:
         params=params,
         parent=None,
         parts=1,
+        part=0,
         correlation=None,
         trace=None,
         forked_from=ForkedFrom(request_id=one.request_id, seq=one.seq),

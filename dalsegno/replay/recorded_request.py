@@ -22,6 +22,7 @@ from shared.sealing.request_check import LogName, RequestReport
 from shared.subjects import Subjects
 
 _LEAF_CHARS: Final = 64
+_ABSENT: Final = "this part of the request is missing: it was never submitted, or was removed from the bundle"
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,12 +127,14 @@ def control(history: History) -> list[ControlResult]:
     found = replayer.run(history.records)
     reports = {report.request_id: report for report in sealed(history, seals.trusted_keys())}
     results = []
-    for request_id in history.requests:
+    for request_id in _with_all_parts(history):
         verdict = found.get(request_id)
-        if verdict is None and request_id != history.requests[0]:
+        if verdict is None and request_id != history.requests[0] and history.source is None:
             continue  # a part that was never submitted
         cannot = history.unfaithful.get(request_id)
-        if verdict is None:
+        if verdict is None and request_id != history.requests[0]:
+            verdict, cannot = Verdict(request_id=request_id), _ABSENT
+        elif verdict is None:
             verdict, cannot = Verdict(request_id=request_id), "its records contain no submission"
         elif cannot is not None:
             cannot = f"its bundle has other contents than its log, and then: {cannot}"

@@ -47,6 +47,7 @@ def split(request: ParsedRequest, prompts: Sequence[Inputs], n: int) -> list[Par
             params=msgspec.structs.replace(request.params, choice=number % n),
             parent=request.request_id,
             parts=count,
+            part=number,
         )
         for number in range(count)
     ]

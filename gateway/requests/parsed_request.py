@@ -53,8 +53,8 @@ class ParsedRequest:
         id_is_chosen: the client chose the id, so it may ask for the answer again.
         created_s: the time of the request, in seconds since 1970.
         is_resumed: the client has a part of the answer: the request must exist, and is not started.
-        parent: the id of the HTTP request, if that has several choices; `parts` is their number
-            (`gateway.requests.choices`).
+        parent: the id of the HTTP request, if that has several choices; `parts` is their number, and `part`
+            the index of this one (`gateway.requests.choices`).
         timeout_s: the time limit; None is unlimited.
         disconnect_grace_s: the time for which the request continues without a client.
         priority: requests with a higher one are served first; among equals, those of the `tenant` with the
@@ -71,6 +71,7 @@ class ParsedRequest:
     trace: str | None = None
     parent: RequestId | None = None
     parts: int = 1
+    part: int = 0
     timeout_s: float | None = None
     disconnect_grace_s: float = 0.0
     priority: int = 0

@@ -192,6 +192,7 @@ class Submissions:
             trace=valid_traceparent(request.trace),
             parent=request.parent,
             parts=request.parts,
+            part=request.part,
             correlation=client_correlation(),
             timeout_s=request.timeout_s,
             priority=request.priority,

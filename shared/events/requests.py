@@ -45,6 +45,7 @@ class RequestSubmitted(
             first part has the parent's own id.
         correlation: the submitter's, or a proxy's, name for the request: HTTP's `X-Request-ID`.
         parts: the number of parts of the parent.
+        part: the index of this part, from 0. A replay can so tell that a part is missing.
         timeout_s: the time limit from storage in the log, by the log's clock. A request that exceeds it fails
             (`deadline.passed`). None is no limit.
         forked_from: the request, and its log position, that this request is a variant of.
@@ -62,6 +63,7 @@ class RequestSubmitted(
     parent: Annotated[str, Meta(pattern=ID_PATTERN)] | None = None
     correlation: Annotated[str, Meta(max_length=128)] | None = None
     parts: Annotated[int, Meta(ge=1)] = 1
+    part: Annotated[int, Meta(ge=0)] = 0
     timeout_s: Annotated[float, Meta(gt=0, le=604_800)] | None = None
     forked_from: "ForkedFrom | None" = None
     priority: Priority = 0
