@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import fastapi
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -22,7 +23,7 @@ from starlette.routing import Match
 from configs.deployment import DeploymentConfig
 from configs.secrets import ApiKey, api_keys
 from gateway import errors, openapi
-from gateway.errors import HttpError
+from gateway.errors import ErrorResponse, HttpError
 from gateway.generate.routes import generate_routes
 from gateway.http import server
 from gateway.middleware.stack import GatewayApp
@@ -73,7 +74,7 @@ async def run(options: GatewayOptions, listening: Callable[[str], None] | None =
         listening(server.url_of(listener))
     async with asyncio.TaskGroup() as tasks:
         following = tasks.create_task(_follow(gateway, options), name="log")
-        async with server.serving(app, listener, settings):
+        async with server.serving(app, listener, settings, logs_requests=options.config.logs.requests):
             try:
                 await asyncio.Event().wait()  # until cancelled
             finally:
@@ -98,11 +99,20 @@ def create_app(
         openai_routes,
         request_routes,
     ):
-        app.include_router(routes(gateway))
+        router = routes(gateway)
+        app.include_router(router)
+        _answer_head_requests(app, router)
     for kind, handler in _HANDLERS:
         app.add_exception_handler(kind, handler)
     openapi.complete(app, needs_key=bool(keys))
     return app
+
+
+def _answer_head_requests(app: fastapi.FastAPI, router: fastapi.APIRouter) -> None:
+    """Let a router's routes with GET answer HEAD as well; the server leaves the body out."""
+    for route in router.routes:
+        if isinstance(route, APIRoute) and "GET" in (route.methods or ()):
+            app.add_api_route(route.path, route.endpoint, methods=["HEAD"], include_in_schema=False)
 
 
 def new_origin() -> str:
@@ -147,7 +157,7 @@ async def _drain(gateway: Gateway, deadline_s: float) -> None:
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    return _response(errors.of_exception(error))
+    return ErrorResponse(errors.of_exception(error))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -162,10 +172,10 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
             allowed = _methods_of(request)
             message = f"{where} is not allowed; expected {allowed}"
             found = HttpError(status=405, code="method_not_allowed", message=message)
-            return _response(found, {"allow": allowed})
+            return ErrorResponse(found, {"allow": allowed})
         case status:
             found = HttpError(status=status, code="invalid_request", message=str(error.detail))
-    return _response(found, dict(error.headers or {}))
+    return ErrorResponse(found, error.headers)
 
 
 def _suggestion(request: Request) -> str:
@@ -191,7 +201,7 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     param = ".".join(str(part) for part in first["loc"])
-    return _response(
+    return ErrorResponse(
         HttpError(status=400, code="invalid_value", message=f"{param}: {first['msg']}", param=param)
     )
 
@@ -199,12 +209,6 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
 async def _on_client_gone(request: Request, error: Exception) -> Response:
     """The client disconnected before its request was read: the response is discarded."""
     return Response(status_code=400)
-
-
-def _response(error: HttpError, headers: dict[str, str] | None = None) -> Response:
-    return Response(
-        error.json, error.status, {**(headers or {}), **error.headers}, media_type="application/json"
-    )
 
 
 _Handler = Callable[[Request, Exception], Coroutine[Any, Any, Response]]

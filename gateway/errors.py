@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
-from starlette.types import Send
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
+from gateway.context_overflow import in_openais_words
 from shared.errors import ClientError, DalSegnoError
 from shared.events import Failure
 from shared.log.port import LogRegressedError
@@ -24,7 +26,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 TYPES: Final[Mapping[int, str]] = {
     400: "invalid_request_error",
-    401: "authentication_error",
+    401: "invalid_request_error",
     403: "permission_error",
     404: "invalid_request_error",
     405: "invalid_request_error",
@@ -44,6 +46,8 @@ _STATUSES: Final[Mapping[str, int]] = {
     LogRegressedError.code: 503,  # the log was replaced: a retry goes to the new one
 }
 """Statuses that differ from the error's own."""
+ERROR_CODE: Final = "error_code"
+"""The entry of `scope["state"]` with the code of the error that answered a request, for the access log."""
 RETRY_AFTER_S: Final[Mapping[int, int]] = {429: 1, 503: 2}
 """The header `retry-after` of temporary errors, in seconds."""
 _NO_RETRY: Final = frozenset({409, 504})
@@ -77,6 +81,7 @@ class HttpError:
     code: str
     message: str
     param: str | None = None
+    retry_after_s: int = 0
 
     @property
     def body(self) -> dict[str, Any]:
@@ -97,7 +102,7 @@ class HttpError:
     def headers(self) -> dict[str, str]:
         if self.status in _NO_RETRY:
             return {"x-should-retry": "false"}
-        seconds = RETRY_AFTER_S.get(self.status)
+        seconds = self.retry_after_s or RETRY_AFTER_S.get(self.status)
         return {} if seconds is None else {"retry-after": str(seconds)}
 
 
@@ -118,17 +123,22 @@ def of_exception(error: Exception) -> HttpError:
     )
 
 
-async def send(send: Send, error: HttpError, headers: Mapping[str, str] | None = None) -> None:
-    """Send `error` as the response, from middleware."""
-    body = error.json
-    fields = {
-        "content-type": "application/json",
-        "content-length": str(len(body)),
-        "cache-control": "no-store",
-    }
-    fields |= {**error.headers, **(headers or {})}
-    await send({"type": "http.response.start", "status": error.status, "headers": raw(fields)})
-    await send({"type": "http.response.body", "body": body})
+class ErrorResponse(Response):
+    """The response for an error, of a route or of middleware."""
+
+    def __init__(self, error: HttpError, headers: Mapping[str, str] | None = None) -> None:
+        fields = {"cache-control": "no-store", **error.headers, **(headers or {})}
+        super().__init__(error.json, error.status, fields, media_type="application/json")
+        self._code = error.code
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        note_code(scope, self._code)
+        await super().__call__(scope, receive, send)
+
+
+def note_code(scope: Scope, code: str) -> None:
+    """Note, for the access log, that an error answers the request."""
+    scope.setdefault("state", {})[ERROR_CODE] = code
 
 
 def raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
@@ -139,7 +149,8 @@ def raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
 def of_failure(failure: Failure) -> HttpError:
     """The response for a failure on the log."""
     status = _STATUSES.get(failure.code, _http_status(failure.status))
-    return HttpError(status=status, code=failure.code, message=failure.message)
+    message = in_openais_words(failure.code, failure.message)
+    return HttpError(status=status, code=failure.code, message=message, retry_after_s=failure.retry_after_s)
 
 
 def of_validation_problem(problem: ValidationProblem, where: str = "") -> InvalidParamError:

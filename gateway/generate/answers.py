@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from gateway.errors import HttpError
+from gateway.http.lines import json_line
 from gateway.requests.response import DocumentFormat
 from gateway.requests.resume import StreamPosition
 from gateway.requests.usage import usage_object
@@ -116,4 +117,4 @@ def _entry(data: bytes, metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def _line(modality: str, data: bytes, metadata: dict[str, Any]) -> bytes:
-    return msgspec.json.encode({"modality": modality, **_entry(data, metadata)}) + b"\n"
+    return json_line({"modality": modality, **_entry(data, metadata)}) + b"\n"

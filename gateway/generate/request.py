@@ -16,12 +16,14 @@ from starlette.requests import Request
 
 from gateway import request_limits
 from gateway.errors import InvalidParamError
-from gateway.http.bodies import check_known, converted, parse_json, parse_object
+from gateway.http.bodies import check_known, converted, parse_json, parse_object, read_object
+from gateway.http.content_types import FORMS, URL_ENCODED, check_json, content_type
 from gateway.openai import requests as openai_requests
 from gateway.openai.requests import ChatRequest
 from gateway.requests.parsed_request import DeliveryFields
 from gateway.served_model import ServedModel
 from models.base import OF_PROMPTS
+from models.voices import known_voice
 from shared.errors import ClientError
 from shared.events import Inputs, Params, Priority
 from shared.validation_errors import described, validation_problem
@@ -55,7 +57,6 @@ _BOOLEANS: Final[Mapping[str, bool]] = {
     "true": True, "1": True, "yes": True, "on": True,
     "false": False, "0": False, "no": False, "off": False,
 }  # fmt: skip
-_FORMS: Final = ("multipart/form-data", "application/x-www-form-urlencoded")
 
 
 class GenerateRequest(DeliveryFields, frozen=True, kw_only=True):
@@ -73,12 +74,14 @@ async def read(request: Request, served: ServedModel) -> GenerateRequest:
     Raises:
         ClientError: the body is neither, or a field is wrong.
     """
-    body_start = (await request.body())[:64].lstrip() if not _is_multipart(request) else b""
-    if _is_form(request) and not body_start.startswith(b"{"):
+    kind = content_type(request)
+    if kind == URL_ENCODED and (await request.body())[:64].lstrip().startswith(b"{"):
+        check_json(request)  # JSON that is declared as a form, as by `curl -d`
+    if kind in FORMS:
         # `BodyLimit` limits the whole body, so a part needs no limit.
         async with request.form(max_files=64, max_fields=64, max_part_size=sys.maxsize) as form:
             return parse(_fields_of(form), served)
-    return parse(parse_object(await request.body()), served)
+    return parse(await read_object(request), served)
 
 
 def parse(fields: Mapping[str, Any], served: ServedModel) -> GenerateRequest:
@@ -140,7 +143,7 @@ def model_kwargs(found: object) -> Params:
 
 def _with_known_voice(params: Params, served: ServedModel) -> Params:
     """The parameters, if the model has their voice."""
-    if params.voice is not None and params.voice not in served.voices:
+    if params.voice is not None and known_voice(params.voice, served.voices) is None:
         known = _listed(served.voices) or "none: this model does not speak"
         raise InvalidParamError(
             "model_kwargs.voice",
@@ -280,15 +283,3 @@ def _priority(fields: Mapping[str, Any]) -> int:
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(names)
-
-
-def _content_type(request: Request) -> str:
-    return request.headers.get("content-type", "").split(";")[0].strip().lower()
-
-
-def _is_form(request: Request) -> bool:
-    return _content_type(request) in _FORMS
-
-
-def _is_multipart(request: Request) -> bool:
-    return _content_type(request) == _FORMS[0]

@@ -1,19 +1,22 @@
 """Request bodies: JSON parsing, conversion to typed values, and their schemas for `/openapi.json`."""
 
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
 from gateway import errors
 from gateway.errors import InvalidParamError
+from gateway.http.content_types import check_json
 from shared.closest_match import closest_match
 from shared.errors import ClientError
 from shared.events import Params
 from shared.validation_errors import described, validation_problem
 
 _T = TypeVar("_T")
+_BOM: Final = b"\xef\xbb\xbf"
+"""The mark that editors and tools on Windows put before a text; JSON has none."""
 
 
 class MalformedBodyError(ClientError):
@@ -23,11 +26,13 @@ class MalformedBodyError(ClientError):
 
 
 async def read_object(request: Request) -> dict[str, Any]:
-    """The request's body as a JSON object; its content type is ignored.
+    """The request's body as a JSON object.
 
     Raises:
+        ContentTypeError: the body is not declared as JSON.
         MalformedBodyError: the body is something else.
     """
+    check_json(request)
     return parse_object(await request.body())
 
 
@@ -49,6 +54,7 @@ def parse_json(data: bytes | str, what: str) -> Any:
     Raises:
         MalformedBodyError: `data` is not JSON.
     """
+    data = data.removeprefix(_BOM) if isinstance(data, bytes) else data.removeprefix("\ufeff")
     if not data:
         raise MalformedBodyError(f"{what} is empty: expected JSON")
     try:

@@ -13,12 +13,14 @@ answer is disconnected: its answer would hold its place, and its buffered bytes,
 read the answer. So after an answer that was given before the end of the request, the connection shuts down
 its sending side, and reads and discards bytes for a while.
 
+**A client that closes its sending side** gets the answers to the requests that it has sent, and then the
+connection is closed. `gateway.http.departure` distinguishes it from one that left.
+
 The server checks the time limits from outside (`HttpConnection.check_timeouts`), a few times within the
 shortest of them: one check of thousands of connections costs less than a timer for each phase of each.
 """
 
 import asyncio
-import logging
 import time
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -31,10 +33,14 @@ from uvicorn.server import ServerState
 
 from gateway import errors
 from gateway.errors import HttpError
+from gateway.http import framing
+from gateway.http.departure import BEFORE_ANSWER, BETWEEN_CHUNKS, DepartureWatch
+from gateway.http.half_closing_transport import HalfClosingTransport
 from gateway.http.parser import UpgradeIgnoringParser
+from gateway.http.request_head import HOST, NotHttpError, check_head, origin_form
+from gateway.middleware import access_log, request_id
 from shared.errors import CapacityError, ClientError
 
-_LOGGER: Final = logging.getLogger(__name__)
 MAX_HEAD_BYTES: Final = 64 * 1024
 _FRAMING_PER_BYTE: Final = 16
 """The framing allowed per body byte. A chunk of one byte has five; more are extensions and trailers."""
@@ -56,12 +62,6 @@ class HeadTooLargeError(ClientError):
     status = 431
 
 
-class NotHttpError(ClientError):
-    """The received bytes are not an HTTP request."""
-
-    code = "invalid_http"
-
-
 class TooManyConnectionsError(CapacityError):
     """The gateway has its maximum number of connections."""
 
@@ -70,61 +70,19 @@ class TooManyConnectionsError(CapacityError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """The maximum number of connections, and time limits in seconds."""
+    """The maximum number of connections, and time limits in seconds.
+
+    `logs_requests`: log a line for each request that is refused here, before it reaches the application.
+    """
 
     connections: int
     header_timeout_s: float
     send_timeout_s: float
+    logs_requests: bool = True
 
     @property
     def check_every_s(self) -> float:
         return min(1.0, max(0.01, min(self.header_timeout_s, self.send_timeout_s) / 4))
-
-
-class HalfClosingTransport:
-    """The transport that uvicorn writes to: it counts sent bytes, and closes without a reset.
-
-    Attributes:
-        is_lingering: the sending side is shut down, and received bytes are discarded.
-        request_is_open: the client has not sent its whole request.
-    """
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self.transport = transport
-        self.is_lingering = False
-        self.request_is_open = False
-        self._written_bytes = 0
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes that are written and not sent yet."""
-        return self.transport.get_write_buffer_size()
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes that the kernel has taken for the client so far."""
-        return self._written_bytes - self.pending_bytes
-
-    def write(self, data: bytes) -> None:
-        self._written_bytes += len(data)
-        self.transport.write(data)
-
-    def is_closing(self) -> bool:
-        return self.is_lingering or self.transport.is_closing()
-
-    def close(self) -> None:
-        if self.is_closing():
-            return
-        if not self.request_is_open:
-            self.transport.close()
-            return
-        self.is_lingering = True
-        self.transport.write_eof()  # after the bytes that are still to be sent
-        self.transport.resume_reading()
-
-    def __getattr__(self, name: str) -> Any:
-        """All other attributes are those of the transport."""
-        return getattr(self.transport, name)
 
 
 class HttpConnection(HttpToolsProtocol):
@@ -154,6 +112,7 @@ class HttpConnection(HttpToolsProtocol):
         self._discarded_bytes = 0
         self._stalled_since_s: float | None = None
         self._sent_bytes = 0
+        self._departure: DepartureWatch | None = None
 
     # ---- called by the event loop --------------------------------------------------------------------
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
@@ -198,6 +157,25 @@ class HttpConnection(HttpToolsProtocol):
         if self._head_bytes > MAX_HEAD_BYTES and not self.client_transport.is_closing():
             self._refuse(_head_too_large())
 
+    def eof_received(self) -> bool:  # type: ignore[override] # True: the transport stays open
+        if self.client_transport.is_closing():
+            return False
+        is_unanswered = self._is_answering or self._head_since_s is not None
+        if self.client_transport.request_is_open and is_unanswered:
+            self._refuse(NotHttpError("the connection was closed before the end of the request"), at_end=True)
+            return False
+        if not self._is_answering:
+            return False
+        self.cycle.keep_alive = False
+        self._departure = DepartureWatch(self.client_transport, self.loop)
+        if self.scope["http_version"] == "1.0" or self.pipeline:
+            return True
+        if not self.cycle.response_started:
+            self._departure.probe(BEFORE_ANSWER)
+        elif self.cycle.chunked_encoding:
+            self._departure.probe(BETWEEN_CHUNKS)
+        return True
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_since_s = None
         super().connection_lost(exc)
@@ -219,7 +197,18 @@ class HttpConnection(HttpToolsProtocol):
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
             self._fault = _head_too_large()
             raise self._fault  # stops the parser
+        version = self.parser.get_http_version()
+        try:
+            check_head(version, self.headers)
+        except ClientError as error:
+            self._fault = error
+            raise
+        self.url, host = origin_form(self.url)
+        if host is not None:
+            self.headers[:] = [(HOST, host), *(field for field in self.headers if field[0] != HOST)]
         super().on_headers_complete()
+        if version == "1.0":
+            framing.end_by_close(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
@@ -238,6 +227,8 @@ class HttpConnection(HttpToolsProtocol):
     # ---- time ----------------------------------------------------------------------------------------
     def check_timeouts(self, now_s: float) -> None:
         """Apply the time limits at `now_s`, a time of `time.monotonic`."""
+        if self._departure is not None:
+            self._departure.check()
         if (
             self._lingering_s(now_s) > LINGERING_CLOSE_S
             or self._stalled_s(now_s) > self._limits.send_timeout_s
@@ -300,17 +291,20 @@ class HttpConnection(HttpToolsProtocol):
             self.client_transport.transport.abort()
 
     # ---- an answer without a request -------------------------------------------------------------------
-    def _refuse(self, error: ClientError | CapacityError) -> None:
-        """Send an error without the application, and close."""
+    def _refuse(self, error: ClientError | CapacityError, *, at_end: bool = False) -> None:
+        """Send an error without the application, and close; `at_end`: the client sends nothing more."""
         if self._is_answering:
             if self.cycle.response_started or self.pipeline:
                 self.client_transport.transport.abort()  # an error cannot be sent within an answer
                 return
             self.cycle.disconnected = True  # so that the application, which waits for the body, sends nothing
             self.cycle.message_event.set()
-        _LOGGER.debug("%s: %s", self.client, error.message)
-        self.client_transport.request_is_open = True  # the client may still send
-        self.client_transport.write(_written(errors.of_exception(error)))
+        name = request_id.new_name()
+        answer = _written(errors.of_exception(error), name)
+        if self._limits.logs_requests:
+            access_log.log_refusal(error, name, self.client, len(answer))
+        self.client_transport.request_is_open = not at_end
+        self.client_transport.write(answer)
         self.client_transport.close()
 
 
@@ -318,12 +312,13 @@ def _head_too_large() -> HeadTooLargeError:
     return HeadTooLargeError(f"the head of the request is too large: expected at most {MAX_HEAD_BYTES} bytes")
 
 
-def _written(error: HttpError) -> bytes:
+def _written(error: HttpError, name: str) -> bytes:
     body = error.json
     fields = {
         "content-type": "application/json",
         "content-length": str(len(body)),
         "connection": "close",
+        request_id.HEADER: name,
         **error.headers,
     }
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())

@@ -100,7 +100,11 @@ def url_of(listener: socket.socket) -> str:
 
 @asynccontextmanager
 async def serving(
-    app: ASGIApp, listener: socket.socket, settings: GatewaySettings | None = None
+    app: ASGIApp,
+    listener: socket.socket,
+    settings: GatewaySettings | None = None,
+    *,
+    logs_requests: bool = True,
 ) -> AsyncIterator[None]:
     """Serve `app` within the block. At its end the remaining connections are closed."""
     settings = settings or GatewaySettings()
@@ -108,6 +112,7 @@ async def serving(
         connections=settings.max_connections,
         header_timeout_s=settings.header_timeout_s,
         send_timeout_s=settings.send_timeout_s,
+        logs_requests=logs_requests,
     )
     config = uvicorn.Config(
         app,

@@ -11,6 +11,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import errors
+from gateway.errors import ErrorResponse
 from gateway.middleware.exchange import Exchange, Middleware
 from gateway.requests.service import DrainingError, Gateway
 from shared.errors import CapacityError
@@ -41,9 +42,10 @@ class Admission(Middleware):
         exchange.on_head(self._close_if_draining)
         if scope["method"] == _ANSWERED_METHOD:
             if self._gateway.is_draining:
-                return errors.send(send, errors.of_exception(DrainingError()))
+                return ErrorResponse(errors.of_exception(DrainingError()))(scope, receive, send)
             if self._admitted >= self._limit:
-                return errors.send(send, errors.of_exception(TooManyRequestsError(self._limit)))
+                refusal = errors.of_exception(TooManyRequestsError(self._limit))
+                return ErrorResponse(refusal)(scope, receive, send)
             self._admitted += 1
             exchange.on_end(self._release)
         return self._next(exchange, scope, receive, send)

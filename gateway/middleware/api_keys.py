@@ -1,6 +1,6 @@
 """Middleware that authenticates clients by API key: `Authorization: Bearer <secret>`.
 
-A missing key is 401, a wrong one 403; both before anything of the body is read. A secret is compared with all
+A missing key and a wrong one are 401, before anything of the body is read. A secret is compared with all
 configured keys in constant time. After that a client is known by the name of its key: log lines and rate
 limits use the name, and nothing keeps the secret.
 
@@ -19,11 +19,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from configs.secrets import ApiKey
 from gateway import errors
 from gateway.client_key import KEY_NAME
+from gateway.errors import ErrorResponse
 from gateway.middleware.exchange import Exchange, Middleware
 from gateway.middleware.paths import is_open
 from shared.errors import ClientError
 
 CHALLENGE: Final = 'Bearer realm="dalsegno"'
+INVALID: Final = f'{CHALLENGE}, error="invalid_token"'
 
 
 class MissingKeyError(ClientError):
@@ -40,7 +42,7 @@ class WrongKeyError(ClientError):
     """The request's API key is not configured."""
 
     code = "invalid_api_key"
-    status = 403
+    status = 401
 
     def __init__(self) -> None:
         super().__init__("this API key is not known here; ask the operator of this deployment for one")
@@ -58,11 +60,10 @@ class ApiKeys(Middleware):
             return self._next(exchange, scope, receive, send)
         secret = bearer(Headers(scope=scope).get("authorization"))
         if secret is None:
-            refusal = errors.of_exception(MissingKeyError())
-            return errors.send(send, refusal, {"www-authenticate": CHALLENGE})
+            return _refusal(MissingKeyError())(scope, receive, send)
         name = self._name_of(secret)
         if name is None:
-            return errors.send(send, errors.of_exception(WrongKeyError()))
+            return _refusal(WrongKeyError())(scope, receive, send)
         scope.setdefault("state", {})[KEY_NAME] = name
         return self._next(exchange, scope, receive, send)
 
@@ -71,6 +72,11 @@ class ApiKeys(Middleware):
         given = _digest(secret)
         found = [name for name, known in self._keys if hmac.compare_digest(known, given)]
         return found[0] if found else None
+
+
+def _refusal(error: MissingKeyError | WrongKeyError) -> ErrorResponse:
+    challenge = INVALID if isinstance(error, WrongKeyError) else CHALLENGE
+    return ErrorResponse(errors.of_exception(error), {"www-authenticate": challenge})
 
 
 def bearer(header: str | None) -> str | None:

@@ -13,6 +13,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import errors
+from gateway.errors import ErrorResponse
 from gateway.middleware.exchange import Exchange, Middleware, header
 from shared.errors import CapacityError, ClientError
 
@@ -81,7 +82,8 @@ class BodyLimit(Middleware):
 
     def handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if (_content_length(scope) or 0) > self._limit_bytes:
-            return errors.send(send, errors.of_exception(BodyTooLargeError(self._limit_bytes)))
+            refusal = errors.of_exception(BodyTooLargeError(self._limit_bytes))
+            return ErrorResponse(refusal)(scope, receive, send)
         received_bytes = 0
         is_whole = False
         begun_s = self._clock()

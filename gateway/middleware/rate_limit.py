@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import errors
 from gateway.client_key import key_name
+from gateway.errors import ErrorResponse
 from gateway.middleware.exchange import Exchange, Middleware
 from gateway.middleware.paths import is_monitoring
 from shared.errors import CapacityError
@@ -60,7 +61,7 @@ class RateLimit(Middleware):
         if not is_admitted:
             which = "this key" if kind == "key" else "this address"
             error = errors.of_exception(RateLimitExceededError(self._limit.amount, which, reset_s))
-            return errors.send(send, error, fields | {"retry-after": str(reset_s)})
+            return ErrorResponse(error, fields | {"retry-after": str(reset_s)})(scope, receive, send)
 
         def add_headers(message: Message) -> None:
             MutableHeaders(scope=message).update(fields)

@@ -23,7 +23,9 @@ from shared.telemetry import log_fields
 HEADER: Final = "x-request-id"
 RAW_HEADER: Final = HEADER.encode()
 OWN_HEADER: Final = "x-dalsegno-request-id"
-_NAME: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+NAME: Final = "correlation"
+"""The entry of `scope["state"]` with the client's, or our, name for the request."""
+_VALID: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
 class CorrelationId(Middleware):
@@ -31,8 +33,8 @@ class CorrelationId(Middleware):
 
     def handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         given = valid_name(header(scope["headers"], RAW_HEADER))
-        name = given or f"req-{secrets.token_hex(12)}"
-        scope.setdefault("state", {})["correlation"] = name
+        name = given or new_name()
+        scope.setdefault("state", {})[NAME] = name
 
         def add_headers(message: Message) -> None:
             headers = MutableHeaders(scope=message)
@@ -46,6 +48,11 @@ class CorrelationId(Middleware):
         return self._next(exchange, scope, receive, send)
 
 
+def new_name() -> str:
+    """A name for a request that has none."""
+    return f"req-{secrets.token_hex(12)}"
+
+
 def valid_name(name: str | None) -> str | None:
     """The client's name for its request. An invalid one is ignored: it is not worth an error."""
-    return name if name is not None and _NAME.fullmatch(name) else None
+    return name if name is not None and _VALID.fullmatch(name) else None

@@ -5,6 +5,7 @@
     UnreadBody        closes the connection after an answer before the end of the body
     AccessLog         logs one line for each request
     SecurityHeaders   on errors too
+    OriginCheck       refuses pages of other origins, and requests for another host
     CORS              a page may read errors; a preflight needs no key
     ApiKeys           refuses a request without reading its body
     RateLimit         counts by key, so it comes after the keys
@@ -31,6 +32,7 @@ from gateway.middleware.admission import Admission
 from gateway.middleware.api_keys import ApiKeys
 from gateway.middleware.body_limit import BodyLimit, UnreadBody
 from gateway.middleware.http_metrics import HttpMetrics
+from gateway.middleware.origins import OriginCheck
 from gateway.middleware.rate_limit import RateLimit
 from gateway.middleware.request_id import CorrelationId
 from gateway.middleware.security_headers import SecurityHeaders
@@ -84,6 +86,7 @@ def with_middleware(
             expose_headers=_EXPOSED_HEADERS,
             max_age=_PREFLIGHT_S,
         )
+    app = OriginCheck(app, settings=settings)
     if settings.security_headers:
         app = SecurityHeaders(app, cross_origin=bool(settings.cors_origins))
     app = AccessLog(app, logs_requests=logs_requests)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from gateway.errors import HttpError
+from gateway.http.lines import server_sent_event
 from gateway.openai.logprobs import ListedToken, TokenList, chat_logprobs, completion_logprobs
 from gateway.openai.tool_calls import ToolCalling
 from gateway.requests.response import DocumentFormat
@@ -87,10 +88,10 @@ class _Stream:
             return _DONE
         self._position.complete()
         body = self._head.of(self.object_name) | {"choices": [], "usage": usage_object(usage)}
-        return _event(body, self._position) + _DONE
+        return server_sent_event(body, self._position) + _DONE
 
     def failed(self, error: HttpError) -> bytes:
-        return _event(error.body)
+        return server_sent_event(error.body)
 
     def _choice_event(
         self,
@@ -104,7 +105,7 @@ class _Stream:
         body = self._head.of(self.object_name) | {"choices": [found]}
         if self._includes_usage:
             body["usage"] = None
-        return _event(body, self._position)
+        return server_sent_event(body, self._position)
 
     def _begin(self, choice: int) -> bytes:
         """The event before the first piece of a choice, if any."""
@@ -258,8 +259,3 @@ def _choice(
     index: int, content: dict[str, Any], reason: str | None, logprobs: dict[str, Any] | None
 ) -> dict[str, Any]:
     return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
-
-
-def _event(body: dict[str, Any], position: StreamPosition | None = None) -> bytes:
-    head = b"" if position is None else b"id: %s\n" % str(position).encode()
-    return head + b"data: " + msgspec.json.encode(body) + b"\n\n"

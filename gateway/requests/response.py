@@ -127,13 +127,14 @@ class AnswerResponse(Response):
         self._observation = gateway.meter.begin(group.route, is_resumed=group.is_resumed)
         self._make_format = make_format
         self._made_format: AnswerFormat | None = None
+        self._scope: Scope = {}
         self._send: Send | None = None
         self._begun = False
         self._complete = False
         self._gone = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._send = send
+        self._scope, self._send = scope, send
         with self._gateway.in_flight.answering():
             try:
                 async with asyncio.TaskGroup() as tasks:
@@ -170,6 +171,7 @@ class AnswerResponse(Response):
             self._choices.release(_LEFT if self._gone else "", grace_s=grace_s)
         if error is not None:
             self._observation.end(error.code)
+            errors.note_code(self._scope, error.code)
             await self._fail(error)
 
     async def _relay(self, tasks: asyncio.TaskGroup) -> HttpError | None:

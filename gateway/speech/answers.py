@@ -13,9 +13,8 @@ chunks and so with the same bytes, and the bytes that the client has are left ou
 from base64 import b64encode
 from typing import Final
 
-import msgspec
-
 from gateway.errors import HttpError
+from gateway.http.lines import server_sent_event
 from gateway.requests.resume import StreamPosition
 from gateway.speech.encoder import FORMATS, Encoder, PcmFormat
 from shared.events import OutputChunk, Usage
@@ -112,17 +111,14 @@ class SpeechEvents:
                 "total_tokens": usage.total_tokens,
             },
         }
-        return data + _event(done, self._position)
+        return data + server_sent_event(done, self._position)
 
     def failed(self, error: HttpError) -> bytes:
-        return _event(error.body)
+        return server_sent_event(error.body)
 
     def _delta(self, data: bytes) -> bytes:
         if not data:
             return b""
-        return _event({"type": "speech.audio.delta", "audio": b64encode(data).decode()}, self._position)
-
-
-def _event(body: object, position: StreamPosition | None = None) -> bytes:
-    head = b"" if position is None else b"id: %s\n" % str(position).encode()
-    return head + b"data: " + msgspec.json.encode(body) + b"\n\n"
+        return server_sent_event(
+            {"type": "speech.audio.delta", "audio": b64encode(data).decode()}, self._position
+        )

@@ -114,7 +114,7 @@ def test_a_client_that_takes_nothing_does_not_hold_a_gateway_up(deployment: Runn
             idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             body = json.dumps({"text": "x", "model_kwargs": LONG}).encode()
             idle.sendall(
-                b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+                b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
             )
             idle.recv(1)  # it has begun
             begun_s = time.monotonic()

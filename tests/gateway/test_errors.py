@@ -85,7 +85,7 @@ async def test_an_unknown_route_and_a_wrong_method_have_openais_schema() -> None
 )
 async def test_an_unknown_route_says_the_nearest_or_where_all_are(path: str, hint: str) -> None:
     async with deployment() as world:
-        response = await world.client.post(f"http://gateway{path}", json={})
+        response = await world.client.post(f"http://127.0.0.1{path}", json={})
 
     assert response.status_code == 404
     assert error_of(response)["message"] == f"there is no route POST {path}; {hint}"

@@ -89,14 +89,16 @@ async def test_a_document_has_the_modalities_that_were_put_out_and_says_once_how
         assert entry["metadata"]["sample_rate"] == 24_000
 
 
-async def test_an_urlencoded_form_and_bare_curl_json_work_too() -> None:
+async def test_an_urlencoded_form_is_read_and_json_that_is_declared_as_one_is_not() -> None:
     async with deployment() as world:
         form = await world.client.post("/generate", data={"text": "a b", "streaming": "false"})
         content = b'{"text": "a b", "streaming": false}'
         kind = {"content-type": "application/x-www-form-urlencoded"}
         bare = await world.client.post("/generate", content=content, headers=kind)
 
-    assert form.json()["outputs"] == bare.json()["outputs"]
+    assert form.status_code == 200
+    assert (bare.status_code, bare.json()["error"]["code"]) == (415, "unsupported_media_type")
+    assert "-H 'content-type: application/json'" in bare.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

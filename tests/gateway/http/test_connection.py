@@ -19,7 +19,7 @@ pytestmark = pytest.mark.processes
 
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-CHUNKED = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKED = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 HALF = b"GET / HTTP/1.1\r\nHost: "
 
 
@@ -249,7 +249,8 @@ class Reader:
 
 async def test_a_body_comes_with_an_upgrade_that_is_not_granted(made: list[HttpConnection]) -> None:
     offer = (
-        b"POST / HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
+        b"POST / HTTP/1.1\r\nHost: localhost\r\n"
+        b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
     )
     async with serving(made, Reader()) as served, served.client() as client:
         for _ in range(2):
@@ -264,7 +265,7 @@ async def test_what_comes_behind_a_body_is_no_header(made: list[HttpConnection])
         await client.send(CHUNKED + b"1\r\nx\r\n0\r\nAuthorization: Bearer x\r\n\r\n")
         assert (await client.answer())[2] == b"x"
 
-    assert app.headers == [(b"transfer-encoding", b"chunked")]
+    assert app.headers == [(b"host", b"localhost"), (b"transfer-encoding", b"chunked")]
 
 
 @pytest.mark.parametrize("wrong", [b"zz\r\n", b"2\r\nxyz\r\n", b"-1\r\n"])
@@ -287,7 +288,10 @@ async def test_what_is_around_a_body_has_an_end(made: list[HttpConnection], endl
 
 async def test_the_smallest_chunks_make_a_body(made: list[HttpConnection]) -> None:
     async with serving(made, Reader()) as served, served.client() as client:
-        await client.send(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 100_000)
+        await client.send(
+            b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+            + b"1\r\nx\r\n" * 100_000
+        )
         await client.send(b"0\r\n\r\n")
         assert len((await client.answer())[2]) == 100_000
 

@@ -40,10 +40,42 @@ async def test_a_request_is_a_line_with_who_what_and_how_it_ended(caplog: pytest
 async def test_what_was_refused_is_a_line_too(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         async with deployment(keys=KEYS) as world:
-            await world.client.get("/v1/models")
+            refused = await world.client.get("/v1/models")
 
     [line] = lines(caplog)
-    assert (facts(line)["status"], facts(line)["key"], facts(line)["request_id"]) == (401, None, None)
+    found = facts(line)
+    assert (found["status"], found["key"], found["error"]) == (401, None, "missing_api_key")
+    assert found["request_id"] == refused.headers["x-request-id"]
+    assert f"error missing_api_key, request {found['request_id']}" in line.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", "invalid_json"),
+        (b'{"model": "other"}', "missing_required_parameter"),
+        (b"x" * 2000, "body_too_large"),
+    ],
+)
+async def test_a_refusal_of_a_route_names_its_error(
+    body: bytes, code: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        async with deployment(max_body_bytes=1024) as world:
+            refused = await world.client.post("/v1/chat/completions", content=body)
+
+    [line] = lines(caplog)
+    assert (facts(line)["error"], facts(line)["request_id"]) == (code, refused.headers["x-request-id"])
+
+
+async def test_an_answer_has_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        async with deployment() as world:
+            await world.client.post("/v1/chat/completions", json=CHAT)
+
+    [line] = lines(caplog)
+    assert facts(line)["error"] is None
+    assert "error" not in line.getMessage()
 
 
 async def test_health_is_no_news(caplog: pytest.LogCaptureFixture) -> None:

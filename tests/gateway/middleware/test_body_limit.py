@@ -20,7 +20,7 @@ from tests.gateway.http.test_connection import Client
 from tests.gateway.test_errors import error_of
 from tests.gateway.world import CHAT, deployment, listening
 
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
 
 
 async def connected(url: str) -> Client:
@@ -122,7 +122,7 @@ async def test_an_upload_of_gigabytes_is_refused_and_takes_no_memory(length: byt
     async with deployment(max_body_bytes=1 << 20) as world, listening(world) as url:
         client = await connected(url)
         before = resident_bytes()
-        await client.send(b"POST %s HTTP/1.1\r\nHost: x\r\n%s\r\n" % (path.encode(), length))
+        await client.send(b"POST %s HTTP/1.1\r\nHost: localhost\r\n%s\r\n" % (path.encode(), length))
         piece = bytes(65536)
         if length.startswith(b"Transfer"):
             piece = b"10000\r\n" + piece + b"\r\n"
@@ -180,7 +180,7 @@ async def test_a_small_body_that_was_not_read_keeps_its_connection() -> None:
     async with deployment() as world, listening(world) as url:
         client = await connected(url)
         for _ in range(3):
-            await client.send(b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello")
+            await client.send(b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhello")
             status, headers, _ = await client.error()
             assert status == 404
             assert "connection" not in headers

@@ -92,6 +92,8 @@ def check_response(response: httpx.Response) -> None:
     path = response.request.url.path
     if response.status_code >= 400:
         ERROR_STATUSES[response.status_code] += 1
+        if response.request.method == "HEAD":
+            return
         check(ERROR, response.json())
         return
     is_stream = response.headers["content-type"].startswith("text/event-stream")

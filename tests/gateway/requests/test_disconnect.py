@@ -34,7 +34,7 @@ async def raw(url: str, path: str, body: dict[str, Any]) -> AsyncIterator[asynci
     connection.connect((host, int(port)))
     reader, writer = await asyncio.open_connection(sock=connection, limit=64 * 1024)
     content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
     await writer.drain()
     try:

@@ -1,0 +1,54 @@
+"""The content types of request bodies.
+
+A browser sends a form, or text, to any server without asking it first, from a page of any origin; only other
+types make it send a preflight. So a body of such a type is never read as JSON.
+"""
+
+from typing import Final
+
+from starlette.requests import Request
+
+from shared.errors import ClientError
+
+URL_ENCODED: Final = "application/x-www-form-urlencoded"
+FORMS: Final = ("multipart/form-data", URL_ENCODED)
+_JSON: Final = "application/json"
+
+
+class ContentTypeError(ClientError):
+    """The body has a content type that the route does not read."""
+
+    code = "unsupported_media_type"
+    status = 415
+
+
+def content_type(request: Request) -> str:
+    """The body's content type without parameters, in lower case; empty if there is none.
+
+    Raises:
+        ContentTypeError: it is given more than once, or the body is compressed.
+    """
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise ContentTypeError(f"content-encoding: expected none, found {encoding[:80]!r}")
+    found = request.headers.getlist("content-type")
+    if len(found) > 1:
+        raise ContentTypeError("content-type: expected it once, found it more than once")
+    return found[0].partition(";")[0].strip().lower() if found else ""
+
+
+def check_json(request: Request) -> None:
+    """Refuse a body that is not declared as JSON.
+
+    A body without a type is read: a browser sends one, but names the page's origin, which
+    `gateway.middleware.origins` has checked.
+
+    Raises:
+        ContentTypeError: the body has another type.
+    """
+    found = content_type(request)
+    if found and found != _JSON and not found.endswith("+json"):
+        raise ContentTypeError(
+            f"content-type: expected {_JSON}, found {found[:80]!r}; send the header "
+            f"`content-type: {_JSON}` (curl: -H 'content-type: {_JSON}')"
+        )
