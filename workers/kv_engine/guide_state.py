@@ -20,9 +20,14 @@ Bits = npt.NDArray[np.uint8]
 
 
 class GuideState:
-    """The guide of one sequence after the tokens that it has generated, and the tokens that end it."""
+    """The guide of one sequence after the tokens that it has generated, and the tokens that end it.
+
+    Attributes:
+        mask_s: the CPU time that its last mask took, in seconds; the thread of masks writes it.
+    """
 
     def __init__(self, guide: "CompiledGuide", spec: SequenceSpec) -> None:
+        self.mask_s = 0.0
         self._matcher = guide.matcher()
         self._begin = len(spec.prompt_ids)
         self._ends = [token_id for token_id in sorted(spec.end_ids) if token_id < guide.vocab_size]

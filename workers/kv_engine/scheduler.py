@@ -30,6 +30,7 @@ from workers.kv_engine.cache.blocks import BlockManager
 from workers.kv_engine.cache.prefix_cache import PrefixCache, PrefixNode
 from workers.kv_engine.counters import CacheCounters
 from workers.kv_engine.prefill_budget import PrefillBudget
+from workers.kv_engine.sampling.mask_throttle import MaskThrottle
 from workers.kv_engine.sequence import Sequence, Span
 
 MIN_BURST: Final = 4
@@ -71,6 +72,7 @@ class Scheduler:
         self._free_rows = deque(range(max_sequences))
         self._arrivals = 0
         self._served: Counter[str] = Counter()
+        self._masks = MaskThrottle()
 
     @property
     def has_work(self) -> bool:
@@ -116,8 +118,10 @@ class Scheduler:
         self._grow()
         decodes: list[Span] = []
         prompts: list[Sequence] = []
-        for sequence in self.running:
-            if sequence.held:
+        able = [sequence for sequence in self.running if not sequence.held]
+        left_out = self._masks.left_out(able, lambda sequence: self._served[sequence.spec.tenant])
+        for sequence in able:
+            if sequence in left_out:
                 continue
             pending = len(sequence.ids) - sequence.computed
             if pending == 1:

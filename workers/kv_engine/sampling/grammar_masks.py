@@ -245,6 +245,7 @@ class GuideThread:
             row[:] = 0
             if not deadline.begin(follower, sequence.ids):
                 break
+            begun_s = time.thread_time()
             try:
                 allowed = follower.allowed(sequence.ids)
                 known = min(len(row), len(allowed))
@@ -252,6 +253,7 @@ class GuideThread:
             except Exception as error:  # noqa: BLE001 - an error of a guide fails one sequence
                 failures[sequence.spec.key] = error
                 row[:] = _ALL_ALLOWED
+            follower.mask_s = time.thread_time() - begun_s
         deadline.end()
         flags: torch.Tensor | None = None
         if not self._is_cuda:
