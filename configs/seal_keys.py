@@ -97,6 +97,8 @@ def trusted_keys(settings: SealingSettings) -> frozenset[bytes]:
         path = key_file(settings)
         if (public := path.with_suffix(".pub")).exists():
             found.add(public_key_in(public))
+        elif os.access(path, os.R_OK):
+            found.add(_signing(secret_in(path, "sealing.key_file", _WHAT), str(path)).public)
     return frozenset(found)
 
 

@@ -4,6 +4,7 @@
     <folder>/ca.pem              the authority that signed the server's certificate: every role needs it
     <folder>/server.pem          the server's certificate, and server-key.pem its key
     <folder>/keys/<role>.nk      the seed of each role's nkey
+    <folder>/seal/seal.key       the key with which the conductor seals the log, and seal.pub its public key
 
 Nothing is overwritten: a new key would lock out the role that has the old one.
 """
@@ -20,6 +21,7 @@ from typing import Final
 
 import click
 
+from configs.seal_keys import KEY_FILE, PUBLIC_FILE, new_key_files
 from dalsegno.config import options
 from dalsegno.security import certificates
 from shared.errors import ClientError
@@ -42,7 +44,7 @@ from shared.subjects import Subjects
 _PORT: Final = 4222
 _ROUTES_PORT: Final = 6222
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
-_PUBLIC: Final = frozenset({"ca.pem", "server.pem"})
+_PUBLIC: Final = frozenset({"ca.pem", "server.pem", f"seal/{PUBLIC_FILE}"})
 
 
 class SecurityError(ClientError):
@@ -156,6 +158,7 @@ def made(plan: SecurityPlan) -> dict[str, bytes]:
     """The files' contents, by their names in the folder."""
     roles = {role: Credentials(seed=nkeys.new_seed()) for role in _roles(plan)}
     files = {f"keys/{role}.nk": f"{shown.seed}\n".encode() for role, shown in roles.items()}
+    files |= {f"seal/{name}": content for name, content in new_key_files().items()}
     if plan.given is None:
         found = certificates.make(list(dict.fromkeys([*plan.servers, *_LOOPBACK, socket.gethostname()])))
         files |= {"ca.pem": found.authority, "server.pem": found.server, "server-key.pem": found.server_key}
@@ -277,6 +280,9 @@ def _next(plan: SecurityPlan, folder: Path) -> str:
         f"  export DALSEGNO_NATS_URL={url}",
         *([f"  export DALSEGNO_NATS_CA_FILE={authority}"] if authority is not None else []),
         f"  export DALSEGNO_NATS_CREDENTIALS_FILE={folder / 'keys'}",
+        "",
+        "Seal the log, on the conductors' machines only; `dalsegno verify` needs seal.pub:",
+        f"  export DALSEGNO_SEALING_KEY_FILE={folder / 'seal' / KEY_FILE}",
         "",
         "Serve, everything on this machine or role by role:",
         "  dalsegno serve demo",

@@ -53,15 +53,15 @@ def encode(anchor: Anchor) -> bytes:
 
 
 def read(lines: Iterable[bytes]) -> list[Anchor]:
-    """Return the anchors in a file. A last line without its line feed was cut off by a crash, and is skipped.
+    """Return the anchors in a file. A line that a crash cut off is skipped.
 
     Raises:
         AnchorFormatError: a line is not an anchor.
     """
     found = []
     for number, line in enumerate(lines, 1):
-        if not line.endswith(b"\n"):
-            break
+        if not line.endswith(b"}\n"):
+            continue
         try:
             found.append(msgspec.json.decode(line, type=Anchor))
         except (msgspec.MsgspecError, ValueError) as error:
