@@ -172,7 +172,7 @@ def _follower(
             engine = make_follower_engine(config, engine_settings, rank, tell, copy, weights.digest_of)
             weights.loaded()  # a leader that has loaded other bytes than this rank ends the group
         finally:
-            weights.cancel()
+            weights.close()
         return engine
 
     return FollowerProcess(log, subjects, options.config, Rank(options.rank), make)
@@ -266,7 +266,7 @@ class Worker:
         """Run one incarnation: join, work until stopped or given up, leave."""
         self._state, self._incarnation = "loading", None
         start_seq = (await self._log.state()).last_seq + 1
-        writer = EventWriter(self._log, self._rank)
+        writer = EventWriter(self._log, self._rank, loaded.check_weights)
         joined = WorkerJoined(
             id=f"{writer.name}.joined.{secrets.token_hex(8)}",
             rank=self._rank,

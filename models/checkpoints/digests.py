@@ -17,7 +17,7 @@ import fcntl
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ _LOOK_AGAIN_S: Final = 0.05
 
 
 class CheckpointReplacedError(WorkerError):
-    """A file of the checkpoint changed while it was loaded. The worker starts again, with the new file."""
+    """A file of the checkpoint changed while it was loaded or served. The worker starts again."""
 
     code = "checkpoint_replaced"
 
@@ -216,10 +216,28 @@ class OpenedFiles:
             if path.exists():
                 raise _replaced(path)
 
+    def check_unwritten(self, paths: Iterable[Path]) -> None:
+        """Check that the opened files still have the content that was loaded; replaced ones do.
+
+        For files that stay mapped into memory. A write changes a file's time before its content.
+
+        Raises:
+            CheckpointReplacedError: one was written to.
+        """
+        for path in paths:
+            if path in self._files:
+                descriptor, version = self._files[path]
+                status = os.fstat(descriptor)
+                if (status.st_size, status.st_mtime_ns) != (version.size, version.mtime_ns):
+                    raise CheckpointReplacedError(
+                        f"{path} was written to while it was served: expected it to be replaced by a rename; "
+                        "the worker starts again with its present content"
+                    )
+
     def close(self) -> None:
         """Close the files; nothing may read them any more. `check` does not need them open."""
-        for descriptor, _ in self._files.values():
-            os.close(descriptor)
+        while self._files:
+            os.close(self._files.popitem()[1][0])
 
     def _digest(self, path: Path) -> str:
         descriptor, version = self._files[path]

@@ -43,6 +43,10 @@ LOG_PROGRESS_S: Final = 2.0
 """The period of log lines about the progress of a big checkpoint; heartbeats carry it, too."""
 
 
+def unchecked() -> None:
+    """Check nothing: the weights were copied, for example to a GPU."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
     """A model that is ready to serve.
@@ -51,6 +55,7 @@ class Loaded:
         engine: the engine of the rank's KV node; None without one.
         stateless: the engine of its stateless nodes; None without any.
         weights: by node, the digest of what was loaded for it.
+        check_weights: raises `CheckpointReplacedError` if the loaded weights have been written to since.
     """
 
     graph: ModelGraph
@@ -60,6 +65,7 @@ class Loaded:
     kv_tokens: int = 0
     device: str = "cpu"
     weights: Mapping[str, str] = field(default_factory=dict)
+    check_weights: Callable[[], None] = unchecked
 
 
 class Model(Protocol):
@@ -125,8 +131,9 @@ class LocalModel:
                 read_ahead.begin(Path(self.config.checkpoint))
             processing, kv_tokens = await self._load_nodes(client)
             weights = await asyncio.to_thread(self._weights.loaded)
-        finally:
-            self._weights.cancel()
+        except BaseException:
+            self._weights.close()
+            raise
         self.progress = 1.0
         _LOGGER.info("loaded %s in %.1f s", self.config.name, time.monotonic() - begun_s)
         return Loaded(
@@ -137,6 +144,7 @@ class LocalModel:
             kv_tokens=kv_tokens,
             device=self._device,
             weights=weights,
+            check_weights=self._weights.check_unwritten if self._device == "cpu" else unchecked,
         )
 
     async def _load_nodes(self, client: EngineClient) -> tuple[Processing, int]:
@@ -169,6 +177,8 @@ class LocalModel:
             raise group.exceptions[0] from None
 
     async def close(self) -> None:
+        if self._weights is not None:
+            self._weights.close()
         for thread in self._threads():
             await thread.close()
         if self._group is not None:
@@ -182,8 +192,12 @@ class LocalModel:
         return [thread for thread in (self._thread, self._stateless) if thread is not None]
 
     def _load_processing(self) -> Processing:
-        face = registry.module(self.config.model, "processing")
-        loaded: Processing = face.load(Path(self.config.checkpoint), max_seq_len=self.config.max_seq_len)
+        loaded = registry.load_processing(
+            self.config.model,
+            Path(self.config.checkpoint),
+            max_seq_len=self.config.max_seq_len,
+            voices=self.config.known_voices if self.config.voices else (),
+        )
         _check_members(loaded, self.config.model)
         return loaded
 

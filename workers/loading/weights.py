@@ -30,17 +30,20 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 SHOWN_CHARS: Final = 12
 """Characters of a digest in messages for people."""
+_MAPPED: Final = ".safetensors"
+"""The files that the tensors on a CPU are pages of."""
 _CORES_PER_THREAD: Final = 4
 """Most cores stay with the imports and the load that run at the same time."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RankWeights:
     """The files of a rank's nodes, opened before they are loaded, and their digests, computed meanwhile."""
 
     nodes: Mapping[str, Files]
     opened: OpenedFiles
     _digests: "Future[dict[str, str]]" = field(default_factory=Future)
+    _thread: Thread | None = None
 
     @classmethod
     def open(
@@ -57,7 +60,8 @@ class RankWeights:
 
     def begin(self) -> None:
         """Compute the digests in a thread of their own."""
-        Thread(target=self._compute, name="digests", daemon=True).start()
+        self._thread = Thread(target=self._compute, name="digests", daemon=True)
+        self._thread.start()
 
     def digest_of(self, node: str) -> str:
         """The digest of a node's files. Blocks until it is computed.
@@ -78,9 +82,22 @@ class RankWeights:
         self.opened.check()
         return found
 
-    def cancel(self) -> None:
-        """End the computation soon, if it still runs."""
+    def check_unwritten(self) -> None:
+        """Check that no weights were written to: on a CPU, the loaded tensors are the pages of their files.
+
+        Raises:
+            CheckpointReplacedError: a file was written to.
+        """
+        self.opened.check_unwritten(
+            path for files in self.nodes.values() for path in files.values() if path.suffix == _MAPPED
+        )
+
+    def close(self) -> None:
+        """End the computation soon, if it still runs, and close the files."""
         self.opened.cancel()
+        if self._thread is not None:
+            self._thread.join()
+        self.opened.close()
 
     def _compute(self) -> None:
         begun_s = time.monotonic()
@@ -101,8 +118,6 @@ class RankWeights:
                 time.monotonic() - begun_s,
             )
             self._digests.set_result(digests)
-        finally:
-            self.opened.close()
 
 
 def rank_digest(nodes: Mapping[str, str]) -> str:

@@ -16,12 +16,16 @@ from shared.subjects import worker_writer
 
 
 class EventWriter:
-    """Signs and posts events for one incarnation of a rank; `incarnation` is None until it is known."""
+    """Signs and posts events for one incarnation of a rank; `incarnation` is None until it is known.
 
-    def __init__(self, log: Log, rank: Rank) -> None:
+    `check` is called before each event, and raises if the worker must not say any more.
+    """
+
+    def __init__(self, log: Log, rank: Rank, check: Callable[[], None] = lambda: None) -> None:
         self.name = worker_writer(rank)
         self.incarnation: Incarnation | None = None
         self._log = log
+        self._check = check
         self._number = 0
 
     def post(self, subject: str, event: Event, stored: Callable[[int], None] | None = None) -> None:
@@ -31,7 +35,9 @@ class EventWriter:
             PayloadTooLargeError: the event exceeds the size limit; nothing was posted.
             OutboxFullError: too many events wait for their acks; nothing was posted.
             LogUnavailableError: the log is closed.
+            CheckpointReplacedError: what the event says was computed with other weights than were recorded.
         """
+        self._check()
         signed = msgspec.structs.replace(
             event, writer=self.name, number=self._number + 1, incarnation=self.incarnation
         )

@@ -1,4 +1,4 @@
-"""Digests of checkpoint files: always of the bytes that were loaded, and computed once per version of a file."""
+"""Digests of checkpoint files: of the bytes that were loaded, and computed once per version of a file."""
 
 import os
 from collections.abc import Callable
@@ -197,6 +197,31 @@ def test_a_file_that_appears_during_the_load_is_named(tmp_path: Path, cache: Dig
     (tmp_path / "chat_template.jinja").touch()
     with pytest.raises(CheckpointReplacedError, match=r"chat_template\.jinja"):
         opened.check()
+
+
+def test_a_write_into_a_served_file_is_named(file: Path, cache: DigestCache) -> None:
+    opened = OpenedFiles.open([file], cache)
+    loaded(opened)
+    opened.check_unwritten([file])
+    with file.open("r+b") as written:
+        written.write(b"THE")
+    with pytest.raises(
+        CheckpointReplacedError, match=r"model\.safetensors was written to while it was served"
+    ):
+        opened.check_unwritten([file])
+    opened.close()
+
+
+def test_a_served_file_may_be_replaced(file: Path, cache: DigestCache) -> None:
+    """The opened one keeps its content."""
+    opened = OpenedFiles.open([file], cache)
+    loaded(opened)
+    replaced_with_the_same_times(file)
+    opened.check_unwritten([file])
+    file.unlink()
+    opened.check_unwritten([file])
+    opened.close()
+    opened.close()
 
 
 def test_a_digest_of_a_file_that_shrinks_is_refused(file: Path, cache: DigestCache) -> None:
