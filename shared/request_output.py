@@ -4,8 +4,9 @@ Every reader of an output folds the request's records through a `RequestOutput`,
 the Python client over NATS, a worker that continues after the output of an earlier attempt, the replay. Its
 rules, which `docs/nats.md` states for readers in other languages:
 
-- The latest `request.admitted` or `request.resumed` names the output's writers: the ranks that the request is
-  placed on, each with its incarnation. A chunk by anyone else is void.
+- The latest `request.admitted`, `request.resumed` or fence names the output's writers: the ranks that the
+  request is placed on, each with its incarnation. A chunk by anyone else is void. A fence of a request that
+  is held names nobody: the request is resumed later.
 - Nothing before the admission and nothing after the end is part of the output.
 - Fences, duplicates and order: see `shared.transcript`.
 
@@ -62,6 +63,7 @@ class RequestOutput:
     has_ended: bool = False
     objections: dict[Objection, int] = field(default_factory=dict)
     _lives: _Lives | None = None
+    _has_lives: bool = False
     _placed_by: set[str] = field(default_factory=set)
 
     def fold(self, address: Address, event: AnyEvent) -> list[OutputChunk]:
@@ -70,7 +72,7 @@ class RequestOutput:
             case OutputChunk():
                 return self._chunk(str(address.writer), event)
             case OutputFence():
-                return self.transcript.fold(event)
+                self._fence(event)
             case RequestAdmitted() | RequestResumed():
                 self._place(event)
             case RequestFinished() | RequestFailed() | RequestCancelled():
@@ -101,6 +103,8 @@ class RequestOutput:
     def _reason(self, writer: str, chunk: OutputChunk) -> str:
         if self._lives is None:
             return "the request is not admitted"
+        if not self._lives:
+            return "the request is held: nobody has an order"
         if writer not in self._lives:
             return f"a writer without an order; the request is placed on {', '.join(sorted(self._lives))}"
         return f"written by incarnation {chunk.incarnation}; incarnation {self._lives[writer]} has the order"
@@ -114,6 +118,14 @@ class RequestOutput:
             return  # a second copy, perhaps of an earlier placement
         self._placed_by.add(event.id)
         self._lives = event.lives or _writers_of(event)
+        self._has_lives = bool(event.lives)
+        if self._has_lives and isinstance(event, RequestResumed):
+            self.transcript.begin(event.attempt)  # its fence may be stored later
+
+    def _fence(self, event: OutputFence) -> None:
+        if event.attempt > self.transcript.attempt and self._has_lives:
+            self._lives = event.lives
+        self.transcript.begin(event.attempt)
 
 
 def _writers_of(event: RequestAdmitted | RequestResumed) -> _Lives:

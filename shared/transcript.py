@@ -85,12 +85,16 @@ class Transcript:
     def fold(self, event: OutputChunk | OutputFence) -> list[OutputChunk]:
         """Fold one record; return the chunks that became valid, in order."""
         if isinstance(event, OutputFence):
-            if event.attempt > self.attempt:
-                self.attempt = event.attempt
-                for track in self.tracks.values():
-                    track.held.clear()  # held chunks belong to an attempt that is now void
+            self.begin(event.attempt)
             return []
         return [] if event.attempt < self.attempt else self.track(event.track).fold(event)
+
+    def begin(self, attempt: int) -> None:
+        """Void the chunks of lower attempts from here on."""
+        if attempt > self.attempt:
+            self.attempt = attempt
+            for track in self.tracks.values():
+                track.held.clear()  # held chunks belong to an attempt that is now void
 
     @property
     def next_index(self) -> int:

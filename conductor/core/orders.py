@@ -91,9 +91,10 @@ def stop(request: Request, step: Running, rank: int, reason: str) -> WalkStop:
     )
 
 
-def fence(request: Request, reason: str) -> OutputFence:
-    """The event that voids the chunks of all attempts before the request's present one."""
-    return OutputFence(id=f"{request.id}.fence.{request.attempt}", **_about(request), reason=reason)
+def fence(request: Request, reason: str, lives: dict[str, int]) -> OutputFence:
+    """The event that voids the chunks of attempts before the request's present one, written by `lives`."""
+    name = f"{request.id}.fence.{request.attempt}"
+    return OutputFence(id=name, **_about(request), reason=reason, lives=lives)
 
 
 # ---- ends ----------------------------------------------------------------------------------------

@@ -240,7 +240,8 @@ class Reactor:
             running=(),
             suspicion=suspicion,
         )
-        decisions: tuple[Decision, ...] = (fence(held, reason), *stops)
+        lives = request.lives if _is_as_recorded(request, world) else {}
+        decisions: tuple[Decision, ...] = (fence(held, reason, lives), *stops)
         return decided(held, *decisions), decisions
 
     def _usable_results(self, request: Request, keep: int, world: World) -> int:
@@ -331,8 +332,7 @@ class Reactor:
         """
         incarnations = {rank: world.incarnation(rank) for rank in sorted(request.ranks)}
         present = {rank: incarnation for rank, incarnation in incarnations.items() if incarnation is not None}
-        lives = {worker_writer(rank): incarnation for rank, incarnation in present.items()}
-        if len(present) < len(incarnations) or (request.lives and request.lives != lives):
+        if len(present) < len(incarnations) or not _is_as_recorded(request, world):
             return Reaction(msgspec.structs.replace(request, phase=Phase.HELD))
         already = {step.index: step for step in request.running}
         running: list[Running] = []
@@ -526,6 +526,14 @@ def is_of_a_step(request: Request, event: WalkBegun | WalkCompleted | WalkFailed
         and event.rank in step.incarnations
         and event.rank not in step.parts
         and event.incarnation == step.incarnations[event.rank]
+    )
+
+
+def _is_as_recorded(request: Request, world: World) -> bool:
+    """Tell whether the incarnations of its ranks are those that were recorded; an old log has none."""
+    lives = request.lives
+    return not lives or all(
+        lives.get(worker_writer(rank)) == world.incarnation(rank) for rank in request.ranks
     )
 
 

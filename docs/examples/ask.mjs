@@ -40,13 +40,19 @@ for await (const message of await consumer.consume()) {
   } else if (event.writer === "conductor" && event.epoch < epoch) {
     continue; // from a deposed conductor
   } else if (event.type === "request.admitted.v1" || event.type === "request.resumed.v1") {
-    if (!placedBy.has(event.id)) lives = event.lives; // a second copy may be stored later
+    if (placedBy.has(event.id)) continue; // a second copy, perhaps of an earlier placement
     placedBy.add(event.id);
+    lives = event.lives;
+    if (event.attempt > attempt) {
+      attempt = event.attempt; // its fence may be stored later
+      early = new Map();
+    }
   } else if (event.type === "output.chunk.v1" && lives[message.subject.split(".").pop()] !== event.incarnation) {
     continue; // by a process that has no order for this request
   } else if (event.type === "output.fence.v1" && event.attempt > attempt) {
     attempt = event.attempt; // a worker died: chunks that are not printed yet are computed again
     early = new Map();
+    lives = event.lives ?? {}; // nobody, until the request is resumed
   } else if (event.type === "output.chunk.v1") {
     const index = event.index ?? 0;
     if (event.attempt >= attempt && index >= next && !early.has(index)) early.set(index, event);

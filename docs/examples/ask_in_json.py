@@ -30,12 +30,11 @@ async def ask(server, model, question):
             break
         writers = event["lives"]
     messages = [await outputs.next_msg() for _ in range(outputs.pending_msgs)]
-    chunks = [(message.subject.rpartition(".")[2], msgpack.unpackb(message.data)) for message in messages]
-    print(
-        "".join(
-            chunk.get("text", "") for writer, chunk in chunks if writers.get(writer) == chunk["incarnation"]
-        )
-    )
+    for message in messages:
+        writer, chunk = message.subject.rpartition(".")[2], msgpack.unpackb(message.data)
+        if writers.get(writer) == chunk["incarnation"]:
+            print(chunk.get("text", ""), end="")
+    print()
     print(event["type"], event.get("failure", event.get("usage")), file=sys.stderr)
     await client.close()
     if event["type"] != "request.finished.v1":  # rejected, failed or cancelled

@@ -60,11 +60,14 @@ async def read_answer(events, submission_seq):
             if event["id"] not in placed_by:  # a second copy may be stored later
                 placed_by.add(event["id"])
                 lives = event["lives"]
+                if event["attempt"] > attempt:  # its fence may be stored later
+                    attempt, chunks = event["attempt"], {}
         elif kind == "output.chunk.v1" and lives.get(writer) != event["incarnation"]:
             continue  # by a process that has no order for this request
 
         elif kind == "output.fence.v1" and event["attempt"] > attempt:
             attempt, chunks = event["attempt"], {}  # chunks that are not printed yet are computed again
+            lives = event.get("lives", {})  # nobody, until the request is resumed
         elif kind == "output.chunk.v1":
             index = event.get("index", 0)  # fields with their default value are omitted
             if event["attempt"] >= attempt and index >= next_index:

@@ -79,7 +79,13 @@ class OutputChunk(
 class OutputFence(
     Event, frozen=True, kw_only=True, omit_defaults=True, tag="output.fence.v1", tag_field="type"
 ):
-    """Voids chunks of earlier attempts: those with a lower `attempt` that are stored after this event."""
+    """Voids chunks of earlier attempts: those with a lower `attempt` that are stored after this event.
+
+    Attributes:
+        lives: as in `RequestAdmitted`: the writers of the new attempt. Empty if the request is held: then
+            nobody may write until its `request.resumed`.
+    """
 
     reason: str
     history: bytes
+    lives: dict[str, int] = {}

@@ -145,5 +145,8 @@ class OutOfOrderBuffer:
         return [edge for edge, _ in taken]
 
     def _count(self, waiting: _Waiting, sender: int, count: int, nbytes: int) -> None:
-        waiting.of_sender.setdefault(sender, _Size()).add(count, nbytes)
-        self._of_sender.setdefault(sender, _Size()).add(count, nbytes)
+        for sizes in (waiting.of_sender, self._of_sender):
+            size = sizes.setdefault(sender, _Size())
+            size.add(count, nbytes)
+            if not size.count:
+                del sizes[sender]
