@@ -249,6 +249,7 @@ class CompiledGuide:
 
     Attributes:
         banned: the reason why the guide may no longer be used; empty while it may.
+        on_ban: is called when the guide is banned, in the engine's thread.
     """
 
     def __init__(
@@ -263,6 +264,7 @@ class CompiledGuide:
         self.marks: Final = marks
         self.vocab_size: Final = vocab_size
         self.banned = ""
+        self.on_ban: Callable[[], object] | None = None
         self._grammar = grammar
         self._compile = compile_
         self._kind = kind
@@ -303,6 +305,8 @@ class CompiledGuide:
             "give it fewer ways to read one text",
             kind=self._kind,
         ).message
+        if self.on_ban is not None:
+            self.on_ban()
 
     def invalid(self, matcher: LLMatcher) -> InvalidGuideError:
         """The error for a matcher that failed."""

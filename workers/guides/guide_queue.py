@@ -39,6 +39,8 @@ MAX_WAITING_PER_TENANT: Final = 64
 BUDGET_S: Final = 10.0
 """The processor time of one tenant's guides in `WINDOW_S`: some 1,500 small schemas, each different."""
 WINDOW_S: Final = 60.0
+BAN_S: Final = 5.0
+"""What a guide costs its tenant whose masks took so long that it was banned: all requests waited for it."""
 LIMIT_S: Final = 30.0
 """Time limit of one check. Its processor time is limited more strictly (`models.text.guide_trial.CPU_S`)."""
 _TOO_MANY: Final = 429
@@ -176,7 +178,7 @@ class GuideQueue:
     async def _in_slot(self, job: _Job, compiler: "GuideCompiler") -> "CompiledGuide":
         cpu_time, begun_s = CpuTime(), self._clock()
         try:
-            return await in_thread(partial(_compiled, job, compiler, cpu_time), LIMIT_S)
+            compiled = await in_thread(partial(_compiled, job, compiler, cpu_time), LIMIT_S)
         except TimeoutError as error:
             cpu_time.seconds += self._clock() - begun_s
             raise CapacityError(
@@ -184,6 +186,10 @@ class GuideQueue:
                 "one",
                 code="guide_not_tried",
             ) from error
+        else:
+            charge = partial(self._budget.charge, job.tenant, BAN_S)
+            compiled.on_ban = partial(asyncio.get_running_loop().call_soon_threadsafe, charge)
+            return compiled
         finally:
             self._cpu_s.observe(cpu_time.seconds)
             self._budget.charge(job.tenant, cpu_time.seconds)

@@ -171,6 +171,19 @@ async def test_a_tenant_beyond_its_budget_is_turned_away_until_the_window_has_pa
     assert rig.queue.meters().turned_away == 1
 
 
+async def test_guides_that_are_banned_while_they_are_followed_use_up_the_budget() -> None:
+    rig = Rig()
+    rig.compiler.go.release(3)
+    for name in "xy":
+        await rig.check(name)
+        await asyncio.to_thread(rig.compiler.kept[name].ban)
+    await until(lambda: rig.queue._budget.spent_s("a") > module.BUDGET_S)
+
+    with pytest.raises(CapacityError, match=r"found 12\.0 s; try again in 60 s"):
+        await rig.check("z")
+    await rig.check("z", "b")
+
+
 async def test_more_guides_than_may_wait_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_WAITING_PER_TENANT", 1)
     rig = Rig()
