@@ -246,6 +246,8 @@ class Conductor:
         """Fold one record; while leading, publish the resulting decisions."""
         read_ns = time.time_ns()
         faults.reach("conductor.record.read")
+        if (request_id := self._cluster.may_have_forgotten(record)) is not None:
+            await self._recall(request_id, record)
         folded = self._cluster.fold(record)
         self._folded += 1
         self._last = record
@@ -291,6 +293,14 @@ class Conductor:
             open=frozenset((*cluster.open, *ending)),
             has_capacity=not self._capacity.reason,
         )
+
+    async def _recall(self, request_id: str, record: StoredRecord) -> None:
+        """Look in the log for an earlier submission of a request that the cluster may have forgotten."""
+        subject = self._subjects.request(request_id)
+        async with aclosing(self._log.history([subject], 1, record.seq - 1)) as records:
+            async for earlier in records:
+                if self._cluster.recall(request_id, earlier):
+                    return
 
     # ---- the log's capacity ------------------------------------------------------------------------
     @property

@@ -15,8 +15,7 @@ refused, one of our own is noted.
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import takewhile
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -25,6 +24,7 @@ from conductor.core.orders import failed
 from conductor.core.react import Deadline, Fact, IncarnationEnd, Reaction, Reactor, deadlines
 from conductor.core.replicas import Memory, Place
 from conductor.core.request import Decision, RankState, Request, World, archived, decided, submitted
+from conductor.core.retention import LIVE, Retention, size_of, trim_digests, trim_ended
 from conductor.core.schedule import Deployment, place_of, reject_overflow, rejection, schedule
 from models.base import ModelGraph
 from shared.epoch_fence import EpochFence
@@ -71,15 +71,6 @@ from shared.log.port import StoredRecord
 from shared.subject_rules import check_event_subject
 from shared.subjects import Address, Subjects
 
-KEEP_ENDED: Final = 10_000
-"""Ended requests whose full state is kept. Older ones keep only a digest, to recognise a second copy."""
-FORGET_AFTER_NS: Final = 8 * 24 * 3600 * 1_000_000_000
-"""Digests of ended requests are kept this long in the log's time: a day longer than the log keeps events."""
-_FORGET_EVERY: Final = 1_000
-"""New digests between two searches for old ones. A dict (up to a million entries) is copied in a tenth of the
-time of an `OrderedDict`, but is slow to find its first entry.
-"""
-
 
 class Entry(msgspec.Struct, frozen=True):
     """A readable record: its subject and its event."""
@@ -120,7 +111,10 @@ class Cluster:
         open: requests that have not ended, in order of submission. `waiting` are those that `schedule` may
             still admit, `held` those it may resume. `_places` has all other open requests, including those
             whose admission or resumption was sent but is not in the log yet.
+        retention: the limits of what is kept of ended requests.
+        ended_bytes: the size of `ended`.
         digests: by ended request, the time of its end and the digest of its submission.
+        forgotten_ns: time of the last end whose digest was dropped although the log may have the request.
         refusals: refusals of submissions that are not in the log yet.
         blamed: incarnations that were ended by a single request, with that request. They make no other
             request a suspect.
@@ -134,9 +128,12 @@ class Cluster:
     world: World = field(default_factory=World)
     fence: EpochFence = field(default_factory=EpochFence)
     leader: str = ""
+    retention: Retention = LIVE
     open: dict[str, Request] = field(default_factory=dict)
     ended: OrderedDict[str, Request] = field(default_factory=OrderedDict)
+    ended_bytes: int = 0
     digests: dict[str, tuple[int, str]] = field(default_factory=dict)
+    forgotten_ns: int = 0
     refusals: dict[str, RequestRejected] = field(default_factory=dict)
     waiting: dict[str, Request] = field(default_factory=dict)
     held: dict[str, Request] = field(default_factory=dict)
@@ -228,6 +225,29 @@ class Cluster:
     def request(self, request_id: str) -> Request | None:
         """A request that is open or ended recently."""
         return self.open.get(request_id) or self.ended.get(request_id)
+
+    def may_have_forgotten(self, record: StoredRecord) -> str | None:
+        """Return the request of a submission, if it may be one that ended and was forgotten too early.
+
+        Only the log can tell: the caller looks there for an earlier submission, and gives it to `recall`.
+        """
+        if self.forgotten_ns <= max(0, self.now_ns - self.retention.digests_ns):
+            return None
+        address = self.subjects.parse(record.subject)
+        if address is None or address.kind != "request" or record.seq <= self.seq:
+            return None
+        request_id = str(address.request_id)
+        if request_id in self.digests or self.request(request_id):
+            return None
+        event = _submission(record)
+        return None if event is None or event.is_first else request_id
+
+    def recall(self, request_id: str, earlier: StoredRecord) -> bool:
+        """Remember an ended request again, by its earliest readable submission; return whether it is one."""
+        event = _submission(earlier)
+        if event is not None:
+            self.digests[request_id] = (self.now_ns, submission_digest(event))
+        return event is not None
 
     # ---- by kind of event --------------------------------------------------------------------------
     # `HANDLERS`, below, maps event types to these methods.
@@ -395,18 +415,13 @@ class Cluster:
         self._reactor.forget(request.id)
         for kept in (self.held, self._places, self.open):
             kept.pop(request.id, None)
-        self.ended[request.id] = archived(request)
+        if (before := self.ended.get(request.id)) is not None:
+            self.ended_bytes -= size_of(before)
+        kept = self.ended[request.id] = archived(request)
+        self.ended_bytes += size_of(kept)
         self.digests[request.id] = (self.now_ns, request.digest)
-        self._forget()
-
-    def _forget(self) -> None:
-        while len(self.ended) > KEEP_ENDED:
-            self.ended.popitem(last=False)
-        if len(self.digests) % _FORGET_EVERY == 0:
-            since_ns = self.now_ns - FORGET_AFTER_NS
-            old = takewhile(lambda one: self.digests[one][0] < since_ns, self.digests)
-            for request_id in list(old):
-                del self.digests[request_id]
+        self.ended_bytes = trim_ended(self.ended, self.digests, self.ended_bytes, self.now_ns, self.retention)
+        self.forgotten_ns = trim_digests(self.digests, self.now_ns, self.retention) or self.forgotten_ns
 
     def _diverged(self, request: Request, event: Decision, divergence: Divergence) -> Folded:
         """The log is right (design rule 3): accept a recorded end; fail the request in other cases."""
@@ -451,6 +466,15 @@ class Cluster:
         self.refusals[refusal.id] = refusal
         note = f"submission {record.seq} ({request_id}) is refused: {failure.code}"
         return Folded((refusal,), note=note, quotation=failure.message)
+
+
+def _submission(record: StoredRecord) -> RequestSubmitted | None:
+    """The event of a record on a submission's subject; None if it is unreadable."""
+    try:
+        event = decode(record.data, "request")
+    except MalformedEventError:
+        return None
+    return event if isinstance(event, RequestSubmitted) else None
 
 
 def _is_newly_held(request: Request, before: Request | None) -> bool:

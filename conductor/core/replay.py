@@ -21,6 +21,7 @@ from conductor.core.cluster import Cluster, Folded
 from conductor.core.lifecycle import Phase
 from conductor.core.react import is_of_a_step
 from conductor.core.request import Request
+from conductor.core.retention import REPLAY
 from models.base import ModelGraph
 from shared.events import (
     AnyEvent,
@@ -112,7 +113,7 @@ class Replayer:
     _cluster: Cluster = field(init=False)
 
     def __post_init__(self) -> None:
-        self._cluster = Cluster(self.graph_of, self.subjects)
+        self._cluster = Cluster(self.graph_of, self.subjects, retention=REPLAY)
 
     def run(self, records: Iterable[StoredRecord]) -> dict[str, Verdict]:
         """Replay all `records`; return the verdicts in order of submission."""

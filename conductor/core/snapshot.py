@@ -24,9 +24,9 @@ from conductor.core.request import Request
 from models.base import ModelGraph
 from shared.subjects import Subjects
 
-CACHES: Final = frozenset({"graph_of", "subjects", "memory", "_reactor"})
-"""Fields of `Cluster` that are not state: lookups, running plans (rebuilt from records), and the memory of
-the choice of replicas.
+CACHES: Final = frozenset({"graph_of", "subjects", "retention", "memory", "_reactor"})
+"""Fields of `Cluster` that are not state: lookups, limits, running plans (rebuilt from records), and the
+memory of the choice of replicas.
 """
 
 _HOMES: Final = frozenset({"open", "ended"})

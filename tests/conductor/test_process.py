@@ -11,7 +11,10 @@ import msgspec
 import pytest
 
 from conductor import epochs, process
+from conductor.core import retention
+from conductor.core.cluster import Cluster
 from conductor.core.react import Deadline
+from conductor.core.retention import LIVE
 from conductor.snapshots import Snapshots
 from conductor.timers import Timers
 from models import registry
@@ -58,6 +61,27 @@ async def test_a_request_is_conducted_to_its_end() -> None:
     assert (finished.writer, finished.epoch) == ("conductor", 1)
     numbers = [event.number for event in watcher.seen if isinstance(event, NodeReady | RequestFinished)]
     assert numbers == sorted(set(numbers))
+
+
+async def test_a_request_that_was_forgotten_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "_FORGET_EVERY", 1)
+    few = msgspec.structs.replace(LIVE, ended=1, digests=1)
+    cluster = Cluster(registry.graph, SUBJECTS, retention=few)
+    server = MemoryStore(SUBJECTS)
+    log, watcher = MemoryLog(server), Watcher(server)
+    async with conducting(MemoryLog(server), cluster=cluster):
+        await join(log)
+        for request_id in ("r1", "r2", "r3"):
+            await submit(log, request_id)
+            await answer(log, watcher)
+            await watcher.until(RequestFinished)
+        assert "r1" not in cluster.digests
+        await submit(log, "r1")
+        await say(log, SUBJECTS.request("r1"), b'{"model": "demo", "inputs": {"text": "another"}}')
+        rejected = await watcher.until(RequestRejected)
+    assert (rejected.request_id, rejected.failure.code) == ("r1", "request_id_conflict")
+    orders = [event for event in watcher.seen if isinstance(event, NodeReady) and event.request_id == "r1"]
+    assert len(orders) == 2
 
 
 async def test_what_was_submitted_before_anybody_conducted_is_conducted() -> None:

@@ -5,7 +5,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from conductor.core import cluster
+from conductor.core import retention
 from conductor.core.cluster import Cluster
 from conductor.core.lifecycle import Phase
 from conductor.core.replay import Replayer, Verdict
@@ -553,9 +553,12 @@ def test_a_submission_under_an_odd_id_is_told_so(script: Script) -> None:
 
 
 def test_what_ended_longer_ago_than_the_log_goes_back_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "FORGET_AFTER_NS", 30_000_000)  # thirty records of the script
-    monkeypatch.setattr(cluster, "_FORGET_EVERY", 3)
+    monkeypatch.setattr(retention, "_FORGET_EVERY", 3)
     script = Script()
+    script.cluster.retention = msgspec.structs.replace(
+        retention.LIVE,
+        digests_ns=30_000_000,  # thirty records of the script
+    )
     script.open_epoch()
     script.join()
     for number in range(40):

@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from conductor.core import cluster
+from conductor.core import replay as replay_module
 from conductor.core.replay import Replayer, Verdict
+from conductor.core.retention import REPLAY
 from models import registry
 from models.base import ModelGraph
 from shared.events import (
@@ -124,7 +125,7 @@ def test_a_submission_that_cannot_be_read_must_be_refused_in_the_log() -> None:
 
 
 def test_a_request_that_ended_long_ago_is_not_called_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "KEEP_ENDED", 1)
+    monkeypatch.setattr(replay_module, "REPLAY", msgspec.structs.replace(REPLAY, ended=1))
     script = Script()
     script.open_epoch()
     script.join()
