@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
+from models.text.json_schema.errors import UnsupportedSchemaError
+from models.text.json_schema.prepare import prepared_schema
 from shared.errors import ClientError
 from shared.events import Function, Guide, Inputs, NamedTool
 
@@ -137,9 +139,9 @@ def _content(guide: Guide | None) -> str | None:
     if guide is None:
         return None
     if guide.json_schema is not None:
-        return _json(guide.json_schema)
+        return _json(guide.json_schema, "json_schema")
     if guide.json_object:
-        return _json(_ANY_OBJECT)
+        return _json(_ANY_OBJECT, "json_object")
     raise ClientError(
         "guide: expected json_schema or json_object together with tools, found another one; leave it out, "
         "or set tool_choice to 'none'",
@@ -182,7 +184,7 @@ def _objects(found: CallFormat, functions: Sequence[Function], *, all_strict: bo
         begins = f'{{"name": {json.dumps(function.name)}, "{found.arguments}": '
         rules[f"call_{number}"] = f"{_text(begins)} arguments_{number} {_text('}')}"
         schema = _schema(function) if all_strict or function.strict else _ANY_OBJECT
-        rules[f"arguments_{number}"] = _json(schema)
+        rules[f"arguments_{number}"] = _json(schema, f"tools: the parameters of {function.name}")
     return rules
 
 
@@ -192,8 +194,14 @@ def _schema(function: Function) -> dict[str, Any]:
     return {"type": "object", **function.parameters}
 
 
-def _json(schema: dict[str, Any] | bool) -> str:
-    known = schema if isinstance(schema, dict) else {} if schema else {"not": {}}
+def _json(schema: dict[str, Any] | bool, what: str) -> str:
+    """The rule for JSON that matches a schema, which is called `what` in an error."""
+    if isinstance(schema, bool):
+        schema = {} if schema else {"not": {}}
+    try:
+        known = prepared_schema(schema)
+    except UnsupportedSchemaError as error:
+        raise ClientError(f"{what}: {error}", code="invalid_guide") from error
     return f"%json {json.dumps({**known, 'x-guidance': _COMPACT})}"
 
 

@@ -60,8 +60,8 @@ def _dense_weights(draw: Draw) -> Tensors:
 
 GRANITE4: Final = Model(
     architecture="GraniteMoeHybridForCausalLM",
-    config=GRANITE.config
-    | {
+    config={
+        **GRANITE.config,
         "layer_types": ["attention", "attention"],
         "mamba_d_head": 8,
         "mamba_d_state": 16,

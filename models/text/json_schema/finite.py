@@ -16,7 +16,7 @@ from models.text.json_schema.nodes import Node, SchemaTree
 _MOST_VISITS: Final = 100_000
 _SCALARS: Final = frozenset({"null", "boolean", "number", "string"})
 _TYPES: Final = _SCALARS | {"array", "object"}
-_IMPOSSIBLE: Final = {"not": {}}
+_IMPOSSIBLE: Final[Node] = {"not": {}}
 """The schema `false`."""
 
 

@@ -7,12 +7,13 @@ certain to be enforced becomes the next stricter one that is, and a constant is 
 
 import math
 from collections.abc import Iterable
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
-from typing import Any, Final
+from decimal import ROUND_CEILING, Context, Decimal
+from typing import Any, Final, NamedTuple
 
 from models.text.json_schema.errors import UnsupportedSchemaError
 from models.text.json_schema.nodes import Node
 
+_BOUNDS: Final = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _DIGITS: Final = 15
 """Every number with so many decimal digits can be read into a double and written again without a change."""
 _PLACES: Final = 22
@@ -25,7 +26,6 @@ _LARGEST: Final = Decimal(2**63 - 1024)
 _LARGEST_LEAST: Final = Decimal(10**18 - 1)
 """The compiler writes 9 for each digit of a lower bound, which must be a 64-bit integer, too."""
 _UP: Final = Context(prec=_DIGITS, rounding=ROUND_CEILING)
-_DOWN: Final = Context(prec=_DIGITS, rounding=ROUND_FLOOR)
 
 
 def check_constants(values: Iterable[Any]) -> None:
@@ -52,23 +52,19 @@ def replace_bounds(node: Node) -> None:
     """Replace the bounds of a schema by inclusive ones that are enforced exactly, and are at least as strict.
 
     Raises:
-        UnsupportedSchemaError: a bound is too large.
+        UnsupportedSchemaError: a bound is no number, too large, or leaves nothing.
     """
-    given = {
-        key: node[key]
-        for key in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
-        if key in node
-    }
     _check_multiple(node)
+    given: Node = {key: node[key] for key in _BOUNDS if key in node}
     if not given:
         return
-    least = _strictest(given, "minimum", "exclusiveMinimum", max, _at_least, _above)
-    most = _strictest(given, "maximum", "exclusiveMaximum", min, _at_most, _below)
+    bounds = _Bounds.of(given)
+    least, most = _lower(bounds.minimum, bounds.above), _upper(bounds.maximum, bounds.below)
     described = ", ".join(f"{key} {value}" for key, value in given.items())
     if (least is not None and least > _LARGEST_LEAST) or (most is not None and most < -_LARGEST_LEAST):
         raise UnsupportedSchemaError(f"expected bounds below 10**18, found {described}; use a smaller one")
     if least is not None and most is not None and least > most:
-        if _is_contradiction(given):
+        if bounds.contradict_exactly():
             return  # the compiler says so
         raise UnsupportedSchemaError(
             f"no text satisfies it: no number of at most {_DIGITS} digits is within {described}; resolve the "
@@ -77,13 +73,37 @@ def replace_bounds(node: Node) -> None:
     _replace(node, {"minimum": least, "maximum": most}, given)
 
 
-def _is_contradiction(given: Node) -> bool:
-    """True if the bounds contradict each other as they are given, and the compiler reads them exactly."""
-    if not all(_is_number(bound) and _is_exact(Decimal(repr(bound))) for bound in given.values()):
-        return False
-    least = max(value for key, value in given.items() if key.lower().endswith("minimum"))
-    most = min(value for key, value in given.items() if key.lower().endswith("maximum"))
-    return bool(least >= most)
+class _Bounds(NamedTuple):
+    """The bounds of a schema; `above` and `below` are exclusive."""
+
+    minimum: Decimal | None
+    above: Decimal | None
+    maximum: Decimal | None
+    below: Decimal | None
+
+    @classmethod
+    def of(cls, given: Node) -> "_Bounds":
+        return cls(
+            *_side(given, "minimum", "exclusiveMinimum"),
+            *_side(given, "maximum", "exclusiveMaximum"),
+        )
+
+    def contradict_exactly(self) -> bool:
+        """True if no number is within the given bounds, and the compiler reads them exactly."""
+        least = [bound for bound in (self.minimum, self.above) if bound is not None]
+        most = [bound for bound in (self.maximum, self.below) if bound is not None]
+        return all(map(_is_exact, least + most)) and max(least) >= min(most)
+
+
+def _side(given: Node, inclusive: str, exclusive: str) -> tuple[Decimal | None, Decimal | None]:
+    """The inclusive and the exclusive bound of one side; in draft 4 a boolean makes the first exclusive."""
+    plain, beyond = given.get(inclusive), given.get(exclusive)
+    if isinstance(beyond, bool):
+        plain, beyond = (None, plain) if beyond else (plain, None)
+    for key, value in ((inclusive, plain), (exclusive, beyond)):
+        if value is not None and not _is_number(value):
+            raise UnsupportedSchemaError(f"expected a number as {key}, found {value!r}; correct it")
+    return _decimal(plain), _decimal(beyond)
 
 
 def _replace(node: Node, bounds: dict[str, Decimal | None], given: Node) -> None:
@@ -95,26 +115,22 @@ def _replace(node: Node, bounds: dict[str, Decimal | None], given: Node) -> None
     node.update(items)
 
 
-def _strictest(
-    given: Node, inclusive: str, exclusive: str, choose: Any, at: Any, beyond: Any
-) -> Decimal | None:
-    """The strictest of an inclusive and an exclusive bound, as an inclusive one."""
-    plain, outside = given.get(inclusive), given.get(exclusive)
-    found = []
-    if outside is True and _is_number(plain):  # as in draft 4
-        return beyond(Decimal(repr(plain)))
-    if _is_number(plain):
-        found.append(at(Decimal(repr(plain))))
-    if _is_number(outside):
-        found.append(beyond(Decimal(repr(outside))))
-    for key in (inclusive, exclusive):
-        if (
-            key in given
-            and not _is_number(given[key])
-            and not (key == exclusive and isinstance(given[key], bool))
-        ):
-            raise UnsupportedSchemaError(f"expected a number as {key}, found {given[key]!r}; correct it")
-    return choose(found, default=None)
+# ---- the next enforceable number ---------------------------------------------------------------------
+
+
+def _lower(minimum: Decimal | None, above: Decimal | None) -> Decimal | None:
+    """The strictest of an inclusive and an exclusive lower bound, as an inclusive one."""
+    found = [] if minimum is None else [_at_least(minimum)]
+    found += [] if above is None else [_next_above(above)]
+    return max(found, default=None)
+
+
+def _upper(maximum: Decimal | None, below: Decimal | None) -> Decimal | None:
+    return _negated(_lower(_negated(maximum), _negated(below)))
+
+
+def _negated(number: Decimal | None) -> Decimal | None:
+    return None if number is None else number.copy_negate()
 
 
 def _at_least(bound: Decimal) -> Decimal:
@@ -125,35 +141,23 @@ def _at_least(bound: Decimal) -> Decimal:
         return bound
     if bound == bound.to_integral_value():
         return _double_from(bound)
-    return _UP.plus(bound).quantize(_QUANTUM, ROUND_CEILING) if abs(bound) < 1 else _UP.plus(bound)
+    rounded = _UP.plus(bound)
+    return rounded.quantize(_QUANTUM, ROUND_CEILING) if abs(bound) < 1 else rounded
 
 
-def _above(bound: Decimal) -> Decimal:
+def _next_above(bound: Decimal) -> Decimal:
     """The smallest enforceable number above a bound, apart from some that differ in the last digits."""
     if bound == 0:
         return _QUANTUM
     if abs(bound) > _LARGEST:
         return max(bound, -_LARGEST)
+    if abs(bound) >= _EXACT:
+        return _at_least(Decimal(math.nextafter(float(bound), math.inf)))
     if abs(bound) >= 10**_DIGITS:
-        return (
-            _at_least(bound + 1)
-            if abs(bound) < _EXACT
-            else _at_least(Decimal(math.nextafter(float(bound), math.inf)))
-        )
+        return _at_least(bound + 1)
     rounded = _at_least(bound)
-    return (
-        rounded
-        if rounded > bound
-        else rounded + max(_QUANTUM, Decimal(1).scaleb(rounded.adjusted() - _DIGITS + 1))
-    )
-
-
-def _at_most(bound: Decimal) -> Decimal:
-    return -_at_least(-bound)
-
-
-def _below(bound: Decimal) -> Decimal:
-    return -_above(-bound)
+    last_digit = Decimal(1).scaleb(rounded.adjusted() - _DIGITS + 1)
+    return rounded if rounded > bound else rounded + max(_QUANTUM, last_digit)
 
 
 def _double_from(bound: Decimal) -> Decimal:
@@ -173,6 +177,10 @@ def _is_exact(value: Decimal) -> bool:
 
 def _plain(value: Decimal) -> int | float:
     return int(value) if value == value.to_integral_value() else float(value)
+
+
+def _decimal(value: Any) -> Decimal | None:
+    return None if value is None else Decimal(repr(value))
 
 
 def _is_number(value: Any) -> bool:

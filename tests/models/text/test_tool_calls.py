@@ -178,6 +178,17 @@ def test_other_guides_do_not_go_with_tools(guide: Guide) -> None:
         guide_for(HERMES, inputs(), guide)
 
 
+def test_the_schemas_of_functions_are_enforced_like_those_of_answers() -> None:
+    text = {"type": "object", "properties": {"a": {"type": "string", "pattern": '^[^"]$'}}, "required": ["a"]}
+    guide = guide_for(HERMES, inputs({"name": "f", "parameters": text}, tool_choice="required"), None)
+
+    assert allows(guide, call(HERMES, '{"a": "b"}', "f"))
+    assert not allows(guide, call(HERMES, '{"a": "\\""}', "f"))
+    never_ends = {**text, "properties": {"a": {"$ref": "#"}}}
+    with pytest.raises(ClientError, match="tools: the parameters of f: expected a schema with finite values"):
+        guide_for(HERMES, inputs({"name": "f", "parameters": never_ends}, tool_choice="required"), None)
+
+
 def test_schemas_that_are_too_much_together_are_refused() -> None:
     wide = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(1000)}}
     many = [{"name": f"f{n}", "parameters": wide} for n in range(5)]

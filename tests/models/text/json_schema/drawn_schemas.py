@@ -172,28 +172,28 @@ def _shuffled(schema: Any, random: Random) -> Any:
 
 def changed(value: Any, random: Random) -> Any:
     """A value that differs in one place."""
-    match value:
-        case bool() | None:
-            return random.choice([True, False, None, 0, "x"])
-        case int():
-            return random.choice(
-                [value + 1, value - 1, 2 * value, -value, value + 10 ** random.randint(0, 20)]
-            )
-        case float():
-            near = [math.nextafter(value, math.inf), math.nextafter(value, -math.inf)]
-            return random.choice([value + 1, -value, round(value, random.randint(0, 17)), *near])
-        case str():
-            return _changed_text(value, random)
-        case list():
-            if value and random.random() < 0.6:
-                place = random.randrange(len(value))
-                return [*value[:place], changed(value[place], random), *value[place + 1 :]]
-            return random.choice([[*value, None], value + value[:1], value[:-1], value[1:], [*value, "a", 1]])
-    assert isinstance(value, dict)
+    if value is None or isinstance(value, bool):
+        return random.choice([True, False, None, 0, "x"])
+    if isinstance(value, int):
+        return random.choice([value + 1, value - 1, 2 * value, -value, value + 10 ** random.randint(0, 20)])
+    if isinstance(value, float):
+        near = [math.nextafter(value, math.inf), math.nextafter(value, -math.inf)]
+        return random.choice([value + 1, -value, round(value, random.randint(0, 17)), *near])
+    if isinstance(value, str):
+        return _changed_text(value, random)
+    if isinstance(value, list):
+        return _changed_list(value, random)
     chosen = random.choice([*value, "a", "b", "zz"])
     if chosen in value and random.random() < 0.2:
         return {key: one for key, one in value.items() if key != chosen}
     return value | {chosen: changed(value.get(chosen), random)}
+
+
+def _changed_list(items: list[Any], random: Random) -> list[Any]:
+    if items and random.random() < 0.6:
+        place = random.randrange(len(items))
+        return [*items[:place], changed(items[place], random), *items[place + 1 :]]
+    return random.choice([[*items, None], items + items[:1], items[:-1], items[1:], [*items, "a", 1]])
 
 
 def _changed_text(text: str, random: Random) -> str:
