@@ -150,7 +150,7 @@ class DataDir:
     def running(self) -> RunningDeployment | None:
         """Return the deployment that runs on this folder now and is ready, or None."""
         try:
-            handle = os.open(self.lock_file, os.O_RDWR | os.O_CLOEXEC)
+            handle = os.open(self.lock_file, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return None
         try:

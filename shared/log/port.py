@@ -31,6 +31,22 @@ class StoredRecord(msgspec.Struct, frozen=True, gc=False):
     time_ns: int
 
 
+class MissingRecords(msgspec.Struct, frozen=True):
+    """A range of positions whose records were lost; `reason` names the file."""
+
+    first_seq: int
+    last_seq: int
+    reason: str
+
+    def __str__(self) -> str:
+        which = (
+            f"record {self.first_seq} is"
+            if self.first_seq == self.last_seq
+            else (f"records {self.first_seq} to {self.last_seq} are")
+        )
+        return f"{which} missing: {self.reason}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogState:
     """The current state of the log.
@@ -43,6 +59,7 @@ class LogState:
         first_ns: the time at which the oldest event was stored; 0 in an empty log.
         consumers: the number of readers that the server keeps.
         max_consumers: the most that it keeps; None if only the server has a limit.
+        missing: lost records; known only for a data dir at rest.
     """
 
     first_seq: int
@@ -55,6 +72,7 @@ class LogState:
     first_ns: int = 0
     consumers: int = 0
     max_consumers: int | None = None
+    missing: tuple[MissingRecords, ...] = ()
 
 
 class LogStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,6 +42,12 @@ class PubAck(msgspec.Struct, frozen=True):
     error: ApiError | None = None
 
 
+class LostRecords(msgspec.Struct, frozen=True):
+    """Records that the server found lost when it read their files."""
+
+    msgs: list[int] | None = None
+
+
 class _StreamState(msgspec.Struct, frozen=True):
     messages: int
     bytes: int
@@ -49,6 +55,7 @@ class _StreamState(msgspec.Struct, frozen=True):
     last_seq: int
     first_ts: str = ""
     consumer_count: int = 0
+    lost: LostRecords | None = None
 
 
 class ConsumerLimits(msgspec.Struct, frozen=True):
@@ -92,6 +99,12 @@ class StreamInfo(msgspec.Struct, frozen=True):
     cluster: ClusterInfo | None = None
     state: _StreamState | None = None
     error: ApiError | None = None
+
+    @property
+    def lost(self) -> list[int]:
+        """The positions of the records that the server knows to be lost."""
+        lost = self.state.lost if self.state is not None else None
+        return (lost.msgs or []) if lost is not None else []
 
     def log_state(self) -> LogState:
         assert self.state is not None

@@ -10,18 +10,20 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Final, TypeVar
 
 import msgspec
 
 from shared.errors import DalSegnoError
-from shared.log.nats import api, provisioning
+from shared.log.nats import api, missing_records, provisioning
 from shared.log.nats.connection import NatsConnection
 from shared.log.nats.consumer import Consumer, NoConsumerLeftError
 from shared.log.nats.credentials import ANONYMOUS, Credentials
 from shared.log.nats.cursor import Cursor
 from shared.log.nats.durability import StreamPolicy, check_stream
 from shared.log.nats.outbox import FULL_MESSAGE, Outbox, OutboxEntry, PublishRefused
+from shared.log.nats.store_files import StoreFiles
 from shared.log.port import (
     Durability,
     DurabilityError,
@@ -30,6 +32,7 @@ from shared.log.port import (
     LogState,
     LogStats,
     LogUnavailableError,
+    MissingRecords,
     StoredRecord,
     WrongLastSequenceError,
 )
@@ -151,6 +154,7 @@ class JetStreamLog:
         self._required_durability = durability
         self._durability: Durability = "process"
         self._failure: DalSegnoError | None = None
+        self._missing: tuple[MissingRecords, ...] = ()
 
     # ---- connection -----------------------------------------------------------------------------------
     @property
@@ -512,7 +516,25 @@ class JetStreamLog:
         return await _until(asyncio.get_running_loop().time() + _RETRY_QUERY_S, query)
 
     async def _state(self) -> LogState:
-        return (await self._info()).log_state()
+        return replace((await self._info()).log_state(), missing=self._missing)
+
+    async def find_missing(self, files: StoreFiles) -> tuple[MissingRecords, ...]:
+        """Read the whole log, and find records that were lost; `state` returns them from now on.
+
+        Args:
+            files: the log's files before its server was started.
+
+        Raises:
+            LogUnavailableError: the log does not answer.
+        """
+        state = await self.state()
+        async with contextlib.aclosing(self.history([f"{self._prefix}.>"], state.first_seq)) as records:
+            found = await missing_records.gaps(records, state)
+        if not state.messages and not files.has_records and state.last_seq:
+            found.append((1, state.last_seq))
+        ranges = missing_records.joined(found, (await self._info()).lost)
+        self._missing = tuple(MissingRecords(*one, files.blame(*one)) for one in ranges)
+        return self._missing
 
     async def _info(self) -> api.StreamInfo:
         subject = f"$JS.API.STREAM.INFO.{self._stream}"
