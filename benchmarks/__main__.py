@@ -16,6 +16,7 @@ from typing import Final
 from benchmarks import (
     beside,
     events,
+    floods,
     gpu,
     guided,
     handoff,
@@ -49,6 +50,7 @@ MEASUREMENTS: Final[dict[str, Callable[[], list[Figure]]]] = {
     "scheduler": scheduler.measure,
     "speculate": speculate.measure,
     "guided": guided.measure,
+    "floods": floods.measure,
     "overload": overload.measure,
     "kills": nats_kills.measure,
 }

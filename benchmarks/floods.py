@@ -2,7 +2,7 @@
 
 A deployment with two API keys serves `victim`, who sends one short plain request after another, alone and
 during each flood of `flooder`: guides that take for ever to compile, small valid guides that differ in every
-request, and texts of several megabytes that do not fit the context. `answers` is a flood of plain requests
+request, ambiguous grammars whose masks are slow, and texts of several megabytes that do not fit the context. `answers` is a flood of plain requests
 of the same number and length, for comparison: what sharing the engine costs without any guide.
 """
 
@@ -47,6 +47,11 @@ def _valid(number: int) -> Body:
     return _guided({"type": "object", "properties": properties, "required": [*properties]})
 
 
+def _slow(number: int) -> Body:
+    rules = "\n".join(f'{name}: x x | x y | y x | y y | "a"' for name in "xy")
+    return _QUESTION | {"max_tokens": 16, "guide": {"grammar": f'start: x "{number}"?\n{rules}'}}
+
+
 def _large(number: int) -> Body:
     return _QUESTION | {"messages": [{"role": "user", "content": f"{number} {_EMOJI}"}]}
 
@@ -60,6 +65,7 @@ FLOODS: Final[dict[str, _Flood]] = {
     "answers": (24, lambda _: _QUESTION),
     "hostile guides": (10, _hostile),
     "valid guides": (24, _valid),
+    "slow masks": (24, _slow),
     "large texts": (4, _large),
 }
 """By name, the number of concurrent connections, and the request of a number."""
