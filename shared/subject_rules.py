@@ -9,7 +9,7 @@ Every reader that acts on an event makes this check; `read_event` decodes and ch
 rules, which depend on what the log said before (whose request, which incarnation), are in ADR 26.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from shared.events import (
     AnyEvent,
@@ -46,7 +46,7 @@ from shared.events import (
 )
 from shared.ids import is_token
 from shared.log.port import StoredRecord
-from shared.subjects import CONDUCTOR_WRITER, Address, Subjects
+from shared.subjects import CONDUCTOR_WRITER, Address, Subjects, worker_writer
 
 EVENT_TYPES: Final[dict[str, tuple[type, ...]]] = {  # by kind of subject
     "request": (RequestSubmitted,),
@@ -95,6 +95,10 @@ def check_event_subject(address: Address, event: AnyEvent) -> None:
         raise MalformedEventError(
             f"expected an event of rank {address.rank} on this subject, found another rank"
         )
+    if event.writer and event.writer != (expected := _writer(address) or event.writer):
+        raise MalformedEventError(
+            f"expected an event of {expected} on this subject, found {event.writer[:80]!r}"
+        )
     if isinstance(event, OutputFence) and address.writer != CONDUCTOR_WRITER:
         raise MalformedEventError(
             f"expected a fence on a subject of the {CONDUCTOR_WRITER}, found {address.writer}"
@@ -110,3 +114,53 @@ def check_event_subject(address: Address, event: AnyEvent) -> None:
         raise MalformedEventError(
             f"expected an event of request {request_id} on this subject, found {str(event.request_id)[:80]!r}"
         )
+
+
+def _writer(address: Address) -> str | None:
+    """The only writer of a subject; None for those that any service may write to."""
+    match address.kind:
+        case "request" | "control":
+            return None
+        case "output":
+            return address.writer
+        case "done" | "edge" | "worker" if address.rank is not None:
+            return worker_writer(address.rank)
+        case _:
+            return CONDUCTOR_WRITER
+
+
+class Writer(NamedTuple):
+    """Who may write an event, and the condition under which readers act on it.
+
+    Attributes:
+        role: the role that the server lets write on its subject.
+        condition: else the event is void.
+    """
+
+    role: str
+    condition: str
+
+
+_CONDUCTOR: Final = Writer("conductor", "of the highest epoch opened before it")
+_REPORT: Final = Writer("worker", "the rank and its incarnation have the order of this running step")
+_EDGE: Final = Writer("worker", "the receiver's order names the sending rank and its incarnation")
+WRITERS: Final[dict[type, Writer]] = {
+    **dict.fromkeys((*EVENT_TYPES["walk"], *EVENT_TYPES["ready"], OutputFence, WorkerLost), _CONDUCTOR),
+    **dict.fromkeys(EVENT_TYPES["done"], _REPORT),
+    **dict.fromkeys(EVENT_TYPES["edge"], _EDGE),
+    **dict.fromkeys(
+        EVENT_TYPES["conductor"], Writer("conductor", "its epoch is higher than all opened before it")
+    ),
+    WorkerLost: _CONDUCTOR,
+    OutputChunk: Writer(
+        "worker", "admission, resumption or fence name the rank with its incarnation, and the request is open"
+    ),
+    RequestSubmitted: Writer("client", "the first under its id; another one is refused"),
+    RequestCancel: Writer("client", "the request is open; its id is its secret"),
+    RequestWatched: Writer("gateway", "delays the cancel of an answer that nobody reads, at gateways only"),
+    WorkerJoined: Writer(
+        "worker", "its own rank: a new incarnation, placed only if the deployment has the rank"
+    ),
+    WorkerLeaving: Writer("worker", "its own rank, in the present incarnation"),
+}
+"""Who may write what (ADR 26). Readers: the conductor's `Cluster`, the worker's `Inbox`, `RequestOutput`."""

@@ -475,7 +475,7 @@ def test_edges_of_a_rank_or_life_that_has_not_joined_are_not_even_kept(rank: int
     inbox = inbox_of(out_of_order=early)
     fold([joined()], inbox)
     for request_id in ("r", "another"):
-        edge = msgspec.structs.replace(fired(), incarnation=life, request_id=request_id)
+        edge = msgspec.structs.replace(fired(), writer=f"w{rank}", incarnation=life, request_id=request_id)
         assert inbox.fold(StoredRecord(2000, SUBJECTS.edge(0, rank, request_id), encode(edge), 1)) is None
     assert early.count == 0
 
