@@ -11,8 +11,9 @@ from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, Final, NamedTuple
 
 from models.text.json_schema.errors import UnsupportedSchemaError
-from models.text.json_schema.nodes import Node
+from models.text.json_schema.nodes import Node, SchemaTree
 
+_MEETING: Final = frozenset({"anyOf", "oneOf", "$ref"})
 _BOUNDS: Final = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _DIGITS: Final = 15
 """Every number with so many decimal digits can be read into a double and written again without a change."""
@@ -46,6 +47,26 @@ def check_constants(values: Iterable[Any]) -> None:
                 f"expected constants of at most {_DIGITS} digits, or integers up to 2**53, found {value}; "
                 "use fewer digits, or a string"
             )
+
+
+def check_common_multiples(tree: SchemaTree) -> None:
+    """Refuse values of `multipleOf` whose common multiple the compiler cannot compute, in 32 bits.
+
+    It computes one where schemas meet: in `allOf`, or beside `anyOf`, `oneOf` and `$ref`.
+
+    Raises:
+        UnsupportedSchemaError: they meet, and are too large together.
+    """
+    if not any("allOf" in node or (_MEETING.intersection(node) and len(node) > 1) for node in tree.nodes):
+        return
+    values = {Decimal(repr(node["multipleOf"])) for node in tree.nodes if _is_number(node.get("multipleOf"))}
+    places = max((-min(0, _exponent(value)) for value in values), default=0)
+    scaled = [int(value.scaleb(places)) for value in values]
+    if len(values) > 1 and math.prod(scaled) >= 2**32:
+        raise UnsupportedSchemaError(
+            f"expected values of multipleOf with a product below 2**32 in schemas that meet, found "
+            f"{', '.join(map(str, sorted(values)))}; write their common multiple in one place"
+        )
 
 
 def replace_bounds(node: Node) -> None:
@@ -170,9 +191,13 @@ def _is_exact(value: Decimal) -> bool:
     """True if the compiler reads exactly this number."""
     if value == value.to_integral_value() and abs(value) <= _LARGEST:
         return Decimal(float(value)) == value
+    return len(value.normalize().as_tuple().digits) <= _DIGITS and abs(_exponent(value)) <= _PLACES
+
+
+def _exponent(value: Decimal) -> int:
     exponent = value.normalize().as_tuple().exponent
     assert isinstance(exponent, int), "JSON has no infinity"
-    return len(value.normalize().as_tuple().digits) <= _DIGITS and abs(exponent) <= _PLACES
+    return exponent
 
 
 def _plain(value: Decimal) -> int | float:

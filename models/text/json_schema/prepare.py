@@ -14,7 +14,7 @@ from models.text.json_schema.errors import UnsupportedSchemaError
 from models.text.json_schema.finite import check_finite
 from models.text.json_schema.formats import FORMATS
 from models.text.json_schema.nodes import Node, SchemaTree
-from models.text.json_schema.numbers import check_constants, replace_bounds
+from models.text.json_schema.numbers import check_common_multiples, check_constants, replace_bounds
 from models.text.json_schema.patterns import translation_of
 
 _COMPANIONS: Final = {
@@ -38,6 +38,7 @@ def prepared_schema(schema: Node) -> Node:
         tree = SchemaTree(copy)
         check_finite(tree)
         _check_drafts(tree)
+        check_common_multiples(tree)
         for node in tree.nodes:
             _prepare(node)
     except RecursionError as error:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 Schemas = st.SearchStrategy[Any]
 
-_NAMES: Final = st.sampled_from(["a", "b", "c", "é", "a b", "x1", "\n", "$ref", "const", ""])
+_NAMES: Final = st.sampled_from(["a", "b", "c", "é", "a b", "x1", "\t", "$ref", "const", ""])
 _NUMBERS: Final = st.one_of(
     st.integers(-10, 10),
     st.integers(-(2**63), 2**64 - 1),

@@ -160,6 +160,10 @@ def test_what_a_prepared_schema_allows(
             "no text satisfies it: no number of at",
         ),
         ({"multipleOf": 0}, "positive multipleOf .* found 0"),
+        (
+            {"allOf": [{"multipleOf": 100_000}, {"multipleOf": 65_536}]},
+            "product below .* 65536, 100000; write",
+        ),
         ({"minimum": "1"}, "expected a number as minimum, found '1'"),
         ({"prefixItems": [{}], "additionalItems": False}, "arrays as in one draft"),
         ({"$schema": "http://json-schema.org/draft-03/schema#"}, "draft 4 or later"),
