@@ -2,8 +2,8 @@
 
 The NATS server is a real one with the permissions of `dalsegno init-security`. First, what each role may
 publish is compared with the table in docs/security.md. Then each role publishes, while requests run,
-everything that the server lets it publish. The answers, their repetition and their replay have to be what they
-are undisturbed.
+everything that the server lets it publish. The answers, their repetition and their replay have to be what
+they are without it.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ import httpx
 import msgpack
 
 from tests.attack import target
+from tests.attack.bus import Bus
 from tests.attack.forged_events import HOMES, Aim, Forgery, forgeries, subjects
 from tests.attack.promises import Verdict
 from tests.attack.target import Guarded, Told, generate
@@ -44,6 +45,7 @@ async def attack(out: Path) -> list[Verdict]:
     permitted = Verdict("each role publishes exactly what docs/security.md says")
     unharmed = Verdict("no role changes a request that it does not execute or decide")
     deposed = Verdict("events of a deposed conductor and of an ended incarnation have no effect")
+    sealed = Verdict("a log under attack is sealed, and dalsegno verify calls it intact")
     replayed = Verdict("answers under attack replay as they were given, and match")
     with target.guarded(out / "deployment", ranks=DEPLOYED, keys=SPARE + 1) as guarded:
         arena = await Arena.prepared(guarded)
@@ -52,7 +54,8 @@ async def attack(out: Path) -> list[Verdict]:
             await _by_role(arena, role, unharmed)
         await _by_the_deposed(arena, deposed)
         await _replays(arena, replayed)
-    return [permitted, unharmed, deposed, replayed]
+        await _verified(guarded, sealed)
+    return [permitted, unharmed, deposed, replayed, sealed]
 
 
 # ---- what the server permits ---------------------------------------------------------------------------
@@ -206,6 +209,8 @@ class Forge:
         found = list(self._all(aim))
         self.sent = found if self._part is None else [found[place] for place in self._part]
         async with self._guarded.bus(self._role) as bus:
+            if self._part is None:
+                await _directed(bus, aim)
             stored = await bus.tell([(one.subject, one.data) for one in self.sent])
         self.stored = sum(seq is not None for seq in stored)
 
@@ -225,6 +230,14 @@ class Forge:
             if belongs and is_own and home in {"output", "done", "edge"}:
                 continue  # the rank that executes the request is trusted with its own part of it
             yield one
+
+
+async def _directed(bus: Bus, aim: Aim) -> None:
+    """Direct replies of the server to subjects of others: whoever may read can have JSON stored anywhere."""
+    for subject in subjects(aim).values():
+        for asked in ("$JS.API.STREAM.INFO.DS_LOG", "$JS.API.CONSUMER.CREATE.DS_LOG.odd"):
+            await bus.publish(asked, b"", reply=subject)
+    await bus.flush()
 
 
 async def _by_role(arena: Arena, role: str, verdict: Verdict) -> None:
@@ -290,6 +303,14 @@ async def _by_the_deposed(arena: Arena, verdict: Verdict) -> None:
 
 
 # ---- replay --------------------------------------------------------------------------------------------
+
+
+async def _verified(guarded: Guarded, verdict: Verdict) -> None:
+    """The seals cover all of it, and nothing that a role may store looks like a change."""
+    ended = await asyncio.to_thread(guarded.command, "verify")
+    verdict.tried()
+    if ended.returncode != 0:
+        verdict.broken("dalsegno verify of the attacked log", f"{ended.stdout:.300} {ended.stderr:.300}")
 
 
 async def _replays(arena: Arena, verdict: Verdict) -> None:

@@ -29,6 +29,8 @@ _SLOW_S: Final = 5.0
 _GROWTH_MB: Final = 300
 """How much the gateway may grow during one attack: some of the largest bodies are in memory at a time."""
 _MB: Final = 1 << 20
+_LARGEST: Final = 32 * _MB
+"""The largest body that a gateway accepts by default."""
 
 
 async def attack(out: Path) -> list[Verdict]:
@@ -181,8 +183,9 @@ async def _refused(running: Running, name: str, body: bytes, refused: Verdict) -
         try:
             headers = {"content-type": "application/json"}
             answer = await http.post("/v1/chat/completions", content=body, headers=headers)
-        except httpx.WriteError:
-            return  # refused before it was sent
+        except (httpx.WriteError, httpx.ReadError):
+            assert len(body) > _LARGEST, name
+            return  # the server closed the connection before it was sent
         except httpx.HTTPError as error:
             refused.broken(name, repr(error))
             return

@@ -30,6 +30,9 @@ from tests.e2e.deploy import Running
 
 Place: TypeAlias = tuple[str | int, ...]
 _SEALED: Final = "ds.conductor.sealed"
+_ENVELOPE: Final = frozenset({"id", "writer", "number", "epoch", "trace"})
+"""Fields of a seal's event besides the signed statement: they say nothing about the log."""
+_MEMBERSHIP: Final = ("ds.worker.", "ds.conductor.epoch", "ds.conductor.lost")
 _HAS_VERIFY: Final = find_spec("dalsegno.verify") is not None
 
 
@@ -48,6 +51,8 @@ async def attack(out: Path) -> list[Verdict]:
     await asyncio.to_thread(_bundles, tool, bundles, accepted, verified, replayed)
     await asyncio.to_thread(_data_dirs, tool, running.data_dir, out, logged, accepted)
     _logs(records, logged)
+    if _HAS_VERIFY:
+        await _rolled_back(tool, out, state, logged, accepted)
     return [accepted, verified, replayed, logged]
 
 
@@ -62,6 +67,9 @@ def _bundles(
         for name, changed in _changed_bundles(bundle_file.read(str(path))):
             file = path.with_name("changed.bundle")
             _judge(tool, file, changed, f"{path.stem}: {name}", verified, replayed)
+        for name, changed in _unsealed_bundles(bundle_file.read(str(path))):
+            file = path.with_name("changed.bundle")
+            _judge(tool, file, changed, f"{path.stem}: {name}", verified)
     if not _HAS_VERIFY:
         verified.missing = "there is no dalsegno verify"
 
@@ -117,13 +125,17 @@ async def _records(running: Running) -> list[StoredRecord]:
 # ---- bundles -----------------------------------------------------------------------------------------------
 
 
-def _judge(tool: Tool, path: Path, changed: Bundle, name: str, verified: Verdict, replayed: Verdict) -> None:
+def _judge(
+    tool: Tool, path: Path, changed: Bundle, name: str, verified: Verdict, replayed: Verdict | None = None
+) -> None:
     with path.open("wb") as file:
         bundle_file.write(file, changed.header, changed.kept)
     if _HAS_VERIFY:
         verified.tried()
         if tool.run("verify", str(path)) == 0:
             verified.broken(name, "verify calls it intact")
+    if replayed is None:
+        return
     replayed.tried()
     if tool.run("replay", str(path)) == 0:
         replayed.broken(name, "replay accepts it")
@@ -132,6 +144,8 @@ def _judge(tool: Tool, path: Path, changed: Bundle, name: str, verified: Verdict
 def _changed_bundles(bundle: Bundle) -> Iterator[tuple[str, Bundle]]:
     """Every single change of a bundle, with digests computed again."""
     for place, one in enumerate(bundle.kept):
+        if one.record.subject == _SEALED:
+            continue
         where = f"record {one.record.seq} on {one.record.subject}"
         for field, data in _changed_fields(one.record.data):
             yield f"{where}, {field}", _with(bundle, place, msgspec.structs.replace(one.record, data=data))
@@ -141,10 +155,31 @@ def _changed_bundles(bundle: Bundle) -> Iterator[tuple[str, Bundle]]:
         elsewhere = msgspec.structs.replace(record, subject=f"{record.subject}x")
         yield f"{where}, its subject", _with(bundle, place, elsewhere)
         yield f"{where}, removed", _of(bundle, [*bundle.kept[:place], *bundle.kept[place + 1 :]])
-        if place + 1 < len(bundle.kept):
+        if place + 1 < len(bundle.kept) and bundle.kept[place + 1].record.subject != _SEALED:
             yield f"{where}, swapped with the next", _swapped(bundle, place)
             yield f"{where}, doubled over the next", _with(bundle, place + 1, _at(record, bundle, place + 1))
-    yield "without its seals", _of(bundle, [one for one in bundle.kept if one.record.subject != _SEALED])
+
+
+def _unsealed_bundles(bundle: Bundle) -> Iterator[tuple[str, Bundle]]:
+    """Changes of the seals, alone and together with what they cover."""
+    places = [place for place, one in enumerate(bundle.kept) if one.record.subject == _SEALED]
+    yield "without its seals", _without(bundle, places)
+    for place in places:
+        record = bundle.kept[place].record
+        for field, data in _changed_fields(record.data):
+            if field.partition(" ")[0] not in _ENVELOPE:
+                changed = _with(bundle, place, msgspec.structs.replace(record, data=data))
+                yield f"the seal {record.seq}, {field}", changed
+    for place, one in enumerate(bundle.kept):
+        if one.record.subject.startswith(_MEMBERSHIP):
+            where = f"record {one.record.seq} on {one.record.subject} removed"
+            for seal in places:
+                yield f"{where}, and seal {bundle.kept[seal].record.seq}", _without(bundle, [place, seal])
+            yield f"{where}, and all seals but the last", _without(bundle, [place, *places[:-1]])
+
+
+def _without(bundle: Bundle, places: Sequence[int]) -> Bundle:
+    return _of(bundle, [one for place, one in enumerate(bundle.kept) if place not in places])
 
 
 def _with(bundle: Bundle, place: int, record: StoredRecord) -> Bundle:
@@ -234,6 +269,30 @@ def _data_dirs(tool: Tool, data_dir: Path, out: Path, logged: Verdict, accepted:
     logged.tried()
     if tool.run("verify", "--data-dir", str(cut)) == 0:
         logged.broken("half of each block file cut off", f"verify calls it intact: {tool.output:.300}")
+
+
+async def _rolled_back(tool: Tool, out: Path, state: Path, logged: Verdict, accepted: Verdict) -> None:
+    """An old copy of the data dir in the place of the present one, before and after it is served."""
+    folder, env = out / "rolled-back", {"XDG_STATE_HOME": str(state)}
+    verify = ("verify", "--data-dir", str(folder / "data"))
+    for attack, is_broken in (("served", False), ("served again", False), ("rolled back and served", True)):
+        if is_broken:
+            shutil.rmtree(folder / "data")
+            shutil.copytree(out / "old", folder / "data")
+            logged.tried()
+            if await asyncio.to_thread(tool.run, *verify) == 0:
+                logged.broken("rolled back", f"verify calls it intact: {tool.output:.300}")
+        with target.served(folder, env=env) as running:
+            async with target.client(running) as http:
+                for _ in range(3):
+                    await generate(http, Told.new("request"), "hello", max_tokens=4)
+        verdict = logged if is_broken else accepted
+        verdict.tried()
+        status = await asyncio.to_thread(tool.run, *verify)
+        if (status != 0) is not is_broken:
+            verdict.broken(attack, f"verify ends with {status}: {tool.output:.300}")
+        if attack == "served":
+            shutil.copytree(folder / "data", out / "old")
 
 
 def _logs(records: Sequence[StoredRecord], logged: Verdict) -> None:

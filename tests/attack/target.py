@@ -111,7 +111,8 @@ class Guarded:
     def command(self, *args: str) -> "subprocess.CompletedProcess[str]":
         """Run `dalsegno ARGS` as an operator of this server would."""
         command = [sys.executable, "-m", "dalsegno", *args]
-        env = {**os.environ, **_environment(self.url, self.folder)}
+        state = {"XDG_STATE_HOME": str(self.folder.parent / "state")}
+        env = {**os.environ, **_environment(self.url, self.folder), **state}
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=ANSWER_S, check=False)
 
 
@@ -127,7 +128,8 @@ def guarded(folder: Path, *, ranks: int, keys: int) -> Iterator[Guarded]:
     with (folder / "nats.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
         try:
             _wait_for(port)
-            with served(folder, ranks=ranks, env=_environment(url, security)) as running:
+            env = {**_environment(url, security), "XDG_STATE_HOME": str(folder / "state")}
+            with served(folder, ranks=ranks, env=env) as running:
                 yield Guarded(running, url, security)
         finally:
             server.terminate()

@@ -346,7 +346,7 @@ def _of_client(seen: Seen, stream: Stream) -> list[Finding]:
     def found(kind: str, message: str, tokens: int = 0) -> Finding:
         return Finding(kind=kind, request_id=seen.request_id, message=message, tokens=tokens)
 
-    if seen.question.fails_with:
+    if seen.question.fails_with and (seen.question.cancels_after is None or seen.is_cancelled):
         return _failure(seen, stream.requests.get(seen.request_id, Logged(seen.request_id)), found)
     if seen.gave_up:
         return [found("lost", f"the client has no answer: {seen.gave_up}")]

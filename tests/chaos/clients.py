@@ -140,7 +140,8 @@ async def _one_connection(url: str, seen: Seen) -> None:
                 seen.left = True
                 return
             if question.cancels_after is not None and len(seen.pieces) >= question.cancels_after:
-                await http.delete(f"{url}/v1/requests/{seen.request_id}")
+                cancelled = await http.delete(f"{url}/v1/requests/{seen.request_id}")
+                seen.is_cancelled = seen.is_cancelled or cancelled.status_code == 200
 
 
 def _refused(seen: Seen, status: int, error: Mapping[str, Any]) -> None:

@@ -40,6 +40,7 @@ class Seen:
         resumed: how often it resumed, because a connection broke or a server was busy.
         position: the position to resume after, as the server sent it.
         left: the client disconnected on purpose.
+        is_cancelled: the server said that it cancelled the request.
         gave_up: the reason why it has no answer; empty if it has one.
     """
 
@@ -53,6 +54,7 @@ class Seen:
     resumed: int = 0
     position: str | None = None
     left: bool = False
+    is_cancelled: bool = False
     gave_up: str = ""
 
     def take(self, piece: Piece) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.chaos.checker import Expected, Stream, check
 from tests.chaos.deployment import Deployment
 from tests.chaos.ledger import Ledger
-from tests.chaos.questions import GREEDY, LEAVER, TWO, Question
+from tests.chaos.questions import CANCELLED, GREEDY, LEAVER, TWO, WHOLE, Question
 from tests.chaos.rawlog import Record
 from tests.chaos.seen import Piece, Seen
 
@@ -193,6 +193,28 @@ def test_of_what_a_client_did_not_wait_for_nothing_is_missing_but_a_hole_is_one(
     assert kinds(history(), left) == set()
     left.pieces = [left.pieces[1], left.pieces[0]]
     assert kinds(history(), left) == {"order"}
+
+
+def test_a_document_is_held_against_the_whole_answer() -> None:
+    whole, *_ = WHOLE
+    text = "<0><1><2><3>"
+    told = [Piece(text=text, finish_reason="length")]
+    expected = {whole.name: Expected.of(seen(whole, told), Stream(records(history())))}
+
+    assert kinds(history(), seen(whole, told), expected=expected) == set()
+    assert kinds(history(), seen(whole, [replace(told[0], text=text[:-3])])) == {"altered"}
+    other = [replace(told[0], text='[{"name": "call"}]')]
+    assert kinds(history(), seen(whole, other), expected=expected) == {"differs"}
+
+
+def test_a_cancel_that_was_confirmed_has_to_be_the_end() -> None:
+    confirmed = seen(CANCELLED)
+    confirmed.is_cancelled, confirmed.gave_up = True, "410 request_cancelled: another client"
+    end = (history()[END][0], decided("cancelled", 2, reason="cancelled"))
+
+    assert kinds([*history()[:END], end], confirmed) == set()
+    assert kinds(history(), confirmed) == {"ended-otherwise"}
+    assert kinds(history(), seen(CANCELLED)) == set()  # nobody confirmed it
 
 
 def test_each_choice_is_held_against_a_request_of_its_own() -> None:
