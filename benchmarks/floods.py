@@ -2,8 +2,8 @@
 
 A deployment with two API keys serves `victim`, who sends one short plain request after another, alone and
 during each flood of `flooder`: guides that take for ever to compile, small valid guides that differ in every
-request, ambiguous grammars whose masks are slow, and texts of several megabytes that do not fit the context. `answers` is a flood of plain requests
-of the same number and length, for comparison: what sharing the engine costs without any guide.
+request, ambiguous grammars whose masks are slow, and texts of several megabytes that do not fit the context.
+`answers` is a flood of plain requests, for comparison: what sharing the engine costs without any guide.
 """
 
 import asyncio

@@ -33,8 +33,8 @@ from workers.kv_engine.sequence import Sequence, Span
 
 _T = TypeVar("_T")
 
-MASK_S: Final = 0.2
-"""The most CPU time for one token of one answer: ten times what a mask within the limits of a guide takes."""
+MASK_S: Final = 0.5
+"""The most CPU time for one token of one answer: a hundred times what most masks take."""
 _NS_PER_S: Final = 1_000_000_000
 _LOWEST_PRIORITY: Final = 19
 """The operating system's lowest priority (nice value)."""
