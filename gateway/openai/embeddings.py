@@ -17,6 +17,7 @@ from msgspec import Meta
 from configs.deployment import GatewaySettings
 from gateway.errors import InvalidParamError
 from gateway.http.bodies import body_schema, converted, params_of, read_object
+from gateway.openai.known_fields import check_fields
 from gateway.openai.prompts import prompt_inputs, prompt_list
 from gateway.requests.choices import split
 from gateway.requests.parsed_request import ModelRequest, parsed_request
@@ -117,7 +118,9 @@ def embedding_routes(gateway: Gateway) -> APIRouter:
 
     @router.post(EMBEDDINGS, summary="Make embeddings of texts", openapi_extra=body_schema(EmbeddingRequest))
     async def embeddings(request: Request) -> Response:
-        body = converted(await read_object(request), EmbeddingRequest)
+        fields = await read_object(request)
+        check_fields(fields, EmbeddingRequest.__struct_fields__)
+        body = converted(fields, EmbeddingRequest)
         gateway.served.check_model(body.model)
         if EMBEDDING not in gateway.served.outputs:
             raise NoEmbeddingsError(gateway.served.name, gateway.served.outputs)

@@ -1,7 +1,7 @@
 """Parsing of OpenAI's chat and completion requests into inputs and parameters.
 
-Unknown fields are ignored, as OpenAI's clients expect. Known fields that would change the answer and are not
-supported are refused by name: an answer that ignores them would be silently wrong. `shared.events.Params`
+Unknown fields, and fields that would change the answer and are not supported, are refused by name
+(`gateway.openai.known_fields`): an answer that ignores them would be silently wrong. `shared.events.Params`
 checks the ranges of parameters, for HTTP and NATS alike, and `gateway.request_limits` the limits of this
 gateway.
 """
@@ -16,6 +16,13 @@ from configs.deployment import GatewaySettings
 from gateway import request_limits
 from gateway.errors import InvalidParamError, NotSupportedError
 from gateway.http.bodies import converted, params_of
+from gateway.openai.known_fields import (
+    CHAT_NEUTRAL,
+    COMPLETION_NEUTRAL,
+    check_chat_fields,
+    check_fields,
+    check_stream_options,
+)
 from gateway.openai.prompts import prompt_inputs, prompt_list
 from gateway.requests.parsed_request import ModelRequest
 from shared.events import MAX_LOGPROBS, MAX_TOOLS, Inputs, NamedTool, Params, Tool
@@ -38,7 +45,7 @@ class _Request(ModelRequest, frozen=True, kw_only=True):
     `ignore_eos` are ours. `neutral` maps each unsupported field to the values that it may have.
     """
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]]
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -159,6 +166,8 @@ class JsonSchemaFormat(
 
 
 class _CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """A function's name, and its arguments as the model wrote them: maybe no JSON."""
+
     name: str
     arguments: str
 
@@ -174,15 +183,7 @@ class _ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 class ChatRequest(_Request, frozen=True, kw_only=True):
     """`POST /v1/chat/completions`."""
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        **_Request.neutral,
-        "functions": ([],),
-        "function_call": ("none", "auto"),
-        "modalities": (["text"],),
-        "audio": (),
-        "prediction": (),
-        "web_search_options": (),
-    }
+    neutral = CHAT_NEUTRAL
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
@@ -243,10 +244,7 @@ class ChatRequest(_Request, frozen=True, kw_only=True):
 class CompletionRequest(_Request, frozen=True, kw_only=True):
     """`POST /v1/completions`: a raw prompt, without the chat template."""
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        **_Request.neutral,
-        "suffix": ("",),
-    }
+    neutral = COMPLETION_NEUTRAL
 
     prompt: Any
     best_of: int | None = None
@@ -281,16 +279,12 @@ def parse(kind: type[_R], body: dict[str, Any]) -> _R:
         InvalidParamError: a field is of the wrong type, missing, or not supported.
     """
     _refuse_fields_of_other_apis(kind, body)
+    check_fields(body, kind.__struct_fields__, kind.neutral)
     if kind is ChatRequest:
         _refuse_other_tools(body)
+        check_chat_fields(body)
     request = converted(body, kind)
-    for name, neutral in kind.neutral.items():
-        found = body.get(name)
-        if found is not None and found not in neutral:
-            allowed = " or ".join(msgspec.json.encode(value).decode() for value in neutral) or "null"
-            raise NotSupportedError(name, found, allowed)
-    if request.stream_options is not None and not request.stream:
-        raise InvalidParamError("stream_options", "stream_options: expected none while stream is not true")
+    check_stream_options(body.get("stream_options"), is_stream=bool(request.stream))
     return request
 
 
@@ -361,14 +355,7 @@ def _ids_of_calls(where: str, role: str, found: object) -> set[str]:
     """The ids of the tool calls in an assistant's message."""
     if role != "assistant":
         raise InvalidParamError(where, f"{where}: expected none in a message of the role {role!r}")
-    calls = converted(found, list[_ToolCall], where)
-    for number, call in enumerate(calls):
-        try:
-            msgspec.json.decode(call.function.arguments or "{}", type=dict)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            place = f"{where}[{number}].function.arguments"
-            raise InvalidParamError(place, f"{place}: expected the JSON of an object: {error}") from error
-    return {call.id for call in calls}
+    return {call.id for call in converted(found, list[_ToolCall], where)}
 
 
 def _check_part(where: str, part: object) -> None:

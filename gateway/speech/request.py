@@ -11,7 +11,8 @@ from msgspec import Meta
 from configs.deployment import GatewaySettings
 from gateway import request_limits
 from gateway.errors import InvalidParamError, NotSupportedError
-from gateway.http.bodies import check_known, converted, params_of
+from gateway.http.bodies import converted, params_of
+from gateway.openai.known_fields import check_fields
 from gateway.requests.parsed_request import ModelRequest
 from gateway.served_model import ServedModel
 from gateway.speech.encoder import FORMATS
@@ -83,9 +84,9 @@ def parse(body: dict[str, Any], served: ServedModel) -> SpeechRequest:
         ModelNotFoundError, NoSpeechError: the model is another one, or does not speak.
         InvalidParamError: a field is of the wrong type, missing, or not supported.
     """
-    for name in body:
-        check_known(name, SpeechRequest.__struct_fields__, what="no field of this route")
-    request = converted(body, SpeechRequest)
+    check_fields(body, SpeechRequest.__struct_fields__)
+    known = {name: value for name, value in body.items() if name in SpeechRequest.__struct_fields__}
+    request = converted(known, SpeechRequest)
     served.check_model(request.model)
     if "audio" not in served.outputs:
         raise NoSpeechError(

@@ -54,15 +54,24 @@ def _flatten_call(where: str, call: object) -> dict[str, Any]:
         )
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
-        try:
-            arguments = msgspec.json.decode(arguments)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise ClientError(f"{where}.function.arguments: expected JSON: {error}") from error
+        arguments = _object_in(arguments)
     if not isinstance(arguments, dict):
         raise ClientError(
             f"{where}.function.arguments: expected a JSON object, found {type(arguments).__name__}"
         )
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _object_in(arguments: str) -> dict[str, Any]:
+    """The JSON object that a model wrote as a call's arguments; an empty one if it wrote something else.
+
+    A model may write what is no JSON, or no object. A client returns it as it is, and the conversation has to
+    go on; a template can only read an object. Other servers render an empty one as well.
+    """
+    try:
+        return msgspec.json.decode(arguments, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return {}
 
 
 def _text_of_part(where: str, part: object) -> str:

@@ -73,7 +73,11 @@ class Performance:
         return self.event.request_id
 
     def chunk(
-        self, text: str, token_ids: Sequence[int] = (1,), logprobs: list[TokenLogprobs] | None = None
+        self,
+        text: str,
+        token_ids: Sequence[int] = (1,),
+        logprobs: list[TokenLogprobs] | None = None,
+        metadata: dict[str, bool] | None = None,
     ) -> OutputChunk:
         index = self.transcript.next_index
         chunk = OutputChunk(
@@ -85,6 +89,7 @@ class Performance:
             text=text,
             token_ids=list(token_ids),
             logprobs=logprobs,
+            metadata=metadata or {},
         )
         self.transcript.fold(chunk)
         self.tokens += len(token_ids)
@@ -97,8 +102,7 @@ class Performance:
         self.output(self.chunk(text, [token.id for token in tokens], tokens))
 
     def say_prompt(self, text: str, tokens: list[TokenLogprobs] | None = None) -> None:
-        prompt = msgspec.structs.replace(self.chunk(text, [], tokens), metadata={"echo": True})
-        self.output(prompt)
+        self.output(self.chunk(text, [], tokens, metadata={"echo": True}))
 
     def sound(self, pcm: bytes, track: str = "") -> None:
         """Send audio: 16-bit samples at 24 kHz."""

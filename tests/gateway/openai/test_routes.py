@@ -231,7 +231,7 @@ async def test_parameters_reach_the_event() -> None:
         body = CHAT | {
             "max_tokens": 5, "max_completion_tokens": 6, "temperature": 0.5, "top_p": 0.25, "top_k": 4,
             "seed": 3, "stop": ["a", "b"], "ignore_eos": True, "user": "me", "metadata": {"a": "b"}, "n": 1,
-            "tools": None, "frequency_penalty": 0, "response_format": {"type": "text"}, "new": [1],
+            "tools": None, "frequency_penalty": 0, "response_format": {"type": "text"}, "new": None,
         }  # fmt: skip
         response = await world.client.post("/v1/chat/completions", json=body)
         params = (await submitted(world)).params
@@ -255,7 +255,7 @@ CHOOSING: dict[str, Any] = {
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_how_tokens_are_chosen_reaches_the_event(path: str) -> None:
-    body = {"model": "demo", "messages": CHAT["messages"], "prompt": "hi"}
+    body = CHAT if "chat" in path else {"model": "demo", "prompt": "hi"}
     async with deployment() as world:
         response = await world.client.post(path, json=body | CHOOSING)
         params = (await submitted(world)).params

@@ -17,6 +17,7 @@ from tests.gateway.openai_schema.extract import ROOTS, extract
 from tests.gateway.world import CHAT, Performance, deployment, echo
 
 COMPLETION = {"model": "demo", "prompt": "x"}
+BODIES: dict[str, dict[str, Any]] = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
 
 
 def counted(name: str) -> int:
@@ -142,7 +143,7 @@ async def test_an_error_of_the_deployment_has_openais_schema(
 ) -> None:
     before = check.ERROR_STATUSES[status]
     async with deployment(script) as world:
-        response = await world.client.post(path, json=CHAT | COMPLETION | {"stream": stream})
+        response = await world.client.post(path, json=BODIES[path] | {"stream": stream})
 
     assert (response.status_code, response.json()["error"]["code"]) == (status, code)
     assert response.headers["content-type"] == "application/json"

@@ -140,7 +140,7 @@ for _ in range(70):
         (_function(name="a b"), "tools[0].function.name", "invalid_value"),
         (_function(name=""), "tools[0].function.name", "invalid_value"),
         (_function(name="x" * 65), "tools[0].function.name", "invalid_value"),
-        (_function(returns="x"), "tools[0].function.returns", "invalid_value"),
+        (_function(returns="x"), "tools[0].function.returns", "unknown_parameter"),
         (_function(parameters=[]), "tools[0].function.parameters", "invalid_value"),
         (_function(parameters={"type": "string"}), "tools[0].function.parameters", "invalid_value"),
         (_function(parameters=DEEP), "tools[0].function.parameters", "invalid_value"),
@@ -159,10 +159,16 @@ for _ in range(70):
         (_calling(type="custom"), "messages[0].tool_calls[0].type", "invalid_value"),
         (_calling(function={"name": "f"}), "messages[0].tool_calls[0].function.arguments",
          "missing_required_parameter"),
-        (_calling(function={"name": "f", "arguments": "{"}),
+        (_calling(function={"name": "f", "arguments": {}}),
          "messages[0].tool_calls[0].function.arguments", "invalid_value"),
-        (_calling(function={"name": "f", "arguments": "[]"}),
-         "messages[0].tool_calls[0].function.arguments", "invalid_value"),
+        (_calling(more=1), "messages[0].tool_calls[0].more", "unknown_parameter"),
+        (_calling(function={"name": "f", "arguments": "{}", "args": 1}),
+         "messages[0].tool_calls[0].function.args", "unknown_parameter"),
+        ({"tools": [{**WEATHER, "strict": True}]}, "tools[0].strict", "unknown_parameter"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "paramters": {}}}]},
+         "tools[0].function.paramters", "unknown_parameter"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "f", "x": 1}}},
+         "tool_choice.function.x", "unknown_parameter"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": []}]}, "messages[0].tool_calls",
          "invalid_value"),
         ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "a"}]},
@@ -420,3 +426,23 @@ async def test_calls_are_read_though_the_worker_has_left() -> None:
         response = await world.client.post(PATH, json=CHAT | {"tools": [WEATHER]})
 
     assert response.json()["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    "arguments", ["{", "", "[]", "5", '{"a": 1}}', "null", "{'a': 1}", '{"a": "\\ud800"}']
+)
+async def test_a_malformed_call_that_the_server_answered_with_is_accepted_back(arguments: str) -> None:
+    async def call(performance: Performance) -> None:
+        performance.say(CALL.replace('{"city": "Ulm"}', arguments))
+        performance.finish()
+
+    function = {"name": "get_weather", "arguments": arguments}
+    made = {"id": "a", "type": "function", "function": function}
+    returned = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [made]}]
+    answered = {"role": "tool", "tool_call_id": "a", "content": "it rains"}
+    async with deployment(call, tool_calls="hermes") as world:
+        answer = await world.client.post(
+            "/v1/chat/completions", json=CHAT | {"messages": [*returned, answered], "tools": [WEATHER]}
+        )
+
+    assert answer.status_code == 200

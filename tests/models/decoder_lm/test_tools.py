@@ -149,12 +149,22 @@ def test_tools_without_support_in_the_template_are_refused(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "calls", ["all", [5], [{"function": {}}], [{"function": {"name": "f", "arguments": "["}}]]
+    "calls", ["all", [5], [{"function": {}}], [{"function": {"name": "f", "arguments": 5}}]]
 )
 def test_malformed_tool_calls_in_messages_are_refused(tmp_path: Path, calls: Any) -> None:
     message = {"role": "assistant", "tool_calls": calls}
     with pytest.raises(ClientError, match=r"messages\[2\].tool_calls"):
         prepare(load(tmp_path, CHAT_TEMPLATE), {"messages": [*ASKED, message]})
+
+
+@pytest.mark.parametrize("arguments", ["[", "", "[]", "5", '{"a": 1}}', "null", "[" * 10_000])
+def test_arguments_that_a_model_wrote_wrong_are_rendered_as_an_empty_object(
+    tmp_path: Path, arguments: str
+) -> None:
+    loaded = load(tmp_path, CHAT_TEMPLATE)
+    wrong, empty = (prepare(loaded, {"messages": [*ASKED, made(one)]}).facts for one in (arguments, {}))
+
+    assert wrong == empty
 
 
 def test_the_opening_mark_of_calls_is_detokenized_although_it_is_special(tmp_path: Path) -> None:

@@ -1,0 +1,149 @@
+"""The fields of OpenAI's routes: which are accepted, which are refused by name, and what to send instead.
+
+A field that is ignored would give a silently different answer. So a field is refused unless this gateway
+knows it, and so is a value that asks for something that this gateway does not do. Null is absent.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from gateway.errors import InvalidParamError, NotSupportedError
+from gateway.http.bodies import check_known
+from shared.validation_errors import described
+
+ABOUT_THE_CLIENT: Final = frozenset(
+    {"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+)
+"""Accepted with any value: they describe the client, or are hints that change no answer."""
+NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "skip_special_tokens": (True,),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "include_stop_str_in_output": (False,),
+    "lora": (),
+    "cache_salt": (),
+    "allowed_token_ids": (),
+    "truncate_prompt_tokens": (),
+    "prompt_logprobs": (),
+}
+"""Fields of OpenAI's, and of other servers, that are not supported: the values that change nothing."""
+CHAT_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
+    **NEUTRAL,
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "reasoning_effort": (),
+    "verbosity": ("medium",),
+    "chat_template": (),
+    "chat_template_kwargs": (),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+}
+COMPLETION_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {**NEUTRAL, "suffix": ("",)}
+_INSTEAD: Final[Mapping[str, str]] = {
+    "structured_outputs": "guide",
+    "guided_json": "guide",
+    "guided_regex": "guide",
+    "guided_choice": "guide",
+    "guided_grammar": "guide",
+    "json_schema": "response_format",
+    "regex": "guide",
+    "ebnf": "guide",
+    "max_new_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
+}
+"""Names of other servers for what a field of ours does."""
+_MESSAGE: Final = frozenset(
+    {"role", "content", "name", "tool_calls", "tool_call_id", "refusal", "annotations", "audio",
+     "function_call", "reasoning_content", "reasoning", "parsed"}
+)  # fmt: skip
+"""The fields of a message, those included that a client returns from an answer."""
+_CALL: Final = frozenset({"id", "type", "function", "index"})
+_CALLED: Final = frozenset({"name", "arguments", "parsed_arguments"})
+_PART: Final = frozenset({"type", "text", "cache_control"})
+_TOOL: Final = frozenset({"type", "function"})
+_FUNCTION: Final = frozenset({"name", "description", "parameters", "strict"})
+
+
+def check_fields(
+    body: Mapping[str, Any], known: Collection[str], neutral: Mapping[str, tuple[object, ...]] = NEUTRAL
+) -> None:
+    """Refuse the fields of a body that are unknown, or would change the answer and are not supported.
+
+    Raises:
+        InvalidParamError: there is one; it suggests the closest name.
+    """
+    for name, value in body.items():
+        if value is None or name in known or name in ABOUT_THE_CLIENT:
+            continue
+        if name not in neutral:
+            check_known(name, known, hint=_INSTEAD.get(name), what="no field of this route")
+        elif value not in neutral[name]:
+            allowed = " or ".join(msgspec.json.encode(one).decode() for one in neutral[name]) or "null"
+            raise NotSupportedError(name, value, allowed)
+
+
+def check_chat_fields(body: Mapping[str, Any]) -> None:
+    """Refuse unknown fields of a chat's messages and tools. Their values are checked elsewhere.
+
+    Raises:
+        InvalidParamError: there is one.
+    """
+    for number, message in _objects(body.get("messages")):
+        where = f"messages[{number}]"
+        _check(where, message, _MESSAGE)
+        if message.get("audio") is not None:
+            raise NotSupportedError(f"{where}.audio", message["audio"], "null")
+        for part_number, part in _objects(message.get("content")):
+            _check(f"{where}.content[{part_number}]", part, _PART if part.get("type") == "text" else part)
+        for call_number, call in _objects(message.get("tool_calls")):
+            place = f"{where}.tool_calls[{call_number}]"
+            _check(place, call, _CALL)
+            _check(f"{place}.function", call.get("function"), _CALLED)
+    for number, tool in _objects(body.get("tools")):
+        _check(f"tools[{number}]", tool, _TOOL)
+        _check(f"tools[{number}].function", tool.get("function"), _FUNCTION)
+    choice = body.get("tool_choice")
+    _check("tool_choice", choice, _TOOL)
+    if isinstance(choice, dict):
+        _check("tool_choice.function", choice.get("function"), ("name",))
+
+
+def check_stream_options(found: object, *, is_stream: bool) -> None:
+    """Refuse options of a stream that are unknown or not supported, or without a stream.
+
+    Raises:
+        InvalidParamError: there is one.
+    """
+    if found is None:
+        return
+    if not is_stream:
+        raise InvalidParamError("stream_options", "stream_options: expected none while stream is not true")
+    if not isinstance(found, dict):
+        raise InvalidParamError(
+            "stream_options", f"stream_options: expected an object, found {described(found)}"
+        )
+    if found.get("include_obfuscation"):
+        raise NotSupportedError("stream_options.include_obfuscation", found["include_obfuscation"], "false")
+    _check("stream_options", found, ("include_usage", "include_obfuscation"))
+
+
+def _objects(found: object) -> list[tuple[int, dict[str, Any]]]:
+    """The objects of an array, with their numbers; none if it is no array."""
+    if not isinstance(found, list):
+        return []
+    return [(number, one) for number, one in enumerate(found) if isinstance(one, dict)]
+
+
+def _check(where: str, found: object, known: Collection[str]) -> None:
+    if isinstance(found, dict) and not found.keys() <= set(known):
+        for name, value in found.items():
+            if value is not None:
+                check_known(name, known, f"{where}.", what="unknown field")
