@@ -141,8 +141,7 @@ class GuideQueue:
         new = _Job(guide, tenant, is_accepted)
         job = self._jobs.get(new.key)
         if job is None:
-            if not is_accepted:
-                self._check_budget(tenant)
+            self._check_budget(new)
             job = self._jobs[new.key] = new
             job.task = asyncio.create_task(self._run(job, compiler), name="guide")
             job.task.add_done_callback(_note_failure)
@@ -155,10 +154,10 @@ class GuideQueue:
                 self._forget(job)
                 job.task.cancel()
 
-    def _check_budget(self, tenant: str) -> None:
-        wait_s = self._budget.wait_s(tenant)
+    def _check_budget(self, job: _Job) -> None:
+        wait_s = 0.0 if job.is_accepted else self._budget.wait_s(job.tenant)
         if wait_s > 0:
-            retry_after_s, spent_s = math.ceil(wait_s), self._budget.spent_s(tenant)
+            retry_after_s, spent_s = math.ceil(wait_s), self._budget.spent_s(job.tenant)
             raise GuideBudgetError(
                 f"expected the guides of this key to take at most {self._budget.limit_s:g} s of processor "
                 f"time in {self._budget.window_s:g} s, found {spent_s:.1f} s; try again in "
@@ -171,6 +170,11 @@ class GuideQueue:
         try:
             await self._slots.acquire(job.tenant)
             job.has_begun = True
+            try:
+                self._check_budget(job)  # guides before this one may have used it up
+            except GuideBudgetError:
+                self._slots.release(job.tenant, 0.0)
+                raise
             return await self._in_slot(job, compiler)
         finally:
             self._forget(job)

@@ -171,6 +171,21 @@ async def test_a_tenant_beyond_its_budget_is_turned_away_until_the_window_has_pa
     assert rig.queue.meters().turned_away == 1
 
 
+async def test_guides_that_wait_while_the_budget_is_used_up_are_turned_away_at_their_turn() -> None:
+    rig = Rig()
+    rig.compiler.cpu_s = module.BUDGET_S
+    first, second, third = rig.check("x"), rig.check("y"), rig.check("z")
+    await rig.compiler.has_begun(1)
+    rig.compiler.go.release(2)
+    await first
+
+    for waiting in (second, third):
+        with pytest.raises(CapacityError, match=r"try again in 60 s"):
+            await waiting
+    await rig.check("y", "b")
+    assert rig.compiler.begun == ["x", "y"]
+
+
 async def test_guides_that_are_banned_while_they_are_followed_use_up_the_budget() -> None:
     rig = Rig()
     rig.compiler.go.release(3)
