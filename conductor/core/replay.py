@@ -178,7 +178,8 @@ class Replayer:
         verdict.events += 1
         output = self._outputs[verdict.request_id]
         if not output.fold(address, chunk) and output.objections:
-            verdict.ignored = {str(one): count for one, count in output.objections.items()}
+            objections = {str(one): count for one, count in output.objections.items()}
+            verdict.ignored = verdict.ignored | objections  # a new dict: earlier verdicts keep theirs
 
     def _unreadable(self, record: StoredRecord, folded: Folded) -> None:
         address = self.subjects.parse(record.subject)
@@ -189,15 +190,20 @@ class Replayer:
             verdict.events = 1
         if address is None or address.kind in _NO_PART or is_answer_of_server(record.data):
             return
-        if verdict is None or not verdict.matches or self._is_void(address):
+        if verdict is None or not verdict.matches:
+            return
+        if (stranger := self._stranger(address)) is not None:
+            verdict.ignored = verdict.ignored | {stranger: verdict.ignored.get(stranger, 0) + 1}
             return
         verdict.mismatch = Mismatch(seq=record.seq, what=folded.note or f"record {record.seq} is unreadable")
 
-    def _is_void(self, address: Address) -> bool:
-        """Tell whether a record is void because of its writer: a worker without an order for the request."""
+    def _stranger(self, address: Address) -> str | None:
+        """Describe the writer of an unreadable record if it is a worker that the request is not placed on."""
         writer = worker_writer(address.rank) if address.rank is not None else str(address.writer)
         is_worker = address.kind in _WORKERS and writer != CONDUCTOR_WRITER
-        return is_worker and not self._output(str(address.request_id)).is_placed_on(writer)
+        if not is_worker or self._output(str(address.request_id)).is_placed_on(writer):
+            return None
+        return f"{writer}: unreadable, by a writer without an order"
 
     def _check(
         self, record: StoredRecord, event: AnyEvent, before: Request | None, folded: Folded, verdict: Verdict

@@ -147,7 +147,8 @@ def _replayed(outcome: ControlResult, whose: str) -> list[str]:
     shown = [f"{whose}: note: digest of {pin}" for pin in verdict.pins]
     shown += [f"{whose}: note: {change}" for change in verdict.changed_weights]
     for objection, count in verdict.ignored.items():
-        shown.append(f"{whose}: note: {_chunks(count)} ignored: {objection}")
+        records = "1 record is" if count == 1 else f"{count} records are"
+        shown.append(f"{whose}: note: {records} void: {objection}")
     if not outcome.outputs_compared:
         shown.append(f"{whose}: note: outputs are not compared, because the bundle lacks some of their bytes")
     if verdict.mismatch is None:
@@ -155,10 +156,6 @@ def _replayed(outcome: ControlResult, whose: str) -> list[str]:
     decisions = "1 decision matches" if verdict.decided == 1 else f"{verdict.decided} decisions match"
     shown.append(f"{whose}: {decisions}, then: {verdict.mismatch.what}")
     return [*shown, *(f"  {line}" for line in explained(verdict.mismatch))]
-
-
-def _chunks(count: int) -> str:
-    return "1 chunk was" if count == 1 else f"{count} chunks were"
 
 
 def so_far(verdict: Verdict) -> str:

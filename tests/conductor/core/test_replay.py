@@ -404,3 +404,38 @@ def test_a_mutated_event_of_many_ranks_makes_it_fail() -> None:
                 data = StoredRecord(record.seq, record.subject, encode(mutant), 0)
                 verdict = replay([*records[:number], data, *records[number + 1 :]], speech.graph_of)
                 assert verdict is None or not verdict.matches, (event, mutant)
+
+
+def test_what_a_rank_without_an_order_wrote_is_named_and_changes_nothing() -> None:
+    records = told()
+    forged = OutputChunk(
+        id="forged", writer="w9", request_id="r1", attempt=1, incarnation=7, index=1, text="FORGED"
+    )
+    strangers = [
+        (SUBJECTS.output("nats", "r1", "w9"), encode(forged)),
+        (SUBJECTS.done(9, "r1"), b"\xff nonsense"),
+        (SUBJECTS.done(9, "r1"), b"\xff more of it"),
+    ]
+    first = next(place for place, one in enumerate(records) if "output" in one.subject)
+    mixed = [*records[:first], *(StoredRecord(0, at, data, 0) for at, data in strangers), *records[first:]]
+    mixed = [msgspec.structs.replace(one, seq=seq) for seq, one in enumerate(mixed, start=1)]
+
+    verdict = replay(mixed)
+
+    assert verdict is not None
+    assert verdict.mismatch is None
+    assert verdict.ignored == {
+        "w9: a writer without an order; the request is placed on w0": 1,
+        "w9: unreadable, by a writer without an order": 2,
+    }
+
+
+def test_an_unreadable_record_of_a_rank_with_an_order_is_a_mismatch() -> None:
+    records = told()
+    damaged = [
+        msgspec.structs.replace(one, data=b"\xff") if one.subject.endswith("w0") else one for one in records
+    ]
+    verdict = replay(damaged)
+    assert verdict is not None
+    assert verdict.mismatch is not None
+    assert "unreadable" in verdict.mismatch.what

@@ -2,6 +2,9 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 
+import msgspec
+import pytest
+
 from gateway.requests.relay import BUFFER_BYTES, Answered, AnswerItem, Failed, OutputFold, RecordRouter, Relay
 from shared.epoch_fence import EpochFence
 from shared.events import (
@@ -253,3 +256,40 @@ class TestHub:
 
         assert texts(items) == "a"
         assert items[-1] == Failed(BUSY)
+
+
+class TestForgedChunks:
+    async def test_they_reach_no_client_and_are_told_to_the_operator_once(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        scene = Scene()
+        relay = scene.router.open("one")
+        scene.output("one", chunk(0, "early"))
+        scene.walk("one", admitted("one", {"w0": 10}))
+        genuine = msgspec.structs.replace(chunk(0, "a"), incarnation=10)
+        forged = msgspec.structs.replace(genuine, id="forged", writer="w7", text="FORGED")
+        for event in (forged, genuine, forged, msgspec.structs.replace(genuine, incarnation=9)):
+            scene.output("one", event)
+        scene.walk("one", finished(totals_of([genuine])))
+
+        items = await read(relay)
+
+        assert texts(items) == "a"
+        assert isinstance(items[-1], Answered)
+        assert [one.getMessage().partition("delivered: ")[2].partition(";")[0] for one in caplog.records] == [
+            "w0: the request is not admitted",
+            "w7: a writer without an order",
+            "w0: written by incarnation 9",
+        ]
+
+    async def test_an_incarnation_that_is_over_is_named(self, caplog: pytest.LogCaptureFixture) -> None:
+        scene = Scene()
+        relay = scene.router.open("one")
+        scene.walk("one", admitted("one", {"w0": 10}))
+        scene.output("one", msgspec.structs.replace(chunk(0, "zombie"), incarnation=9))
+        scene.walk("one", finished(totals_of([])))
+
+        assert texts(await read(relay)) == ""
+        [warning] = caplog.records
+        assert "request one: a chunk at record 2 is void" in warning.getMessage()
+        assert "written by incarnation 9; incarnation 10 has the order" in warning.getMessage()
