@@ -16,6 +16,7 @@ from shared.log.port import Durability
 _QUESTION: Final = "What does len do?"
 _SENTENCE: Final = "Hello, this is me."
 _DEFAULT_PORT: Final = 8000
+_JSON: Final = "-H 'content-type: application/json'"
 
 
 def ready_message(
@@ -66,7 +67,7 @@ def _chat(model: str, listen: Listen) -> str:
     messages = [{"role": "user", "content": _QUESTION}]
     return f"""  {_program()} ask "{_QUESTION}"{url}
 
-  curl -N {listen.url}/v1/chat/completions -d {_body(model=model, messages=messages, stream=True)}
+  curl -N {listen.url}/v1/chat/completions {_JSON} -d {_body(model=model, messages=messages, stream=True)}
 
   from openai import OpenAI
   client = OpenAI(base_url="{listen.url}/v1", api_key="none")
@@ -79,7 +80,7 @@ def _speech(model: str, listen: Listen, voices: Sequence[str]) -> str:
     voice = {"voice": voices[0]} if voices else {}
     body = _body(model=model, input=_SENTENCE, **voice, response_format="wav")
     options = "".join(f', {key}="{one}"' for key, one in voice.items())
-    return f"""  curl {listen.url}/v1/audio/speech -o speech.wav -d {body}
+    return f"""  curl {listen.url}/v1/audio/speech -o speech.wav {_JSON} -d {body}
 
   from openai import OpenAI
   client = OpenAI(base_url="{listen.url}/v1", api_key="none")

@@ -37,7 +37,7 @@ _REQUEST: Final[dict[str, Any]] = {
     "properties": {
         **_PART,
         "object": {"const": "request"},
-        "model": {"type": "string"},
+        "model": {"type": ["string", "null"]},
         "correlation": {"type": ["string", "null"]},
         "parts": {"type": "array", "items": {"type": "object", "properties": _PART}},
     },

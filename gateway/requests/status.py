@@ -37,6 +37,7 @@ from shared.events import (
     Usage,
     decode,
     encode,
+    is_answer_of_server,
 )
 from shared.ids import RequestId
 from shared.log.port import Log, LogUnavailableError, StoredRecord
@@ -78,7 +79,8 @@ class PartStatus(msgspec.Struct, kw_only=True):
     """The status of one request on the log.
 
     Attributes:
-        seq: the position of its submission; None without one.
+        seq: the position of its submission; None without one. The submission may be malformed; then there is
+            no event, and the conductor rejects it.
         is_known: a conductor decided something about it, so it was submitted.
     """
 
@@ -98,9 +100,10 @@ class PartStatus(msgspec.Struct, kw_only=True):
         if isinstance(event, RequestSubmitted):
             if self.event is None:
                 self.event, self.seq, self.submitted_ns = event, record.seq, record.time_ns
+                self.status, self.failure, self.ended_ns = "waiting", None, None
             return
         self.is_known = self.is_known or isinstance(event, RequestAdmitted | _ENDS)
-        if self.event is None or self.status in ENDED:
+        if self.seq is None or self.status in ENDED:
             return
         match event:
             case RequestAdmitted() if self.status == "waiting":
@@ -120,6 +123,11 @@ class PartStatus(msgspec.Struct, kw_only=True):
                 return
         if self.status in ENDED:
             self.ended_ns = record.time_ns
+
+    def fold_malformed(self, record: StoredRecord) -> None:
+        """Apply a submission that cannot be read. A well-formed one after it takes its place."""
+        if self.seq is None:
+            self.seq, self.submitted_ns = record.seq, record.time_ns
 
     def document(self) -> dict[str, Any]:
         """The JSON object for clients."""
@@ -171,6 +179,8 @@ class RecordedRequest:
         await self._fold_history()
         submitted = self.parts[self.id].event
         if submitted is None:
+            if self.parts[self.id].seq is not None:
+                return  # it is malformed, and has no parts
             if self.parts[self.id].is_known or self.id in self._recent_ids:
                 raise RequestForgottenError(self.id)
             if is_forgotten(self.id, await self._log.state()):
@@ -208,8 +218,8 @@ class RecordedRequest:
     def document(self) -> dict[str, Any]:
         """The JSON object for clients."""
         first = self.parts[self.id]
-        assert first.event is not None
-        about = {"object": "request", "model": first.event.model, "correlation": first.event.correlation}
+        model, correlation = (first.event.model, first.event.correlation) if first.event else (None, None)
+        about = {"object": "request", "model": model, "correlation": correlation}
         if len(self.parts) == 1:
             return {**first.document(), **about}
         parts = [part.document() for part in self.parts.values()]
@@ -257,7 +267,10 @@ class RecordedRequest:
             event = decode(record.data, address.kind)
             check_event_subject(address, event)
         except MalformedEventError:
-            return  # the conductor rejects or ignores it
+            # The conductor rejects it, if it is a submission and not a misdirected reply of the server.
+            if address.kind == "request" and not is_answer_of_server(record.data):
+                self.parts[str(address.request_id)].fold_malformed(record)
+            return
         if self._fence.admits(event) and address.request_id is not None:
             self.parts[address.request_id].fold(record, event)
 

@@ -32,8 +32,9 @@ def test_what_is_shown_can_be_pasted_whatever_the_model_is_called() -> None:
     begin = shown.index("  from openai import OpenAI")
     program = ast.parse(textwrap.dedent("\n".join(shown[begin : begin + 4])))
 
-    assert curl[:4] == ["curl", "-N", "http://127.0.0.1:8000/v1/chat/completions", "-d"]
-    assert json.loads(curl[4])["model"] == name
+    assert curl[:3] == ["curl", "-N", "http://127.0.0.1:8000/v1/chat/completions"]
+    assert curl[3:6] == ["-H", "content-type: application/json", "-d"]
+    assert json.loads(curl[6])["model"] == name
     assert name in {node.value for node in ast.walk(program) if isinstance(node, ast.Constant)}
 
 
@@ -58,8 +59,9 @@ def test_a_model_that_speaks_is_let_speak() -> None:
     code = ast.parse(textwrap.dedent(f"  from openai{program.partition('Its other')[0]}"))
     assert "Its other gateways: http://127.0.0.1:8001\nData dir" in shown
 
-    assert curl[:5] == ["curl", "http://127.0.0.1:8000/v1/audio/speech", "-o", "speech.wav", "-d"]
-    asked = json.loads(curl[5])
+    assert curl[:4] == ["curl", "http://127.0.0.1:8000/v1/audio/speech", "-o", "speech.wav"]
+    assert curl[4:7] == ["-H", "content-type: application/json", "-d"]
+    asked = json.loads(curl[7])
     assert (asked["model"], asked["voice"], asked["response_format"]) == ("orpheus", "tara", "wav")
     assert {"orpheus", "tara", "wav", asked["input"]} <= {
         node.value for node in ast.walk(code) if isinstance(node, ast.Constant)

@@ -16,6 +16,7 @@ from shared.events import (
     RequestAdmitted,
     RequestCancel,
     RequestFinished,
+    RequestRejected,
     RequestSubmitted,
     Usage,
     encode,
@@ -73,6 +74,38 @@ async def test_a_failure_is_told_with_its_code() -> None:
         found = (await world.client.get("/v1/requests/one")).json()
 
     assert (found["status"], found["error"]) == ("failed", {"code": "step_failed", "message": "so it goes"})
+
+
+async def test_a_malformed_submission_is_told_as_rejected_and_why() -> None:
+    async with deployment(performing=False) as world:
+        path, subject = "/v1/requests/mine", world.subjects.request("mine")
+        seq = world.server.append(subject, b'{"model": 5}').seq
+        waiting = (await world.client.get(path)).json()
+        failure = Failure(code="malformed_request", message="model: expected a string", status=400)
+        for other in (seq + 5, seq):
+            rejected = RequestRejected(
+                id=f"r.{other}", writer="conductor", epoch=1, failure=failure, submission_seq=other
+            )
+            world.server.append(world.subjects.walk("mine"), encode(rejected))
+        told = (await world.client.get(path)).json()
+        cancelled = await world.client.delete(path)
+        submit(world, "mine")
+        after = (await world.client.get(path)).json()
+
+    assert (waiting["status"], waiting["model"], waiting["error"]) == ("waiting", None, None)
+    assert (told["status"], told["model"]) == ("rejected", None)
+    assert told["error"] == {"code": "malformed_request", "message": "model: expected a string"}
+    assert told["ended"] >= told["created"] > 0
+    assert (cancelled.status_code, error_of(cancelled)["code"]) == (409, "request_ended")
+    assert (after["status"], after["error"], after["ended"]) == ("waiting", None, None)
+
+
+async def test_a_reply_of_the_server_on_a_submissions_subject_is_no_request() -> None:
+    async with deployment(performing=False) as world:
+        world.server.append(world.subjects.request("mine"), b'{"type":"io.nats.jetstream.api.v1.x_response"}')
+        told = await world.client.get("/v1/requests/mine")
+
+    assert told.status_code == 404
 
 
 async def test_a_request_is_waiting_then_running() -> None:
