@@ -56,7 +56,16 @@ def translation_of(pattern: str) -> Translation:
     Raises:
         UnsupportedSchemaError: it needs a character that guided JSON cannot contain, or is ambiguous.
     """
-    return Translation(_Scanner(pattern, wide=False).translated(), _Scanner(pattern, wide=True).translated())
+    return Translation(narrow_translation_of(pattern), _Scanner(pattern, wide=True).translated())
+
+
+def narrow_translation_of(pattern: str) -> str:
+    """Translate a pattern to one that matches what matches for all validators.
+
+    Raises:
+        UnsupportedSchemaError: as `translation_of` does.
+    """
+    return _Scanner(pattern, wide=False).translated()
 
 
 class _Scanner:

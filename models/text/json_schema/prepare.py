@@ -15,7 +15,7 @@ from models.text.json_schema.finite import check_finite
 from models.text.json_schema.formats import FORMATS
 from models.text.json_schema.nodes import Node, SchemaTree
 from models.text.json_schema.numbers import check_common_multiples, check_constants, replace_bounds
-from models.text.json_schema.patterns import translation_of
+from models.text.json_schema.patterns import narrow_translation_of, translation_of
 
 _COMPANIONS: Final = {
     "additionalItems": "items",
@@ -151,7 +151,7 @@ def _replace_texts(node: Node) -> None:
     """Translate the pattern, and replace a known format by its patterns."""
     patterns, longest = [], None
     if isinstance(node.get("pattern"), str):
-        patterns.append(translation_of(node.pop("pattern")).narrow)
+        patterns.append(narrow_translation_of(node.pop("pattern")))
     name = node.get("format")
     if isinstance(name, str) and name in FORMATS:
         del node["format"]
