@@ -89,7 +89,7 @@ def masked(secret: str) -> str:
 def _shown(found: Effective, name: str) -> Any:
     section, _, key = name.rpartition(".")
     value = getattr(getattr(found.config, section) if section in SECTIONS else found.config, key)
-    if name == "gateway.api_keys":
+    if name in SECRETS and isinstance(value, list):
         return [masked(one) for one in value]
     if name in SECRETS:
         return MASK if value else None
