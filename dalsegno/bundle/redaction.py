@@ -180,9 +180,12 @@ class Redaction:
         )
 
     def _chunk(self, chunk: OutputChunk) -> OutputChunk:
-        logprobs = chunk.logprobs
+        logprobs, metadata = chunk.logprobs, chunk.metadata
+        if "token_ids" in metadata:  # the prompt's, of an echo
+            metadata = metadata | {"token_ids": [0] * len(metadata["token_ids"])}
         return msgspec.structs.replace(
             chunk,
+            metadata=metadata,
             text=self.text(chunk.text),
             token_ids=[0] * len(chunk.token_ids),
             logprobs=None if logprobs is None else [_UNKNOWN] * len(logprobs),

@@ -8,12 +8,22 @@ from dalsegno.bundle.bundle_file import BundledRecord, Header
 from dalsegno.history.request_records import RequestRecords
 from shared.events import Inputs, NodeReady, OutputChunk, RequestFinished
 from shared.log.port import LogState, StoredRecord
-from shared.transcript import Transcript
+from shared.transcript import FORM, Transcript
 from tests.conductor.script import SUBJECTS, Script
 
 
-def answered(text: str = "What?", *, data: bytes | None = None, **submission: Any) -> list[StoredRecord]:
-    """The log of one finished request with three chunks; the second has some `data`."""
+def answered(
+    text: str = "What?",
+    *,
+    data: bytes | None = None,
+    metadata: dict[str, Any] | None = None,
+    form: int = FORM,
+    **submission: Any,
+) -> list[StoredRecord]:
+    """The log of one finished request with three chunks; the second has some `data` and `metadata`.
+
+    `form` is that of the totals' digest: 0 as in the logs of older versions.
+    """
     script = Script()
     script.open_epoch()
     script.join()
@@ -33,10 +43,11 @@ def answered(text: str = "What?", *, data: bytes | None = None, **submission: An
             token_ids=[index],
             token_offset=index,
             data=data if index == 1 else None,
+            metadata=metadata or {} if index == 1 else {},
         )
         transcript.fold(chunk)
         script.say(SUBJECTS.output("nats", "r1", "w0"), chunk)
-    script.complete(ready, output=transcript.totals)
+    script.complete(ready, output=transcript.totals_of(form))
     assert script.last(RequestFinished) is not None
     return script.records
 

@@ -64,6 +64,26 @@ def test_nothing_of_question_and_answer_is_left_and_the_control_replay_matches()
     assert {token for c in chunks(changed) for token in c.token_ids} == {0}
 
 
+@pytest.mark.parametrize("form", [0, 1])
+def test_an_echos_tokens_are_removed_and_digests_keep_their_form(form: int) -> None:
+    records = answered(metadata={"echo": True, "token_ids": [71, 72]}, form=form)
+    changed = redacted(records)
+    assert [c.metadata for c in chunks(changed)] == [{}, {"echo": True, "token_ids": [0, 0]}, {}]
+    assert unlike(records) == {}
+    assert matches(changed)
+
+
+@pytest.mark.parametrize(("form", "is_found"), [(0, False), (1, True)])
+def test_changed_metadata_is_found_unless_the_log_is_older_than_its_digest(form: int, is_found: bool) -> None:
+    records = answered(metadata={"sample_rate": 24_000}, form=form)
+    changed = [
+        msgspec.structs.replace(one, data=one.data.replace(b"\xcd\x5d\xc0", b"\xcd\x1f\x40"))
+        for one in records
+    ]
+    assert [c.metadata for c in chunks(changed)][1] == {"sample_rate": 8_000}
+    assert matches(changed) is not is_found
+
+
 @pytest.mark.parametrize(
     "guide",
     [
