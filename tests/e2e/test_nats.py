@@ -3,6 +3,7 @@
 The tests read the log as such a service does; `docs/nats.md` is the tested contract.
 """
 
+import asyncio
 import json
 import re
 import subprocess
@@ -65,6 +66,23 @@ def test_the_examples_print_the_answer(name: str, deployment: Running) -> None:
     command = [sys.executable, "-P", str(clients.example(name)), str(deployment.ready_file), "demo", QUESTION]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (ended.returncode, ended.stdout) == (0, ANSWER), ended.stderr
+
+
+async def test_a_service_asks_many_questions_with_one_reader(deployment: Running) -> None:
+    command = [sys.executable, str(clients.example("service_over_nats.py")), str(deployment.ready_file)]
+    async with clients.reader(deployment) as reader:
+        before = (await reader.log.state()).consumers
+        asked = await asyncio.create_subprocess_exec(
+            *command, "demo", *[QUESTION] * 20, stdout=asyncio.subprocess.PIPE
+        )
+        assert asked.stdout is not None
+        printed, most = b"", 0
+        while line := await asked.stdout.readline():
+            printed += line
+            most = max(most, (await reader.log.state()).consumers)
+        assert await asked.wait() == 0
+    assert printed.decode() == ANSWER * 20
+    assert most <= before + 2, "the reader's own one included"
 
 
 @pytest.mark.parametrize("name", ["ask_over_nats.py", "ask_in_json.py"])

@@ -19,6 +19,7 @@ import httpx
 import msgspec
 import pytest
 
+from conductor import process as conductor_process
 from conductor.deployment import deployment_of
 from conductor.sealing.assembly import sealer_of
 from conductor.sealing.places import place_of
@@ -51,6 +52,8 @@ from shared.events import (
 )
 from shared.log.memory import MemoryLog, MemoryStore
 from shared.log.nats import nkeys
+from shared.log.nats.reader_watch import ReaderWatch
+from shared.log.port import LogUnavailableError
 from shared.sealing.keys import SigningKey
 from shared.subjects import Subjects
 from shared.telemetry import tracing
@@ -396,6 +399,26 @@ def how_the_log_is_kept(name: str) -> Observe:
         return getattr(stream_policy(config.nats), name)
 
     return observe
+
+
+async def readers_per_key(config: DeploymentConfig) -> object:
+    """The limit that a conductor starts with; that it is kept is `tests.shared.log`'s."""
+    limits: list[int] = []
+
+    class Watch(ReaderWatch):
+        def __init__(self, *_: object, max_consumers: int, per_key: int) -> None:
+            limits.append(per_key)
+            raise LogUnavailableError("seen")
+
+    async def connect(*_: object, **__: object) -> object:
+        return None
+
+    options = conductor_process.ConductorOptions(config=config, nats_url="nats://127.0.0.1:1")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(LogUnavailableError):
+        patch.setattr(conductor_process, "ReaderWatch", Watch)
+        patch.setattr(conductor_process.jetstream, "connect", connect)
+        await conductor_process.run(options)
+    return limits[0]
 
 
 # ---- what a gateway answers --------------------------------------------------------------------------
@@ -1048,6 +1071,20 @@ TABLE: Final = [
         observe=how_the_log_is_kept("max_age_s"),
         without=7 * 24 * 3600.0,
         with_=3600.0,
+    ),
+    Row(
+        key="nats.max_consumers",
+        said="300",
+        observe=how_the_log_is_kept("max_consumers"),
+        without=2048,
+        with_=300,
+    ),
+    Row(
+        key="nats.max_consumers_per_key",
+        said="20",
+        observe=readers_per_key,
+        without=128,
+        with_=20,
     ),
     Row(
         key="recovery.worker_silent_s",
