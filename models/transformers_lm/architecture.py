@@ -91,7 +91,7 @@ def config_of(model_class: Any, raw: Mapping[str, Any], checkpoint: Path) -> Any
         config = model_class.config_class.from_dict(known)
     except Exception as error:
         raise CheckpointError(
-            f"{checkpoint / 'config.json'} makes no {model_class.__name__}: {type(error).__name__}: {error}; "
+            f"{checkpoint / 'config.json'} makes no {model_class.__name__}: {' '.join(str(error).split())}; "
             "use the file that was published with the weights"
         ) from error
     ropes = getattr(config, "rope_parameters", None) or {}
