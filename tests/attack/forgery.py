@@ -290,6 +290,7 @@ async def _by_the_deposed(arena: Arena, verdict: Verdict) -> None:
             for one in forgeries(aim, home)
             if HOMES[one.kind] == home and one.event["incarnation"] != aim.incarnation
         ]
+        sent = [replace(one, event=one.event | {"writer": f"w{aim.rank}"}) for one in sent]
         async with guarded.bus(f"worker-{aim.rank}") as bus:
             await bus.tell([(one.subject, one.data) for one in sent])
         verdict.tried(len(sent))

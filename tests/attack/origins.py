@@ -30,6 +30,8 @@ _ROUTES: Final[Mapping[str, Mapping[str, Any]]] = {
 _FORMS: Final = ("text/plain", "text/plain;charset=UTF-8", "application/x-www-form-urlencoded", "TEXT/PLAIN")
 _EVIL: Final = "http://evil.example"
 _JSON: Final = "application/json"
+_CURL: Final = {"user-agent": "curl/8.5.0"}
+"""A page cannot set it without a preflight, which is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +78,10 @@ def hostile(authority: str) -> Iterator[Call]:
     ):
         yield Call(f"Host {host!r}", {"host": host, "content-type": _JSON})
     for kind in _FORMS:
-        yield Call(
-            f"no Origin, {kind} in a page's form", {"content-type": kind, "sec-fetch-site": "cross-site"}
-        )
+        yield Call(f"{kind} in a page's form", {"content-type": kind, "sec-fetch-site": "cross-site"})
+        yield Call(f"{kind} with a Referer", {"content-type": kind, "referer": f"{_EVIL}/"})
+        yield Call(f"{kind} by curl for another site", {"content-type": kind, "origin": _EVIL, **_CURL})
+    yield Call("text by curl", {"content-type": "text/plain", **_CURL})
 
 
 def friendly(authority: str) -> Iterator[Call]:
@@ -91,7 +94,8 @@ def friendly(authority: str) -> Iterator[Call]:
     yield Call("localhost in other case", {"content-type": _JSON, "host": f"LocalHost:{port}"})
     yield Call("IPv6 loopback", {"content-type": _JSON, "host": f"[::1]:{port}"})
     yield Call("its own origin", {"content-type": _JSON, "origin": f"http://{authority}"})
-    yield Call("curl -d -H", {"content-type": _JSON, "user-agent": "curl/8.5.0"})
+    yield Call("curl -d with the header", {"content-type": _JSON, **_CURL})
+    yield Call("curl -d", {"content-type": "application/x-www-form-urlencoded", **_CURL})
     yield Call("no content type", {})
 
 

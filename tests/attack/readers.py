@@ -46,18 +46,31 @@ async def attack(out: Path) -> list[Verdict]:
                     await _killed(running, victim, f"{opened} consumers of {role}", back)
                 await _visible(running, visible, f"{opened} consumers of {role}")
                 await _honest(running, {name: one for name, one in keys.items() if name != role}, honest)
+        for inbox in ("_INBOX.greedy", "_INBOX.nobody"):
+            async with bus.connected(running.nats_url, "client", running.client) as greedy:
+                opened = await _open(greedy, READERS, inbox=inbox)
+                back.note += f"client opened {opened} on {inbox}; "
+                await _killed(running, "worker", f"{opened} consumers on {inbox}", back)
+                await _honest(running, {"reader": running.reader}, honest)
         async with bus.connected(running.nats_url, "client", running.client) as churning:
             await _while_churning(running, churning, back)
     return [back, honest, visible]
 
 
-async def _open(greedy: Bus, count: int, first: int = 0) -> int:
-    """Open ephemeral push consumers; return the number of those that the server created."""
+async def _open(greedy: Bus, count: int, first: int = 0, inbox: str = "") -> int:
+    """Open ephemeral push consumers; return the number of those that the server created.
+
+    `inbox` is where they deliver to, if not to an inbox of the key's own; nobody listens at `_INBOX.nobody`.
+    """
     created = 0
 
     async def one(number: int) -> None:
         nonlocal created
-        answer = await _consumer(greedy, f"greedy{greedy.role}{number}")
+        deliver = f"{inbox}.{number}" if inbox else greedy.new_inbox()
+        if inbox != "_INBOX.nobody":
+            await greedy.subscribe(deliver)
+        name = f"greedy{greedy.role}{inbox.replace('.', '')}{number}"
+        answer = await _consumer(greedy, name, deliver)
         created += "error" not in answer
 
     for start in range(first, first + count, _AT_ONCE):
@@ -67,10 +80,8 @@ async def _open(greedy: Bus, count: int, first: int = 0) -> int:
     return created
 
 
-async def _consumer(greedy: Bus, name: str, **config: Any) -> Mapping[str, Any]:
+async def _consumer(greedy: Bus, name: str, deliver: str, **config: Any) -> Mapping[str, Any]:
     """Create a consumer as a client of NATS does; return the server's answer."""
-    deliver = greedy.new_inbox()
-    await greedy.subscribe(deliver)
     wanted = {
         "name": name,
         "deliver_subject": deliver,
@@ -120,8 +131,8 @@ async def _answered(running: Running, deadline: float) -> str:
 async def _visible(running: Running, verdict: Verdict, attack: str) -> None:
     async with target.client(running) as http:
         metrics = (await http.get("/metrics")).text
-    lines = [line for line in metrics.splitlines() if "consumer" in line and not line.startswith("#")]
-    verdict.expect(f"{attack}: /metrics names consumers", bool(lines), expected=True)
+    lines = [line for line in metrics.splitlines() if "max_readers" in line and not line.startswith("#")]
+    verdict.expect(f"{attack}: /metrics has the limit of readers", bool(lines), expected=True)
 
 
 async def _honest(running: Running, others: Mapping[str, Credentials], verdict: Verdict) -> None:
@@ -129,9 +140,10 @@ async def _honest(running: Running, others: Mapping[str, Credentials], verdict: 
     for role, credentials in others.items():
         with verdict.survives(f"{role} reads while another key is greedy"):
             async with bus.connected(running.nats_url, role, credentials) as one:
-                answer = await _consumer(
-                    one, f"honest{time.monotonic_ns()}", inactive_threshold=5_000_000_000
-                )
+                deliver = one.new_inbox()
+                await one.subscribe(deliver)
+                name = f"honest{time.monotonic_ns()}"
+                answer = await _consumer(one, name, deliver, inactive_threshold=5_000_000_000)
                 assert "error" not in answer, answer["error"]
 
 
