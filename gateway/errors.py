@@ -39,8 +39,10 @@ TYPES: Final[Mapping[int, str]] = {
     429: "rate_limit_error",
     431: "invalid_request_error",
     500: "server_error",
+    501: "server_error",
     503: "service_unavailable_error",
     504: "timeout_error",
+    505: "server_error",
 }
 _STATUSES: Final[Mapping[str, int]] = {
     LogRegressedError.code: 503,  # the log was replaced: a retry goes to the new one

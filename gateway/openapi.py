@@ -36,9 +36,9 @@ _STREAMS: Final = {
     "/v1/chat/completions": "text/event-stream",
     "/v1/completions": "text/event-stream",
 }
-_POST_ERRORS: Final = (400, 404, 408, 409, 410, 413, 422, 429, 431, 500, 503, 504)
-_OTHER_ERRORS: Final = (400, 404, 408, 409, 410, 413, 429, 431, 500, 503)
-_KEY_ERRORS: Final = (401, 403)
+_POST_ERRORS: Final = (400, 403, 404, 408, 409, 410, 413, 415, 422, 429, 431, 500, 503, 504)
+_OTHER_ERRORS: Final = (400, 403, 404, 408, 409, 410, 413, 429, 431, 500, 503)
+_KEY_ERRORS: Final = (401,)
 
 
 def complete(app: fastapi.FastAPI, *, needs_key: bool) -> None:

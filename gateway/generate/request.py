@@ -17,7 +17,7 @@ from starlette.requests import Request
 from gateway import request_limits
 from gateway.errors import InvalidParamError
 from gateway.http.bodies import check_known, converted, parse_json, parse_object, read_object
-from gateway.http.content_types import FORMS, URL_ENCODED, check_json, content_type
+from gateway.http.content_types import FORMS, URL_ENCODED, content_type
 from gateway.openai import requests as openai_requests
 from gateway.openai.requests import ChatRequest
 from gateway.requests.parsed_request import DeliveryFields
@@ -75,9 +75,8 @@ async def read(request: Request, served: ServedModel) -> GenerateRequest:
         ClientError: the body is neither, or a field is wrong.
     """
     kind = content_type(request)
-    if kind == URL_ENCODED and (await request.body())[:64].lstrip().startswith(b"{"):
-        check_json(request)  # JSON that is declared as a form, as by `curl -d`
-    if kind in FORMS:
+    is_json = kind == URL_ENCODED and (await request.body())[:64].lstrip().startswith(b"{")
+    if kind in FORMS and not is_json:
         # `BodyLimit` limits the whole body, so a part needs no limit.
         async with request.form(max_files=64, max_fields=64, max_part_size=sys.maxsize) as form:
             return parse(_fields_of(form), served)

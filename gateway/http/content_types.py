@@ -1,7 +1,10 @@
 """The content types of request bodies.
 
 A browser sends a form, or text, to any server without asking it first, from a page of any origin; only other
-types make it send a preflight. So a body of such a type is never read as JSON.
+types make it send a preflight. So a body of such a type is not read as JSON.
+
+`curl -d` declares its body as a form, and is what people type first. It is excepted: a page cannot send
+curl's `User-Agent` without a preflight.
 """
 
 from typing import Final
@@ -13,6 +16,9 @@ from shared.errors import ClientError
 URL_ENCODED: Final = "application/x-www-form-urlencoded"
 FORMS: Final = ("multipart/form-data", URL_ENCODED)
 _JSON: Final = "application/json"
+_CURL: Final = "curl/"
+_OF_BROWSERS: Final = ("origin", "referer", "sec-")
+"""How the names of headers begin that browsers send, and curl does not."""
 
 
 class ContentTypeError(ClientError):
@@ -47,8 +53,18 @@ def check_json(request: Request) -> None:
         ContentTypeError: the body has another type.
     """
     found = content_type(request)
+    if found == URL_ENCODED and _is_curl(request):
+        return
     if found and found != _JSON and not found.endswith("+json"):
         raise ContentTypeError(
             f"content-type: expected {_JSON}, found {found[:80]!r}; send the header "
             f"`content-type: {_JSON}` (curl: -H 'content-type: {_JSON}')"
         )
+
+
+def _is_curl(request: Request) -> bool:
+    """True for a request of curl itself, and of no web page."""
+    agents = request.headers.getlist("user-agent")
+    if len(agents) != 1 or not agents[0].startswith(_CURL):
+        return False
+    return not any(name.startswith(_OF_BROWSERS) for name in request.headers)

@@ -1,8 +1,9 @@
 """Chat templates of checkpoints: render messages to one prompt string.
 
-A template is Jinja source that comes with the checkpoint. It runs in Jinja's immutable sandbox on plain data:
-the messages, the special tokens and a few helpers. The result equals that of `apply_chat_template` of
-transformers (tested against it), which is not imported: that takes four seconds and torch.
+A template is Jinja source that comes with the checkpoint. It runs in Jinja's immutable sandbox, with limits
+(`models.text.bounded_jinja`), on plain data: the messages, the special tokens and a few helpers. The result
+equals that of `apply_chat_template` of transformers (tested against it), which is not imported: that takes
+four seconds and torch.
 """
 
 import json
@@ -15,8 +16,8 @@ import jinja2
 from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from models.text.bounded_jinja import BoundedEnvironment
 from shared.errors import ClientError
 
 
@@ -51,7 +52,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, origin: str) -> None:
         self.source = source
-        environment = ImmutableSandboxedEnvironment(
+        self._environment = environment = BoundedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
@@ -73,13 +74,14 @@ class ChatTemplate:
             ChatTemplateError: the template refuses these messages.
         """
         try:
-            return self._template.render(
-                messages=[_without_nulls(message) for message in messages],
-                tools=tools,
-                documents=None,
-                add_generation_prompt=True,
-                **self._special_tokens,
-            )
+            with self._environment.bounded():
+                return self._template.render(
+                    messages=[_without_nulls(message) for message in messages],
+                    tools=tools,
+                    documents=None,
+                    add_generation_prompt=True,
+                    **self._special_tokens,
+                )
         except jinja2.TemplateError as error:
             raise ChatTemplateError(f"the model's chat template refused the messages: {error}") from error
         except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:

@@ -65,7 +65,7 @@ async def test_an_unknown_route_and_a_wrong_method_have_openais_schema() -> None
     assert (missing.status_code, error_of(missing)["code"]) == (404, "not_found")
     assert (wrong.status_code, error_of(wrong)["code"]) == (405, "method_not_allowed")
     assert wrong.headers["allow"] == "POST"
-    assert shared_path.headers["allow"] == "DELETE, GET"
+    assert shared_path.headers["allow"] == "DELETE, GET, HEAD"
 
 
 @pytest.mark.slow

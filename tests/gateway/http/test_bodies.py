@@ -1,10 +1,13 @@
 """The content types of bodies, and the marks that they may begin with."""
 
+import asyncio
 import json
+import shutil
+import subprocess
 
 import pytest
 
-from tests.gateway.world import CHAT, deployment
+from tests.gateway.world import CHAT, deployment, listening
 
 ROUTES = {
     "/v1/chat/completions": CHAT,
@@ -36,6 +39,52 @@ async def test_a_form_capable_type_is_not_read_as_json(path: str, kind: str) -> 
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (415, "unsupported_media_type")
     assert "-H 'content-type: application/json'" in error["message"]
+
+
+FORM = {"content-type": "application/x-www-form-urlencoded", "user-agent": "curl/8.5.0"}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/generate", "/warm"])
+async def test_json_of_curl_is_read_without_a_header(path: str) -> None:
+    async with deployment() as world:
+        answer = await world.client.post(path, content=json.dumps(ROUTES[path]), headers=FORM)
+        form = await world.client.post("/generate", content=b"text=a", headers=FORM)
+
+    assert (answer.status_code, form.status_code) == (200, 200)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/generate"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"user-agent": "Mozilla/5.0 curl/8"},
+        {"user-agent": ""},
+        {"content-type": "text/plain"},
+        {"referer": "http://127.0.0.1/"},
+        {"origin": "http://127.0.0.1"},
+        {"sec-fetch-mode": "no-cors"},
+        {"sec-ch-ua": "x"},
+    ],
+)
+async def test_a_form_of_anything_that_may_be_a_browser_is_not_read_as_json(
+    path: str, headers: dict[str, str]
+) -> None:
+    async with deployment() as world:
+        answer = await world.client.post(path, content=json.dumps(ROUTES[path]), headers=FORM | headers)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
+async def test_curl_needs_no_header() -> None:
+    async with deployment() as world, listening(world) as url:
+        process = await asyncio.create_subprocess_exec(
+            "curl", "-s", f"{url}/v1/chat/completions", "-d", json.dumps(CHAT), stdout=subprocess.PIPE
+        )
+        printed, _ = await process.communicate()
+
+    assert json.loads(printed)["object"] == "chat.completion"
 
 
 @pytest.mark.parametrize("path", [path for path in ROUTES if path != "/generate"])
