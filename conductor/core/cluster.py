@@ -417,8 +417,8 @@ class Cluster:
             kept.pop(request.id, None)
         if (before := self.ended.get(request.id)) is not None:
             self.ended_bytes -= size_of(before)
-        kept = self.ended[request.id] = archived(request)
-        self.ended_bytes += size_of(kept)
+        rest = self.ended[request.id] = archived(request)
+        self.ended_bytes += size_of(rest)
         self.digests[request.id] = (self.now_ns, request.digest)
         self.ended_bytes = trim_ended(self.ended, self.digests, self.ended_bytes, self.now_ns, self.retention)
         self.forgotten_ns = trim_digests(self.digests, self.now_ns, self.retention) or self.forgotten_ns

@@ -51,7 +51,7 @@ from shared.events import (
     WorkerLost,
 )
 from shared.log.memory import MemoryLog, MemoryStore
-from shared.log.nats import nkeys
+from shared.log.nats import jetstream, nkeys
 from shared.log.nats.reader_watch import ReaderWatch
 from shared.log.port import LogUnavailableError
 from shared.sealing.keys import SigningKey
@@ -416,7 +416,7 @@ async def readers_per_key(config: DeploymentConfig) -> object:
     options = conductor_process.ConductorOptions(config=config, nats_url="nats://127.0.0.1:1")
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(LogUnavailableError):
         patch.setattr(conductor_process, "ReaderWatch", Watch)
-        patch.setattr(conductor_process.jetstream, "connect", connect)
+        patch.setattr(jetstream, "connect", connect)
         await conductor_process.run(options)
     return limits[0]
 

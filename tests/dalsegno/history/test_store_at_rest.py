@@ -107,7 +107,7 @@ def test_a_data_dir_that_cannot_be_read_is_named(unwritable: Path, monkeypatch: 
     def refuse(source: object, target: object) -> None:
         raise PermissionError(13, "Permission denied", str(source))
 
-    monkeypatch.setattr(store_at_rest.shutil, "copyfile", refuse)
+    monkeypatch.setattr(shutil, "copyfile", refuse)
     refused = run("replay", "--all", "--data-dir", unwritable)
     assert refused.exit_code != 0
     assert "run as a user who may read it" in refused.stderr
