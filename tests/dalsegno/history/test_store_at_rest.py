@@ -58,7 +58,7 @@ def unwritable(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     """A data dir without write permission, also for a superuser, whom the kernel would let write."""
     access = os.access
     monkeypatch.setattr(
-        store_at_rest.os,
+        os,
         "access",
         lambda path, mode: data_dir not in Path(path).parents and access(path, mode),
     )
