@@ -44,13 +44,14 @@ class Flood:
 
     Attributes:
         bodies: the requests, without end.
-        at_once: how many are sent at a time.
+        at_once: how many are sent at a time; `pause_s`, how long a sender waits between two of them.
         statuses: how often each status was answered.
     """
 
     name: str
     bodies: Iterator[Body]
     at_once: int = _FLOODERS
+    pause_s: float = 0.0
     statuses: dict[int, int] = field(default_factory=dict)
 
 
@@ -106,7 +107,7 @@ def floods() -> list[Flood]:
         Flood("bad schemas", bad_schemas()),
         Flood("one bad schema repeated", repeated_bad()),
         Flood("unique valid schemas", unique_schemas()),
-        Flood("inputs of 3 MB", large_inputs(), at_once=_LARGE),
+        Flood("inputs of 3 MB", large_inputs(), at_once=_LARGE, pause_s=1.0),
     ]
 
 
@@ -130,7 +131,7 @@ async def _measured(running: Running, flood: Flood, verdict: Verdict) -> None:
     flooded_s: list[float] = []
     for _ in range(_ROUNDS):
         alone_s += await _window(running, _PLAIN)
-        async with _flooded(running, Flood("control", plain(), flood.at_once)):
+        async with _flooded(running, Flood("control", plain(), flood.at_once, flood.pause_s)):
             control_s += await _window(running, _PLAIN)
         async with _flooded(running, flood):
             flooded_s += await _window(running, _PLAIN)
@@ -192,6 +193,7 @@ async def _flooder(running: Running, flood: Flood, ready: asyncio.Event) -> None
                     "/v1/chat/completions", content=body, headers={"content-type": "application/json"}
                 )
                 status = answer.status_code
+            await asyncio.sleep(flood.pause_s)
             flood.statuses[status] = flood.statuses.get(status, 0) + 1
 
 
