@@ -78,6 +78,7 @@ _OTHERS_EVERY_TIME: Final = (
     (re.compile(r"\[\d+/\d+\] +\d+"), "[_] SEQ"),
     (re.compile(r"\brecord \d+"), "record _"),
     (re.compile(r"-fork-[0-9a-f]{6}\b"), "-fork-_"),
+    (re.compile(r"\bkey [0-9a-f]{16}\b"), "key _"),
     (re.compile(r'"[0-9a-f]{32}"'), '"DIGEST"'),
     (re.compile(r"[\d,]+ events in _ s \([\d,]+ events/s\)"), "_ events in _ s"),
     (re.compile(r" {2,}"), " "),
