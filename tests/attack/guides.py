@@ -25,7 +25,7 @@ from tests.e2e.deploy import Running
 
 FACTOR: Final = 2.0
 """What a flood may cost a neighbour, in terms of its p99."""
-NOISE_S: Final = 0.25
+NOISE_S: Final = 0.5
 """What a busy machine adds to a p99 of few requests by itself."""
 _ROUNDS: Final = 3
 _PLAIN: Final = 12
@@ -193,8 +193,8 @@ async def _flooder(running: Running, flood: Flood, ready: asyncio.Event) -> None
                     "/v1/chat/completions", content=body, headers={"content-type": "application/json"}
                 )
                 status = answer.status_code
-            await asyncio.sleep(flood.pause_s)
             flood.statuses[status] = flood.statuses.get(status, 0) + 1
+            await asyncio.sleep(flood.pause_s)
 
 
 async def _drained(running: Running) -> None:

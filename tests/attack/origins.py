@@ -44,7 +44,7 @@ class Call:
 
 
 def hostile(authority: str) -> Iterator[Call]:
-    """What a page of another origin can send; `authority` is the gateway's host and port."""
+    """Requests that a page of another origin can send; `authority` is the gateway's host and port."""
     port = authority.rpartition(":")[2]
     for kind in (*_FORMS, _JSON, "multipart/form-data; boundary=x"):
         yield Call(f"Origin of another site, {kind}", {"origin": _EVIL, "content-type": kind})
@@ -85,7 +85,7 @@ def hostile(authority: str) -> Iterator[Call]:
 
 
 def friendly(authority: str) -> Iterator[Call]:
-    """What curl, the SDKs, and a page of the gateway's own origin send."""
+    """Requests of curl, the SDKs, and a page of the gateway's own origin."""
     port = authority.rpartition(":")[2]
     yield Call("an SDK", {"content-type": _JSON})
     yield Call("JSON with a charset", {"content-type": "application/json; charset=utf-8"})

@@ -24,11 +24,11 @@ from tests.e2e.deploy import Running
 
 READERS: Final = 1000
 BACK_S: Final = 60.0
-"""How long the service may take to answer again after a kill, with loading of torch on a busy machine."""
+"""Time limit of the first answer after a kill, with loading of torch on a busy machine."""
 _STREAM: Final = "DS_LOG"
 _AT_ONCE: Final = 50
 _LASTS_NS: Final = 290_000_000_000
-"""How long a consumer may stay behind without its reader: just below what the server allows."""
+"""The time that a consumer stays without its reader: just below the server's limit."""
 
 
 async def attack(out: Path) -> list[Verdict]:

@@ -29,7 +29,7 @@ from tests.tiny import tiny_checkpoint
 
 MODEL: Final = "attacked"
 ANSWER_S: Final = 90.0
-"""How long a request may take on a busy machine before it counts as unanswered."""
+"""Time limit of a request on a busy machine; then it counts as unanswered."""
 
 
 @contextmanager
@@ -176,7 +176,7 @@ class Told:
 
     @property
     def answer(self) -> tuple[bytes, tuple[int, ...], Any]:
-        """What a client can compare with another answer: the bytes, the tokens, the end."""
+        """The parts of an answer that a client can compare: the bytes, the tokens, the end."""
         data = b"".join(b64decode(line["data"]) for line in self.lines)
         tokens = (token for line in self.lines for token in line["metadata"].get("token_ids", []))
         last = self.lines[-1]["metadata"] if self.lines else {}
