@@ -6,12 +6,12 @@ deposed. (The event `output.fence` is something else: it voids output chunks of 
 see `shared.transcript`.)
 """
 
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 from shared.events import AnyEvent, EpochOpened, Event, MalformedEventError, decode
-from shared.log.port import StoredRecord
-from shared.subjects import CONDUCTOR_WRITER
+from shared.log.port import Log, StoredRecord
+from shared.subjects import CONDUCTOR_WRITER, Subjects
 
 
 @dataclass(slots=True)
@@ -21,12 +21,22 @@ class EpochFence:
     epoch: int = 0
 
     @classmethod
-    def after(cls, last: StoredRecord | None) -> "EpochFence":
-        """Return the fence for events after `last`, the newest record on the epochs' subject, if any."""
+    async def read(cls, log: Log, subjects: Subjects) -> "EpochFence":
+        """Return the fence for events after the log's present end.
+
+        The newest record on the epochs' subject has the epoch in force, unless it is no event: a key that may
+        read can have the server store a reply there (ADR 11). Then all records of the subject are read.
+
+        Raises:
+            LogUnavailableError: the log does not answer.
+        """
         fence = cls()
-        if last is not None:
-            with suppress(MalformedEventError):
-                fence.admits(decode(last.data))
+        newest = await log.last(subjects.epoch)
+        if newest is None or fence._opens(newest):
+            return fence
+        async with aclosing(log.history([subjects.epoch], 1, newest.seq)) as records:
+            async for record in records:
+                fence._opens(record)
         return fence
 
     def admits(self, event: AnyEvent) -> bool:
@@ -38,6 +48,13 @@ class EpochFence:
             self.epoch = opened
             return True
         return not self._is_deposed(event)
+
+    def _opens(self, record: StoredRecord) -> bool:
+        """Fold a record of the epochs' subject; return whether it opens an epoch."""
+        with suppress(MalformedEventError):
+            event = decode(record.data)
+            return isinstance(event, EpochOpened) and self.admits(event)
+        return False
 
     def _is_deposed(self, event: Event) -> bool:
         return event.writer == CONDUCTOR_WRITER and (event.epoch or 0) < self.epoch

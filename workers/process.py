@@ -288,7 +288,7 @@ class Worker:
             self._rank,
             joined.id,
             peers=await self._read_peers(start_seq - 1),
-            epoch=EpochFence.after(await self._log.last(self._subjects.epoch)).epoch,
+            epoch=(await EpochFence.read(self._log, self._subjects)).epoch,
             out_of_order=self._out_of_order,
         )
         faults.reach("worker.joined.posting")

@@ -95,7 +95,7 @@ class LogFollower:
             LogRegressedError: the log was replaced by another one (in an exception group).
         """
         state = await log.state()
-        fence = EpochFence.after(await log.last(self._subjects.epoch))
+        fence = await EpochFence.read(log, self._subjects)
         for rank in self._liveness.ranks:
             subject = self._subjects.worker(rank)
             last = await log.last(subject)

@@ -1,4 +1,4 @@
-"""Who may write a request's output, and when: the rules of `docs/nats.md`, as every reader applies them."""
+"""The writers of a request's output, and their time, by the rules of `docs/nats.md`."""
 
 import msgspec
 import pytest

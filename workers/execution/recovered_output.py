@@ -174,8 +174,8 @@ class OutputRecovery:
         released = {chunk.attempt for chunks in self._chunks.values() for chunk in chunks}
         if any(attempt < since for attempt in released):
             raise WeightsChangedError(
-                "the answer was begun with other weights than those loaded now: its worker has restarted with "
-                "a changed checkpoint, and no answer is written by two models; send the request again"
+                "the answer was begun with other weights than those loaded now: its worker has restarted "
+                "with a changed checkpoint, and no answer is written by two models; send the request again"
             )
 
     def result(self) -> dict[str, RecoveredTrack]:

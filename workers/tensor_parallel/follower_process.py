@@ -134,7 +134,7 @@ class FollowerProcess:
                 self._rank,
                 joined.id,
                 earlier_joins=await self._earlier_join_ids(start_seq - 1),
-                epoch=EpochFence.after(await self._log.last(self._subjects.epoch)).epoch,
+                epoch=(await EpochFence.read(self._log, self._subjects)).epoch,
             )
             await self._writer.post_when_possible(self._subjects.worker(self._rank), joined)
             async with asyncio.TaskGroup() as tasks:
