@@ -27,7 +27,7 @@ _ANSWERS: Final = 5
 _SLOW_S: Final = 5.0
 """A well-behaved client that waits longer than this for an answer is not served."""
 _GROWTH_MB: Final = 300
-"""The most that the gateway may grow during one attack: some of the largest bodies are in memory at a time."""
+"""The most that the gateway may grow during one attack: some large bodies are in memory at a time."""
 _MB: Final = 1 << 20
 _LARGEST: Final = 32 * _MB
 """The largest body that a gateway accepts by default."""
