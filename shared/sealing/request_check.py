@@ -186,10 +186,32 @@ def _request(
     shared: Sequence[Finding],
     left_out: Mapping[int, bytes | None],
 ) -> RequestReport:
-    findings, covered = list(shared), set[int]()
+    covered, findings = _compared(request_id, leaves, good)
     if not leaves:
         text = "there are no records of it: it was never submitted, or they were removed"
-        findings.append(Finding(kind="absent", level=Level.UNPROVEN, text=text, request_id=request_id))
+        findings.append(_unproven(request_id, "absent", text, []))
+    rest = [seq for seq in leaves if seq not in covered]
+    if rest:
+        findings.append(_unsealed(request_id, rest, good, is_whole=not covered))
+    gone = [seq for seq in leaves if seq in left_out]
+    if gone:
+        text = f"{len(gone)} records lack some of their bytes here, which cannot be verified"
+        findings.append(_unproven(request_id, "left_out", text, gone))
+    return RequestReport(
+        request_id=request_id,
+        records=len(leaves),
+        sealed=len(covered),
+        keys=list(dict.fromkeys(one.key for one in good)),
+        findings=[*shared, *findings],
+    )
+
+
+def _compared(
+    request_id: str, leaves: Mapping[int, bytes], good: Sequence[SignedSeal]
+) -> tuple[set[int], list[Finding]]:
+    """Compare a request's records with its entries in seals; return those that the entries cover."""
+    covered: set[int] = set()
+    findings: list[Finding] = []
     entries = {
         (entry.first_seq, entry.last_seq, entry.digest): entry
         for one in good
@@ -200,30 +222,17 @@ def _request(
         part = [seq for seq in leaves if entry.first_seq <= seq <= entry.last_seq]
         covered.update(part)
         if (difference := _difference(entry, [leaves[seq] for seq in part])) is not None:
-            findings.append(_finding(request_id, "changed_request", Level.CHANGED, difference, entry))
-    rest = [seq for seq in leaves if seq not in covered]
-    if rest:
-        findings.append(_unsealed(request_id, rest, good, is_whole=not covered))
-    gone = [seq for seq in leaves if seq in left_out]
-    if gone:
-        text = f"{len(gone)} records lack some of their bytes here, which cannot be verified"
-        findings.append(
-            Finding(
-                kind="left_out",
-                level=Level.UNPROVEN,
-                text=text,
-                first_seq=gone[0],
-                last_seq=gone[-1],
-                request_id=request_id,
+            findings.append(
+                Finding(
+                    kind="changed_request",
+                    level=Level.CHANGED,
+                    text=difference,
+                    first_seq=entry.first_seq,
+                    last_seq=entry.last_seq,
+                    request_id=request_id,
+                )
             )
-        )
-    return RequestReport(
-        request_id=request_id,
-        records=len(leaves),
-        sealed=len(covered),
-        keys=list(dict.fromkeys(one.key for one in good)),
-        findings=findings,
-    )
+    return covered, findings
 
 
 def _difference(entry: SealedRequest, leaves: Sequence[bytes]) -> str | None:
@@ -243,22 +252,16 @@ def _unsealed(request_id: str, rest: Sequence[int], good: Sequence[SignedSeal], 
         text = "not sealed"
     else:
         text = f"not sealed from record {rest[0]} on ({len(rest)} records)"
-    return Finding(
-        kind="older_than_sealing" if is_old else "unsealed",
-        level=Level.UNPROVEN,
-        text=text,
-        first_seq=rest[0],
-        last_seq=rest[-1],
-        request_id=request_id,
-    )
+    return _unproven(request_id, "older_than_sealing" if is_old else "unsealed", text, rest)
 
 
-def _finding(request_id: str, kind: str, level: Level, text: str, entry: SealedRequest) -> Finding:
+def _unproven(request_id: str, kind: str, text: str, records: Sequence[int]) -> Finding:
+    first_seq, last_seq = (records[0], records[-1]) if records else (0, 0)
     return Finding(
         kind=kind,
-        level=level,
+        level=Level.UNPROVEN,
         text=text,
-        first_seq=entry.first_seq,
-        last_seq=entry.last_seq,
+        first_seq=first_seq,
+        last_seq=last_seq,
         request_id=request_id,
     )
