@@ -1,6 +1,6 @@
 """The schemas inside of a schema, and the targets of its references."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -25,6 +25,19 @@ def _children(node: Node) -> Iterator[Any]:
             yield from inside
         else:
             yield inside
+
+
+def plain_values(constants: Iterable[Any]) -> Iterator[Any]:
+    """The values inside of constants that are neither lists nor objects, in any order."""
+    inside = list(constants)
+    while inside:
+        value = inside.pop()
+        if isinstance(value, list):
+            inside += value
+        elif isinstance(value, dict):
+            inside += value.values()
+        else:
+            yield value
 
 
 class SchemaTree:
@@ -73,11 +86,8 @@ class SchemaTree:
         reference = node.get("$ref")
         if not isinstance(reference, str):
             return None
-        whole = (
-            urljoin(self._bases[id(node)], reference).rstrip("#")
-            if reference != "#"
-            else self._bases[id(node)]
-        )
+        base = self._bases[id(node)]
+        whole = base if reference == "#" else urljoin(base, reference).rstrip("#")
         if whole in self._named:
             return self._named[whole]
         document, fragment = urldefrag(whole)

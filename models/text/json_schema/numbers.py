@@ -11,7 +11,7 @@ from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, Final, NamedTuple
 
 from models.text.json_schema.errors import UnsupportedSchemaError
-from models.text.json_schema.nodes import Node, SchemaTree
+from models.text.json_schema.nodes import Node, SchemaTree, plain_values
 
 _MEETING: Final = frozenset({"anyOf", "oneOf", "$ref"})
 _BOUNDS: Final = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
@@ -35,14 +35,8 @@ def check_constants(values: Iterable[Any]) -> None:
     Raises:
         UnsupportedSchemaError: a number has too many digits.
     """
-    inside = list(values)
-    while inside:
-        value = inside.pop()
-        if isinstance(value, list):
-            inside += value
-        elif isinstance(value, dict):
-            inside += value.values()
-        elif _is_number(value) and not _is_exact(Decimal(repr(value))):
+    for value in plain_values(values):
+        if _is_number(value) and not _is_exact(Decimal(repr(value))):
             raise UnsupportedSchemaError(
                 f"expected constants of at most {_DIGITS} digits, or integers up to 2**53, found {value}; "
                 "use fewer digits, or a string"

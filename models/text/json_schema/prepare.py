@@ -13,7 +13,7 @@ from models.text.json_schema.characters import unspelled_in
 from models.text.json_schema.errors import UnsupportedSchemaError
 from models.text.json_schema.finite import check_finite
 from models.text.json_schema.formats import FORMATS
-from models.text.json_schema.nodes import Node, SchemaTree
+from models.text.json_schema.nodes import Node, SchemaTree, plain_values
 from models.text.json_schema.numbers import check_common_multiples, check_constants, replace_bounds
 from models.text.json_schema.patterns import narrow_translation_of, translation_of
 
@@ -76,14 +76,8 @@ def _check_literals(node: Node) -> None:
     given = [node["const"]] if "const" in node else []
     given += node["enum"] if isinstance(node.get("enum"), list) else []
     check_constants(given)
-    inside = list(given)
-    while inside:
-        value = inside.pop()
-        if isinstance(value, list):
-            inside += value
-        elif isinstance(value, dict):
-            inside += value.values()
-        elif isinstance(value, str) and (found := unspelled_in(value)):
+    for value in plain_values(given):
+        if isinstance(value, str) and (found := unspelled_in(value)):
             raise UnsupportedSchemaError(
                 f"expected constants of characters that guided JSON can contain, found {found} in {value!r}; "
                 "leave the control character out"
