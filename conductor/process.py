@@ -276,6 +276,14 @@ class Conductor:
         if self._folded % _RECORDS_AT_ONCE == 0:
             await asyncio.sleep(0)
 
+    async def _recall(self, request_id: str, record: StoredRecord) -> None:
+        """Look in the log for an earlier submission of a request that the cluster may have forgotten."""
+        subject = self._subjects.request(request_id)
+        async with aclosing(self._log.history([subject], 1, record.seq - 1)) as records:
+            async for earlier in records:
+                if self._cluster.recall(request_id, earlier):
+                    return
+
     # ---- seals -------------------------------------------------------------------------------------
     def _ends_request(self, record: StoredRecord) -> bool:
         """Tell whether a decision that was confirmed by the log ends a request."""
@@ -293,14 +301,6 @@ class Conductor:
             open=frozenset((*cluster.open, *ending)),
             has_capacity=not self._capacity.reason,
         )
-
-    async def _recall(self, request_id: str, record: StoredRecord) -> None:
-        """Look in the log for an earlier submission of a request that the cluster may have forgotten."""
-        subject = self._subjects.request(request_id)
-        async with aclosing(self._log.history([subject], 1, record.seq - 1)) as records:
-            async for earlier in records:
-                if self._cluster.recall(request_id, earlier):
-                    return
 
     # ---- the log's capacity ------------------------------------------------------------------------
     @property
