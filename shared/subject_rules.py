@@ -130,7 +130,7 @@ def _writer(address: Address) -> str | None:
 
 
 class Writer(NamedTuple):
-    """Who may write an event, and the condition under which readers act on it.
+    """The writer of an event, and the condition under which readers act on it.
 
     Attributes:
         role: the role that the server lets write on its subject.
@@ -163,4 +163,4 @@ WRITERS: Final[dict[type, Writer]] = {
     ),
     WorkerLeaving: Writer("worker", "its own rank, in the present incarnation"),
 }
-"""Who may write what (ADR 26). Readers: the conductor's `Cluster`, the worker's `Inbox`, `RequestOutput`."""
+"""The writer of each event type (ADR 26). `Cluster`, `Inbox` and `RequestOutput` enforce it."""

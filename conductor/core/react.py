@@ -327,7 +327,7 @@ class Reactor:
         """Send the due steps, each to all of its ranks. Steps that are already running stay.
 
         If a rank of the request is absent, the request is held: a step that starts now would be repeated
-        when the next incarnation of that rank joins. So it is if a rank has another incarnation than
+        when the next incarnation of that rank joins. It is also held if a rank has another incarnation than
         `schedule` saw: readers accept its output only from the recorded ones.
         """
         incarnations = {rank: world.incarnation(rank) for rank in sorted(request.ranks)}

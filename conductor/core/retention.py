@@ -1,4 +1,4 @@
-"""What a cluster keeps of requests that ended, and for how long. Pure.
+"""Bounded memory of the requests that ended. Pure.
 
     ended     the full state of the last ones: to recognise second copies and late decisions
     digests   of each, the time of its end and the digest of its submission: to recognise a second submission

@@ -1,4 +1,4 @@
-"""Which requests may lack records, if records of their log are missing. Pure.
+"""The requests that may lack records, because records of their log are missing. Pure.
 
 A lost record does not say whose it was. So a request is damaged if a range of missing records touches the
 time from its submission to its end.

@@ -44,7 +44,7 @@ OF_ITS_OWN = {
     ("client", "request.cancel.v1"): "any client may cancel by the request's id, which is its secret",
     ("client", "request.submitted.v1"): "a conflict: the submission is refused, the request goes on",
 }
-"""What a role may say, and what it means; all else is void."""
+"""The events that a role may write, with their effects; all others are void."""
 
 
 @dataclass

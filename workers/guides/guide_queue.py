@@ -40,7 +40,7 @@ BUDGET_S: Final = 10.0
 """The processor time of one tenant's guides in `WINDOW_S`: some 1,500 small schemas, each different."""
 WINDOW_S: Final = 60.0
 BAN_S: Final = 5.0
-"""What a guide costs its tenant whose masks took so long that it was banned: all requests waited for it."""
+"""The charge to a tenant whose guide was banned for slow masks: all requests waited for them."""
 LIMIT_S: Final = 30.0
 """Time limit of one check. Its processor time is limited more strictly (`models.text.guide_trial.CPU_S`)."""
 _TOO_MANY: Final = 429

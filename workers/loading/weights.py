@@ -1,4 +1,4 @@
-"""Digests of what a rank loads, by node: recorded when it joins, so that no answer has two authors (ADR 27).
+"""Digests of what a rank loads, by node: recorded when it joins, so that no answer is of two models (ADR 27).
 
     CPU node         the files of processing: tokenizer, chat template, generation config, config.json
     KV node          these, its weights, and those of its draft model

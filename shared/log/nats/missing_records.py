@@ -1,8 +1,8 @@
-"""Records that a log should have and has not: of a block file that was cut off, damaged or removed.
+"""Records that a log has lost: of a block file that was cut off, damaged or removed.
 
 Records leave the log only at its beginning, when they expire. So a position without a record, between two
-that have one or before the log's end, was lost. A server passes over such records without a word, and counts
-some of them only when it reads their block. So the whole log has to be read once.
+that have one or before the log's end, was lost. A server skips such records silently, and counts some of
+them only when it reads their block. So the whole log has to be read once.
 """
 
 from collections.abc import AsyncIterator, Iterable

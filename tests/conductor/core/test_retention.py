@@ -1,4 +1,4 @@
-"""What is kept of requests that ended: bounded by number, size and time, and still right afterwards."""
+"""The memory of requests that ended: bounded by number, size and time, and still right afterwards."""
 
 import msgspec
 import pytest
