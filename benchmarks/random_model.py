@@ -12,7 +12,8 @@ from workers.kv_engine.config import KVEngineConfig
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.kv_engine.speculative.proposer import Proposer
-from workers.machine.cpu_threads import cores, kernel_threads
+from workers.machine.cores import cores
+from workers.machine.cpu_threads import kernel_threads
 
 VOCABULARY: Final = 16_000
 LAYERS: Final = 8

@@ -2,6 +2,8 @@
 
 import asyncio
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -457,3 +459,11 @@ async def test_a_port_that_is_taken_may_be_free_later() -> None:
         port = taken.getsockname()[1] - 1
         with pytest.raises(CapacityError, match=rf"port {port + 1}, "):
             open_tensors(on_two_ranks(port=port), 1)
+
+
+@pytest.mark.processes
+def test_the_worker_is_imported_without_torch() -> None:
+    script = "import sys, workers.process; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "False"

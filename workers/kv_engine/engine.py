@@ -38,7 +38,8 @@ from workers.kv_engine.speculative.drafter import Drafter, accept_drafts
 from workers.kv_engine.speculative.proposer import Proposer
 from workers.kv_engine.step import StepBuilder
 from workers.kv_engine.step_outputs import OutputBuilder, StepOutcome
-from workers.machine.cpu_threads import cores, threads_for, use_cpu_threads
+from workers.machine.cores import cores
+from workers.machine.cpu_threads import threads_for, use_cpu_threads
 
 
 class KVEngine:

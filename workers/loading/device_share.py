@@ -11,7 +11,7 @@ import torch
 from configs.deployment import DeploymentConfig
 from models import registry
 from models.base import EngineKind
-from workers.machine.cpu_threads import cores
+from workers.machine.cores import cores
 from workers.machine.devices import choose_device
 
 

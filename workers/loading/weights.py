@@ -23,7 +23,7 @@ from models import registry
 from models.base import EngineKind
 from models.checkpoints.contents import Files, all_weights, processing_files, within
 from models.checkpoints.digests import DigestCache, OpenedFiles, combined_digest
-from workers.machine.cpu_threads import cores
+from workers.machine.cores import cores
 from workers.settings import EngineSettings
 
 _LOGGER: Final = logging.getLogger(__name__)

@@ -27,11 +27,6 @@ _NICER: Final = 5
 """The niceness added: a third of the time of a core that two threads share."""
 
 
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def threads_for(parameters: int, cores: int) -> int:
     """Return the number of threads for a model of that size."""
     return max(1, cores - 1) if parameters >= _SHARED_OUT else 1

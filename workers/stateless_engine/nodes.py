@@ -18,7 +18,8 @@ from shared.errors import BugError, DalSegnoError, TensorGone, WorkerError
 from shared.tensors import Handle
 from workers.data_plane.arrays import publish, to_array, to_tensor
 from workers.data_plane.port import Array, PublishOnDevice
-from workers.machine.cpu_threads import cores, give_way, stateless_threads, use_cpu_threads
+from workers.machine.cores import cores
+from workers.machine.cpu_threads import give_way, stateless_threads, use_cpu_threads
 from workers.stateless_engine.firing import FiringResult, StatelessFiring
 
 _LOGGER: Final = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from configs.deployment import ConfigError, NodeGroup
 from models.base import EngineKind
 from tests.workers.loading.deployments import gpus, orpheus
 from workers.loading import device_share
-from workers.machine.cpu_threads import cores
+from workers.machine.cores import cores
 from workers.machine.devices import choose_device
 
 

@@ -14,7 +14,8 @@ from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.node import KVNode
 from workers.kv_engine.parallel.lockstep import Leader
 from workers.kv_engine.selfcheck import check_node
-from workers.machine.cpu_threads import cores, threads_for, use_cpu_threads
+from workers.machine.cores import cores
+from workers.machine.cpu_threads import threads_for, use_cpu_threads
 
 
 class FollowerEngine:
