@@ -10,7 +10,6 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -33,7 +32,6 @@ _SEALED: Final = "ds.conductor.sealed"
 _ENVELOPE: Final = frozenset({"id", "writer", "number", "epoch", "trace"})
 """Fields of a seal's event besides the signed statement: they say nothing about the log."""
 _MEMBERSHIP: Final = ("ds.worker.", "ds.conductor.epoch", "ds.conductor.lost")
-_HAS_VERIFY: Final = find_spec("dalsegno.verify") is not None
 
 
 async def attack(out: Path) -> list[Verdict]:
@@ -51,8 +49,7 @@ async def attack(out: Path) -> list[Verdict]:
     await asyncio.to_thread(_bundles, tool, bundles, accepted, verified, replayed)
     await asyncio.to_thread(_data_dirs, tool, running.data_dir, out, logged, accepted)
     _logs(records, logged)
-    if _HAS_VERIFY:
-        await _rolled_back(tool, out, state, logged, accepted)
+    await _rolled_back(tool, out, state, logged, accepted)
     return [accepted, verified, replayed, logged]
 
 
@@ -62,16 +59,13 @@ def _bundles(
     """Change every bundle in every way."""
     for path in bundles:
         accepted.expect(f"replay of {path.name}", tool.run("replay", str(path)), 0)
-        if _HAS_VERIFY:
-            accepted.expect(f"verify of {path.name}", tool.run("verify", str(path)), 0)
+        accepted.expect(f"verify of {path.name}", tool.run("verify", str(path)), 0)
         for name, changed in _changed_bundles(bundle_file.read(str(path))):
             file = path.with_name("changed.bundle")
             _judge(tool, file, changed, f"{path.stem}: {name}", verified, replayed)
         for name, changed in _unsealed_bundles(bundle_file.read(str(path))):
             file = path.with_name("changed.bundle")
             _judge(tool, file, changed, f"{path.stem}: {name}", verified)
-    if not _HAS_VERIFY:
-        verified.missing = "there is no dalsegno verify"
 
 
 class Tool:
@@ -130,10 +124,9 @@ def _judge(
 ) -> None:
     with path.open("wb") as file:
         bundle_file.write(file, changed.header, changed.kept)
-    if _HAS_VERIFY:
-        verified.tried()
-        if tool.run("verify", str(path)) == 0:
-            verified.broken(name, "verify calls it intact")
+    verified.tried()
+    if tool.run("verify", str(path)) == 0:
+        verified.broken(name, "verify calls it intact")
     if replayed is None:
         return
     replayed.tried()
@@ -257,9 +250,7 @@ def _others(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _data_dirs(tool: Tool, data_dir: Path, out: Path, logged: Verdict, accepted: Verdict) -> None:
-    """Whole data dirs: untouched, without anchors, with an exchanged log."""
-    if not _HAS_VERIFY:
-        return
+    """Whole data dirs: untouched, and with block files that are cut off."""
     accepted.expect("verify of the data dir", tool.run("verify", "--data-dir", str(data_dir)), 0)
     cut = out / "cut"
     shutil.copytree(data_dir, cut)
