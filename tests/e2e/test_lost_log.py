@@ -113,4 +113,8 @@ async def test_an_older_copy_of_its_store_is_recognised(running: Running, tmp_pa
 
     assert again.status_code == 200
     assert known.json()["status"] == "finished"
-    assert clients.run_on(running, "replay", "--all").returncode == 0
+    replayed = clients.run_on(running, "replay", "--all")
+    assert "3 of 3 requests match" in replayed.stdout
+    # The history that was replaced may have been anchored in the moment before.
+    was_anchored = "is not the anchored one" in replayed.stderr
+    assert replayed.returncode == int(was_anchored)

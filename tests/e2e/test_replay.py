@@ -185,9 +185,9 @@ async def test_a_changed_plan_fails_and_its_digest_is_named_first(
         'state before: {"phase": "running"',
         '"steps_done": 1',
     )
-    first, *rest = ended.stdout.splitlines()
-    assert "digest of plan was" in first
-    assert not any("digest of core" in line for line in rest)
+    notes = [line for line in ended.stdout.splitlines() if f"{REQUEST}: note: " in line]
+    assert "digest of plan was" in notes[0]
+    assert not any("digest of core" in line for line in notes)
 
 
 async def test_a_request_that_is_not_there_is_no_match(records: list[StoredRecord], copy: Copy) -> None:

@@ -198,6 +198,7 @@ RECORDINGS: Final = (
         "demo",
         {
             "plain": plain,
+            "sealed": plain,
             "choices": choices,
             "stop-string": stop_string,
             "logprobs": logprobs,

@@ -11,7 +11,7 @@ from conductor.core.lifecycle import Phase
 from dalsegno.bundle import bundle_file
 from dalsegno.replay import recorded_request
 from dalsegno.replay.verdicts import ControlResult
-from shared.events import ConductorEvent
+from shared.events import ConductorEvent, LogSealed
 from tests.histories import FOLDER, WRONG
 from tests.histories.record import RECORDINGS
 
@@ -56,8 +56,10 @@ def test_a_history_is_small(path: Path) -> None:
 
 
 def test_every_kind_of_decision_is_in_one_of_them() -> None:
-    schemas = {tag for path in BUNDLES for tag in bundle_file.read(str(path)).header.schemas}
-    assert {str(kind.__struct_config__.tag) for kind in get_args(ConductorEvent)} <= schemas
+    bundles = [bundle_file.read(str(path)) for path in BUNDLES]
+    schemas = {tag for bundle in bundles for tag in bundle.header.schemas}
+    sealed = {str(LogSealed.__struct_config__.tag)} if any(bundle.seals for bundle in bundles) else set()
+    assert {str(kind.__struct_config__.tag) for kind in get_args(ConductorEvent)} <= schemas | sealed
 
 
 def test_the_altered_history_does_not_match_and_it_is_said_where_and_how() -> None:

@@ -122,6 +122,7 @@ async def test_a_row_that_goes_on_elsewhere_says_what_it_says_on_one_rank() -> N
         chunks = cluster.chunks("one0")
         for number, released in enumerate((chunks[:2], chunks)):
             request_id = f"again{number}"
+            cluster.admit(request_id)
             for chunk in released:
                 earlier = msgspec.structs.replace(chunk, request_id=request_id, id=f"{request_id}.{chunk.id}")
                 cluster.put(f"ds.output.g-1.{request_id}.w1", earlier)

@@ -457,6 +457,14 @@ async def embeddings_status(config: DeploymentConfig) -> int:
         return (await world.client.post("/v1/embeddings", json=body)).status_code
 
 
+def status_by_host(host: str) -> Observe:
+    async def observe(config: DeploymentConfig) -> int:
+        async with gateway(config) as world:
+            return (await world.client.get("/v1/models", headers={"Host": host})).status_code
+
+    return observe
+
+
 def header(name: str) -> Observe:
     async def observe(config: DeploymentConfig) -> object:
         async with gateway(config) as world:
@@ -850,6 +858,13 @@ TABLE: Final = [
         observe=header("access-control-allow-origin"),
         without=None,
         with_="https://a.example",
+    ),
+    Row(
+        key="gateway.allowed_hosts",
+        said="models.example",
+        observe=status_by_host("models.example"),
+        without=403,
+        with_=200,
     ),
     Row(
         key="gateway.security_headers",

@@ -138,7 +138,7 @@ async def test_the_hops_of_a_request_are_timed_by_its_records() -> None:
 
     assert found["dalsegno_hop_seconds_count{hop=first_chunk}"] == 1
     assert found["dalsegno_hop_seconds_count{hop=finished}"] == 1
-    assert found["dalsegno_log_delivery_seconds_count"] == 5  # four words, and the end
+    assert found["dalsegno_log_delivery_seconds_count"] == 6  # the admission, four words, and the end
 
 
 async def test_the_log_is_shown_as_it_answers() -> None:

@@ -206,7 +206,7 @@ async def test_batches_are_launched_on_the_threads_own_stream_and_give_way(
 def test_one_that_follows_steps_as_its_leader_does(
     launched: list[Launch], streams: PretendedStreams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leader = SimpleNamespace(agree=lambda blocks, dtype: blocks)
+    leader = SimpleNamespace(agree=lambda blocks, dtype, weights: blocks)
     monkeypatch.setattr(lockstep, "Leader", lambda line: leader)
     monkeypatch.setattr(follower, "FollowerEngine", lambda *_, **__: streams.launch("step"))
     monkeypatch.setattr("workers.kv_engine.parallel.collectives.TorchPeers", lambda *_: None)
