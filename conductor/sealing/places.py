@@ -1,23 +1,29 @@
 """Places for anchors: a file, a subject of another NATS server, an HTTP address."""
 
 import asyncio
+import base64
 import http.client
 import os
-import urllib.error
+import re
 import urllib.request
 from pathlib import Path
-from typing import Final
-from urllib.parse import urlsplit, urlunsplit
+from typing import IO, Final
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+import msgspec
 
 from conductor.sealing.anchoring import AnchorError
+from configs.deployment import ConfigError
 from shared.errors import DalSegnoError
 from shared.log.nats import api
 from shared.log.nats.connection import NatsConnection
 from shared.log.nats.credentials import ANONYMOUS
+from shared.log.nats.servers import servers_in
 from shared.sealing import anchors
 from shared.sealing.anchors import Anchor, AnchorFormatError
 
 _TIMEOUT_S: Final = 5.0
+_SUBJECT: Final = re.compile(r"/[^\s.*>]+(\.[^\s.*>]+)*")
 _TAIL_BYTES: Final = 4096
 """More than the last two lines of a file of anchors have."""
 
@@ -83,6 +89,8 @@ class NatsPlace:
             ack = await connection.call_api(self._subject, anchors.encode(anchor), api.PubAck)
         except DalSegnoError as error:
             raise AnchorError(error.message) from error
+        except msgspec.MsgspecError as error:
+            raise AnchorError("expected the reply of a stream, found another one") from error
         if ack.error is not None or not ack.seq:
             raise AnchorError(ack.error.description if ack.error is not None else "no stream stores it")
 
@@ -92,16 +100,41 @@ class NatsPlace:
     async def _opened(self) -> NatsConnection:
         if self._connection is None:
             connection = NatsConnection(self._server)
-            await connection.open(credentials=ANONYMOUS, name="dalsegno-anchors", timeout_s=_TIMEOUT_S)
+            try:
+                await connection.open(credentials=ANONYMOUS, name="dalsegno-anchors", timeout_s=_TIMEOUT_S)
+            except BaseException:
+                await connection.close()
+                raise
             self._connection = connection
         return self._connection
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Refuses redirects: urllib would follow them with a GET, and the anchor would be lost."""
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> None:
+        return None
+
+
 class UrlPlace:
-    """An HTTP address that accepts a POST with an anchor as JSON."""
+    """An HTTP address that accepts a POST with an anchor as JSON; user and password are sent in a header."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        parts = urlsplit(url)
+        account, _, host = parts.netloc.rpartition("@")
+        self._url = urlunsplit((parts.scheme, host, parts.path, parts.query, ""))
+        self._head = {"Content-Type": "application/json"}
+        if account:
+            self._head["Authorization"] = f"Basic {base64.b64encode(unquote(account).encode()).decode()}"
+        self._opener = urllib.request.build_opener(_NoRedirects)
 
     @property
     def name(self) -> str:
@@ -118,12 +151,28 @@ class UrlPlace:
         return None
 
     def _post(self, line: bytes) -> None:
-        head = {"Content-Type": "application/json"}
-        request = urllib.request.Request(self._url, data=line, headers=head, method="POST")  # noqa: S310
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S):  # noqa: S310 - http or https by its pattern
+        request = urllib.request.Request(  # noqa: S310 - http or https by its pattern
+            self._url, data=line, headers=self._head, method="POST"
+        )
+        with self._opener.open(request, timeout=_TIMEOUT_S):
             pass
 
 
 def place_of(url: str) -> NatsPlace | UrlPlace:
-    """Return the place of a configured address."""
-    return UrlPlace(url) if urlsplit(url).scheme in {"http", "https"} else NatsPlace(url)
+    """Return the place of a configured address.
+
+    Raises:
+        ConfigError: it is no address; the message does not quote it, because it may have a password.
+    """
+    try:
+        parts = urlsplit(url)
+        servers_in(urlunsplit((parts.scheme, parts.netloc, "", "", "")))
+    except ValueError:
+        raise ConfigError("sealing.anchors: expected an address with a host and a number as port") from None
+    if parts.scheme in {"http", "https"}:
+        return UrlPlace(url)
+    if _SUBJECT.fullmatch(parts.path) is None:
+        raise ConfigError(
+            "sealing.anchors: expected one subject at the end of a NATS address, as in host/subject"
+        )
+    return NatsPlace(url)

@@ -221,13 +221,20 @@ class Sealer:
                 return
 
     async def _passes_foreign_records(self) -> bool:
-        """Note the last record on the seals' subject; return False if a seal is among the new ones."""
+        """Note the last record on the seals' subject; return False if a seal is among the new ones.
+
+        If all of them have expired, the next seal is the first on the subject.
+        """
+        known_seq = self._last_seq
         async with aclosing(self._log.history([self._subjects.sealed], self._last_seq + 1)) as records:
             async for record in records:
                 if not _is_foreign(record):
                     return False
                 self._last_seq = record.seq
-        return True
+        if self._last_seq == known_seq:
+            last = await self._log.last(self._subjects.sealed)
+            self._last_seq = last.seq if last is not None else 0
+        return self._last_seq != known_seq
 
     # ---- continuing a chain ------------------------------------------------------------------------
     async def _continued(self, identity: LogIdentity, view: View) -> Segment:

@@ -287,7 +287,8 @@ class MemoryLog:
             self._readers.discard(reader)
 
     def _has_news(self, position: int) -> bool:
-        return not self.connected or len(self._server.records) > position
+        server = self._server
+        return not self.connected or len(server.records) > max(position, server.forgotten)
 
     async def history(
         self, subjects: Sequence[str], start_seq: int = 1, end_seq: int | None = None
@@ -304,6 +305,11 @@ class MemoryLog:
         self._require()
         seq = self._server.last_seq(subject)
         return self._server.records[seq - 1] if seq else None
+
+    async def first_after(self, subject: str, seq: int) -> StoredRecord | None:
+        await self._until(lambda: self.connected)
+        held = self._server.records[max(seq, self._server.forgotten) :]
+        return next((record for record in held if record.subject == subject), None)
 
     async def state(self) -> LogState:
         self._require()

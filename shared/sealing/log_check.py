@@ -153,7 +153,8 @@ class LogCheck:
 
     def _check_expired(self, first: Seal, begins: int) -> None:
         """Tell whether the retention explains why records before `begins` are gone."""
-        max_age_s = min(one.seal.max_age_s for one in self._seals)
+        trusted = [one for one in self._seals if one.key in self._trusted]
+        max_age_s = min(one.seal.max_age_s for one in trusted or self._seals)
         youngest_ns = first.news_ns if first.news_seq < begins else first.previous_ns
         age_s = (self._extent.now_ns - youngest_ns) / 1e9
         if youngest_ns and age_s < max_age_s - _CLOCKS_S:

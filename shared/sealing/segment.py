@@ -66,6 +66,7 @@ class Segment:
     _news_ns: int = 0
     _decisive_seq: int = 0
     _last_ns: int = 0
+    _begun: int = 0
     _runs: dict[str, _Run] = field(default_factory=dict)
     _members: dict[int, bytes] = field(default_factory=dict)
     _chain: Any = None
@@ -90,7 +91,7 @@ class Segment:
     @property
     def is_full(self) -> bool:
         """True if it has to be sealed before more records are added."""
-        return self.count >= MAX_RECORDS or len(self._members) >= MAX_MEMBERS
+        return self.count >= MAX_RECORDS or len(self._members) >= MAX_MEMBERS or self._begun >= MAX_REQUESTS
 
     @property
     def has_news(self) -> bool:
@@ -173,7 +174,7 @@ class Segment:
             del self._runs[entry.request_id]
         self.first_seq, self.previous, self.previous_ns = seal.last_seq + 1, seal.chain, seal.last_ns
         self.last_member = max(seal.members, default=seal.last_member)
-        self.count, self._news_seq, self._members = 0, 0, {}
+        self.count, self._news_seq, self._members, self._begun = 0, 0, {}, 0
         self._chain = hashes.chain_after(seal.chain)
 
     def _extend(self, request_id: str, seq: int, leaf: bytes) -> None:
@@ -182,6 +183,7 @@ class Segment:
         run = self._runs.get(request_id)
         if run is None:
             run = self._runs[request_id] = _Run(seq)
+            self._begun += seq >= self.first_seq  # not of those that a successor reads again
         run.last_seq = seq
         run.count += 1
         run.digest.update(leaf)

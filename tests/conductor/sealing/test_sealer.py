@@ -208,6 +208,15 @@ async def test_records_that_are_no_seals_do_not_stop_the_sealer() -> None:
     assert {finding.kind for finding in verified(store).findings} == {"foreign"}
 
 
+async def test_sealing_continues_after_all_seals_have_expired() -> None:
+    store = MemoryStore(subjects=SUBJECTS)
+    async with serving(store) as log:
+        await lists(await ask(log, store, "r1"), "r1")
+        store.forget(len(store.records))
+        await submit(log, "r2")
+        await lists(await work(log, store, "r2"), "r2")
+
+
 async def test_a_nearly_full_log_gets_no_seals() -> None:
     store = MemoryStore(subjects=SUBJECTS)
     async with serving(store) as log:
