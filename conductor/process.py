@@ -278,11 +278,11 @@ class Conductor:
 
     async def _recall(self, request_id: str, record: StoredRecord) -> None:
         """Look in the log for an earlier submission of a request that the cluster may have forgotten."""
-        subject = self._subjects.request(request_id)
-        async with aclosing(self._log.history([subject], 1, record.seq - 1)) as records:
-            async for earlier in records:
-                if self._cluster.recall(request_id, earlier):
-                    return
+        subject, seq = self._subjects.request(request_id), 0
+        while (earlier := await self._log.first_after(subject, seq)) and earlier.seq < record.seq:
+            if self._cluster.recall(request_id, earlier):
+                return
+            seq = earlier.seq
 
     # ---- seals -------------------------------------------------------------------------------------
     def _ends_request(self, record: StoredRecord) -> bool:

@@ -68,7 +68,7 @@ from shared.events import (
 )
 from shared.ids import is_addressable
 from shared.log.port import StoredRecord
-from shared.subject_rules import check_event_subject
+from shared.subject_rules import check_event_subject, read_event
 from shared.subjects import Address, Subjects
 
 
@@ -239,12 +239,12 @@ class Cluster:
         request_id = str(address.request_id)
         if request_id in self.digests or self.request(request_id):
             return None
-        event = _submission(record)
-        return None if event is None or event.is_first else request_id
+        # Also if it says that it is the first one: only the server knows that, and not its writer.
+        return None if _submission(record, self.subjects) is None else request_id
 
     def recall(self, request_id: str, earlier: StoredRecord) -> bool:
         """Remember an ended request again, by its earliest readable submission; return whether it is one."""
-        event = _submission(earlier)
+        event = _submission(earlier, self.subjects)
         if event is not None:
             self.digests[request_id] = (self.now_ns, submission_digest(event))
         return event is not None
@@ -468,10 +468,10 @@ class Cluster:
         return Folded((refusal,), note=note, quotation=failure.message)
 
 
-def _submission(record: StoredRecord) -> RequestSubmitted | None:
-    """The event of a record on a submission's subject; None if it is unreadable."""
+def _submission(record: StoredRecord, subjects: Subjects) -> RequestSubmitted | None:
+    """The event of a record on a submission's subject; None if it is unreadable or does not belong there."""
     try:
-        event = decode(record.data, "request")
+        _, event = read_event(record, subjects)
     except MalformedEventError:
         return None
     return event if isinstance(event, RequestSubmitted) else None

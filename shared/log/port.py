@@ -249,6 +249,15 @@ class Log(Protocol):
         """
         ...
 
+    async def first_after(self, subject: str, seq: int) -> StoredRecord | None:
+        """Return the first record on one subject after `seq`; wait while the log does not answer.
+
+        Raises:
+            LogUnavailableError: the log is closed.
+            LogRegressedError: the log lost events or was recreated.
+        """
+        ...
+
     async def state(self) -> LogState:
         """Return the current state of the log.
 

@@ -8,7 +8,6 @@ which delivers from the cursor's position on (`shared.log.nats.cursor`).
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 from shared.errors import DalSegnoError
@@ -16,7 +15,7 @@ from shared.log.nats import api, polling
 from shared.log.nats.connection import NatsConnection
 from shared.log.nats.cursor import Cursor
 from shared.log.nats.subject_filter import covering_filter, matcher, wide_filter_pays
-from shared.log.port import LogUnavailableError, StoredRecord
+from shared.log.port import LogUnavailableError
 
 _TICK_S: Final = 1.0
 
@@ -41,18 +40,14 @@ class Consumer:
         self._timer: asyncio.TimerHandle | None = None
         self._polling: asyncio.Task[None] | None = None
 
-    def poll(
-        self, get: Callable[[int], Awaitable[StoredRecord | None]], last_seq: Callable[[], Awaitable[int]]
-    ) -> None:
+    def poll(self, source: polling.Source) -> None:
         """Feed the cursor without a consumer for a while (`shared.log.nats.polling`)."""
         self._cursor.attaching()
-        self._polling = asyncio.get_running_loop().create_task(self._poll(get, last_seq), name="poll the log")
+        self._polling = asyncio.get_running_loop().create_task(self._poll(source), name="poll the log")
 
-    async def _poll(
-        self, get: Callable[[int], Awaitable[StoredRecord | None]], last_seq: Callable[[], Awaitable[int]]
-    ) -> None:
+    async def _poll(self, source: polling.Source) -> None:
         try:
-            await polling.poll(self._cursor, self._subjects, get, last_seq)
+            await polling.poll(self._cursor, self._subjects, source)
         except DalSegnoError as error:
             self._cursor.fail(error.message)
 

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from shared.errors import DalSegnoError
-from shared.log.nats import api, missing_records, provisioning
+from shared.log.nats import api, missing_records, polling, provisioning
 from shared.log.nats.connection import NatsConnection
 from shared.log.nats.consumer import Consumer, NoConsumerLeftError
 from shared.log.nats.credentials import ANONYMOUS, Credentials
@@ -336,7 +336,7 @@ class JetStreamLog:
             if resent or in_flight:
                 # An earlier copy may have been stored, which is why this one was refused, and others may have
                 # written since. The record right after the expected sequence number decides.
-                successor = await self._successor(subject, expected_last_seq)
+                successor = await self.first_after(subject, expected_last_seq)
                 if successor is not None and successor.data == data:
                     return successor.seq
                 if successor is None and in_flight:  # another publish was in flight, and was not stored
@@ -393,15 +393,6 @@ class JetStreamLog:
         if written is not None and ack.seq > self._last_written[0]:
             self._last_written = (ack.seq, written)
 
-    async def _successor(self, subject: str, seq: int) -> StoredRecord | None:
-        """Return the first record of `subject` after `seq`; retried until the log answers."""
-        while True:
-            with contextlib.suppress(LogUnavailableError):
-                return await self._message({"seq": seq + 1, "next_by_subj": subject})
-            await self._online.wait()
-            self._raise_failure()
-            await asyncio.sleep(_RETRY_S)
-
     # ---- reading --------------------------------------------------------------------------------------
     def read(self, subjects: Sequence[str], start_seq: int) -> AsyncGenerator[StoredRecord, None]:
         return self._records(subjects, self._cursor(start_seq, None))
@@ -456,7 +447,7 @@ class JetStreamLog:
         position, is_all = cursor.position, True
         try:
             for subject in subjects:
-                record = await self._message({"seq": position + 1, "next_by_subj": subject})
+                record = await self._next_on(subject, position)
                 is_all = is_all and (record is None or record.seq > cursor.end_seq)
         except LogUnavailableError as error:
             _LOGGER.debug("the end of %s is not known yet: %s", self._stream, error)
@@ -481,7 +472,7 @@ class JetStreamLog:
                 return
             except NoConsumerLeftError as error:
                 self._note_consumer_shortage(error)
-                consumer.poll(self._record_at, self._last_seq)
+                consumer.poll(polling.Source(self._record_at, self._next_on, self._state))
                 return
             except LogUnavailableError as error:
                 _LOGGER.warning("reading %s waits: %s", self._stream, error)
@@ -502,11 +493,20 @@ class JetStreamLog:
     async def _record_at(self, seq: int) -> StoredRecord | None:
         return await self._message({"seq": seq})
 
-    async def _last_seq(self) -> int:
-        return (await self._state()).last_seq
-
     async def last(self, subject: str) -> StoredRecord | None:
         return await self._retried(lambda: self._message({"last_by_subj": subject}))
+
+    async def first_after(self, subject: str, seq: int) -> StoredRecord | None:
+        while True:
+            with contextlib.suppress(LogUnavailableError):
+                return await self._next_on(subject, seq)
+            await self._online.wait()
+            self._raise_failure()
+            await asyncio.sleep(_RETRY_S)
+
+    async def _next_on(self, subject: str, seq: int) -> StoredRecord | None:
+        """Return the first record after `seq` on a subject, which may have wildcards."""
+        return await self._message({"seq": seq + 1, "next_by_subj": subject})
 
     async def state(self) -> LogState:
         return await self._retried(self._state)

@@ -8,7 +8,7 @@ from conductor.core.cluster import Cluster
 from conductor.core.retention import LIVE, size_of
 from conductor.core.snapshot import dump, load
 from models import registry
-from shared.events import Inputs, RequestFinished, RequestRejected
+from shared.events import Inputs, RequestFinished, RequestRejected, decode, encode
 from tests.conductor.script import SUBJECTS, Script
 
 
@@ -120,3 +120,22 @@ def test_a_restored_cluster_forgets_the_same() -> None:
     assert restored.ended_bytes == script.cluster.ended_bytes
     assert restored.forgotten_ns == script.cluster.forgotten_ns
     assert restored.retention == LIVE
+
+
+def test_a_submission_that_says_it_is_the_first_is_looked_up_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "_FORGET_EVERY", 2)
+    script = script_with(ended=1, digests=4)
+    end(script, 20)
+    first = next(record for record in script.records if record.subject == SUBJECTS.request("r0"))
+    event = msgspec.structs.replace(decode(first.data), is_first=True)
+    liar = msgspec.structs.replace(first, seq=script.cluster.seq + 1, data=encode(event))
+    assert script.cluster.may_have_forgotten(liar) == "r0"
+
+
+def test_a_submission_of_another_request_is_not_recalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "_FORGET_EVERY", 2)
+    script = script_with(ended=1, digests=4)
+    end(script, 20)
+    first = next(record for record in script.records if record.subject == SUBJECTS.request("r0"))
+    misplaced = msgspec.structs.replace(first, subject=SUBJECTS.request("other"))
+    assert not script.cluster.recall("other", misplaced)
