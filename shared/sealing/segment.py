@@ -36,9 +36,10 @@ class LogIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class _Run:
-    """The records of one request that no seal lists yet."""
+    """The records of one request that no seal lists yet; `decisive_seq` is the last to begin or end it."""
 
     first_seq: int
+    decisive_seq: int = 0
     last_seq: int = 0
     count: int = 0
     digest: Any = field(default_factory=hashes.of_request)
@@ -107,7 +108,7 @@ class Segment:
         """Fold a record of an earlier segment, of a request that no seal lists yet."""
         address = self.subjects.parse(record.subject)
         if address is not None and address.request_id is not None:
-            self._extend(address.request_id, record.seq, hashes.leaf(record))
+            self._extend(address.request_id, record.seq, hashes.leaf(record), is_decisive=True)
 
     def add(self, record: StoredRecord) -> None:
         """Fold the next record of the log."""
@@ -120,10 +121,11 @@ class Segment:
         address = self.subjects.parse(record.subject)
         if address is None:
             return
-        if address.kind not in _NEVER_DECISIVE:
+        is_decisive = address.kind not in _NEVER_DECISIVE
+        if is_decisive:
             self._decisive_seq = record.seq
         if address.request_id is not None:
-            self._extend(address.request_id, record.seq, leaf)
+            self._extend(address.request_id, record.seq, leaf, is_decisive=is_decisive)
         elif address.is_membership:
             shown = hashes.without_endpoints(record)
             self._members[record.seq] = leaf if shown is record else hashes.leaf(shown)
@@ -136,7 +138,7 @@ class Segment:
         Args:
             open_requests: the requests that had not ended at `known_seq`.
             known_seq: the position of the last record that `open_requests` takes into account. Requests that
-                began later count as open.
+                may have begun or ended later count as open.
             max_requests: the most requests to list; further ones are left to the next seal.
         """
         if known_seq >= self._decisive_seq:  # records since then begin and end no request
@@ -144,7 +146,7 @@ class Segment:
         over = (
             request_id
             for request_id, run in self._runs.items()
-            if run.first_seq <= known_seq and request_id not in open_requests
+            if max(run.first_seq, run.decisive_seq) <= known_seq and request_id not in open_requests
         )
         listed = {request_id: self._runs[request_id] for request_id in islice(over, max_requests)}
         left = (run.first_seq for request_id, run in self._runs.items() if request_id not in listed)
@@ -177,7 +179,7 @@ class Segment:
         self.count, self._news_seq, self._members, self._begun = 0, 0, {}, 0
         self._chain = hashes.chain_after(seal.chain)
 
-    def _extend(self, request_id: str, seq: int, leaf: bytes) -> None:
+    def _extend(self, request_id: str, seq: int, leaf: bytes, *, is_decisive: bool) -> None:
         if not is_token(request_id):
             return  # never a request: its records are covered by the chain alone
         run = self._runs.get(request_id)
@@ -185,6 +187,8 @@ class Segment:
             run = self._runs[request_id] = _Run(seq)
             self._begun += seq >= self.first_seq  # not of those that a successor reads again
         run.last_seq = seq
+        if is_decisive:
+            run.decisive_seq = seq
         run.count += 1
         run.digest.update(leaf)
 
