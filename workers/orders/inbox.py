@@ -331,8 +331,6 @@ class Inbox:
             return Unreadable(f"a {type(event).__name__} from rank {address.rank} is not for this rank")
         if event.to_life is not None and event.to_life != self.incarnation:
             return None  # for an earlier incarnation, whose requests may have ended before this one began
-        if not self._peers.is_current(address.rank, event.incarnation):
-            return None  # from no process that can have an order: of an unknown rank, or an ended incarnation
         request_id = str(event.request_id)
         edge, steps = ReceivedEdge(event, address.rank), self._requests.get(request_id)
         attempt = steps.attempt if steps is not None else 0
@@ -342,6 +340,8 @@ class Inbox:
             return None
         if steps is not None and event.attempt == attempt and self._is_due(event, steps):
             return edge if _is_from(edge, steps.incarnations) else None
+        if not self._peers.is_current(address.rank, event.incarnation):
+            return None  # from no process that can have an order: of an unknown rank, or an ended incarnation
         self._out_of_order.add(request_id, edge, nbytes)
         return None
 

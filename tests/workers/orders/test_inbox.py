@@ -480,6 +480,12 @@ def test_edges_of_a_rank_or_life_that_has_not_joined_are_not_even_kept(rank: int
     assert early.count == 0
 
 
+def test_edges_of_a_rank_in_the_order_count_although_its_join_has_expired() -> None:
+    inbox = inbox_of(peers=PeerIncarnations())
+    fold([joined(), ready(lives=LIVES)], inbox)
+    assert fold([fired()], inbox) == [ReceivedEdge(fired(), 1)]
+
+
 def test_a_rank_without_a_part_in_the_order_neither_reaches_it_nor_takes_its_room() -> None:
     """Rank 9 has joined, as any holder of its key can; the request is placed on the ranks 0 and 1."""
     inbox = inbox_of(out_of_order=OutOfOrderBuffer(max_per_request=2))
