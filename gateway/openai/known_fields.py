@@ -60,16 +60,19 @@ _INSTEAD: Final[Mapping[str, str]] = {
     "max_output_tokens": "max_tokens",
 }
 """Names of other servers for what a field of ours does."""
-_MESSAGE: Final = frozenset(
-    {"role", "content", "name", "tool_calls", "tool_call_id", "refusal", "annotations", "audio",
-     "function_call", "reasoning_content", "reasoning", "parsed"}
+_MESSAGE: Final = (
+    "role", "content", "name", "tool_calls", "tool_call_id", "refusal", "annotations", "audio",
+    "function_call", "reasoning_content", "reasoning", "parsed", "provider_specific_fields", "cache_control",
 )  # fmt: skip
-"""The fields of a message, those included that a client returns from an answer."""
-_CALL: Final = frozenset({"id", "type", "function", "index"})
-_CALLED: Final = frozenset({"name", "arguments", "parsed_arguments"})
-_PART: Final = frozenset({"type", "text", "cache_control"})
-_TOOL: Final = frozenset({"type", "function"})
-_FUNCTION: Final = frozenset({"name", "description", "parameters", "strict"})
+"""The fields of a message, those included that a client returns from an answer.
+
+LiteLLM adds `provider_specific_fields` to the messages and calls that it returns, and people send them back.
+"""
+_CALL: Final = ("id", "type", "function", "index", "provider_specific_fields")
+_CALLED: Final = ("name", "arguments", "parsed_arguments", "provider_specific_fields")
+_PART: Final = ("type", "text", "cache_control")
+_TOOL: Final = ("type", "function")
+_FUNCTION: Final = ("name", "description", "parameters", "strict")
 
 
 def check_fields(

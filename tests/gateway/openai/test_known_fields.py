@@ -124,3 +124,17 @@ async def test_an_answer_of_the_sdk_is_accepted_back() -> None:
         "function_call": None, "tool_calls": None, "parsed": None, "reasoning_content": None,
     }  # fmt: skip
     assert await accepted(CHATS, {"messages": [message, {"role": "user", "content": "b"}]})
+
+
+async def test_an_answer_of_litellm_is_accepted_back() -> None:
+    own = {"provider_specific_fields": {"refusal": None}}
+    hint = {"cache_control": {"type": "ephemeral"}}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"} | own} | own
+    messages = [
+        {"role": "system", "content": "a"} | hint,
+        {"role": "user", "content": "b"},
+        {"role": "assistant", "content": None, "tool_calls": [call]} | own,
+        {"role": "tool", "tool_call_id": "c", "content": "d"},
+    ]
+
+    assert await accepted(CHATS, {"messages": messages})
