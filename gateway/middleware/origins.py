@@ -14,6 +14,7 @@ has the names. Programs other than browsers send neither header, and in `Host` t
 """
 
 import re
+import socket
 from collections.abc import Awaitable, Sequence
 from ipaddress import ip_address
 from typing import Final
@@ -67,7 +68,7 @@ class OriginCheck(Middleware):
     def __init__(self, app: ASGIApp, *, settings: GatewaySettings) -> None:
         super().__init__(app)
         self._origins = frozenset(origin.lower().rstrip("/") for origin in settings.cors_origins)
-        self._hosts = HostNames(settings.allowed_hosts, is_open=not is_loopback(settings.host))
+        self._hosts = HostNames(settings.allowed_hosts, is_open=not listens_on_loopback(settings.host))
 
     def handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         refusal = self._refusal(scope)
@@ -134,6 +135,17 @@ def is_loopback(name: str) -> bool:
         return ip_address(name).is_loopback
     except ValueError:
         return False
+
+
+def listens_on_loopback(host: str) -> bool:
+    """True if a socket that is bound to `host` (`127.1`, a name in the hosts file) is on loopback only."""
+    if is_loopback(host):
+        return True
+    try:
+        found = {ip_address(str(info[4][0]).partition("%")[0]) for info in socket.getaddrinfo(host, None)}
+    except (OSError, UnicodeError):
+        return False  # the bind will fail, too
+    return all((getattr(one, "ipv4_mapped", None) or one).is_loopback for one in found)
 
 
 def _name(host: str) -> str:

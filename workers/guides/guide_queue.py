@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
@@ -57,9 +57,13 @@ class GuideBudgetError(CapacityError):
         self.retry_after_s = retry_after_s
 
 
+_Key: TypeAlias = tuple[str, bytes, bool]
+"""The tenant, the guide's bytes, and whether it is accepted."""
+
+
 @dataclass(slots=True)
 class _Job:
-    """A guide that is being checked or compiled.
+    """A guide that is being checked or compiled, for requests of one tenant: its turn and budget are theirs.
 
     Attributes:
         is_accepted: it has been checked before, here or on another rank, and is only compiled.
@@ -75,8 +79,8 @@ class _Job:
     has_begun: bool = False
 
     @property
-    def key(self) -> tuple[bytes, bool]:
-        return msgspec.msgpack.encode(self.guide), self.is_accepted
+    def key(self) -> _Key:
+        return self.tenant, msgspec.msgpack.encode(self.guide), self.is_accepted
 
 
 class GuideQueue:
@@ -94,7 +98,7 @@ class GuideQueue:
             what="the guides that have to be compiled",
             code="guide_queue_full",
         )
-        self._jobs: dict[tuple[bytes, bool], _Job] = {}
+        self._jobs: dict[_Key, _Job] = {}
         self._invalid = 0
         self._turned_away = 0
         self._cpu_s = Histogram.over(SECONDS)

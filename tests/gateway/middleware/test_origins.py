@@ -3,7 +3,7 @@
 import pytest
 
 from configs.deployment import GatewaySettings
-from gateway.middleware.origins import HostNames
+from gateway.middleware.origins import HostNames, listens_on_loopback
 from tests.gateway.world import CHAT, deployment
 
 CHATS = "/v1/chat/completions"
@@ -135,3 +135,20 @@ def test_listed_names_may_be_patterns_and_addresses() -> None:
     assert all(map(names.have, ("a.example:1", "[fd00::1]:80", "10.0.0.7", "api.test", "localhost")))
     assert not any(map(names.have, ("example", "badexample", "10.0.0.8", "api.test.evil", "")))
     assert HostNames(["*"], is_open=False).have("any.example")
+
+
+@pytest.mark.parametrize(
+    ("host", "is_loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.1", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.7", False),
+    ],
+)
+def test_the_addresses_of_a_listener_on_loopback_are_recognised(host: str, is_loopback: bool) -> None:
+    assert listens_on_loopback(host) is is_loopback

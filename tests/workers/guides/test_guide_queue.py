@@ -88,9 +88,9 @@ async def until(holds: Callable[[], bool]) -> None:
     raise AssertionError("it did not happen")
 
 
-async def test_equal_guides_are_checked_once_and_known_ones_never() -> None:
+async def test_equal_guides_of_a_tenant_are_checked_once_and_known_ones_never() -> None:
     rig = Rig()
-    both = [rig.check("x", "a"), rig.check("x", "b")]
+    both = [rig.check("x", "a"), rig.check("x", "a")]
     await rig.compiler.has_begun(1)
     rig.compiler.go.release()
     await asyncio.wait(both)
@@ -184,6 +184,21 @@ async def test_guides_that_wait_while_the_budget_is_used_up_are_turned_away_at_t
             await waiting
     await rig.check("y", "b")
     assert rig.compiler.begun == ["x", "y"]
+
+
+async def test_a_tenant_does_not_share_the_budget_of_another_that_waits_for_the_same_guide() -> None:
+    rig = Rig()
+    rig.compiler.cpu_s = module.BUDGET_S
+    first, theirs = rig.check("x"), rig.check("shared")
+    await rig.compiler.has_begun(1)
+    ours = rig.check("shared", "b")
+    rig.compiler.go.release(2)
+
+    await first
+    with pytest.raises(CapacityError, match="the guides of this key"):
+        await theirs
+    await ours
+    assert sorted(rig.compiler.begun) == ["shared", "x"]
 
 
 async def test_guides_that_are_banned_while_they_are_followed_use_up_the_budget() -> None:
