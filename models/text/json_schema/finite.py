@@ -14,7 +14,7 @@ from models.text.json_schema.errors import UnsupportedSchemaError
 from models.text.json_schema.nodes import Node, SchemaTree
 
 _MOST_VISITS: Final = 10_000
-"""The most schemas that are looked at, which takes 30 ms: the search is Python, beside the engine's thread."""
+"""The most schemas that are looked at, in 30 ms of Python beside the engine's thread."""
 _SCALARS: Final = frozenset({"null", "boolean", "number", "string"})
 _TYPES: Final = _SCALARS | {"array", "object"}
 _IMPOSSIBLE: Final[Node] = {"not": {}}
