@@ -126,7 +126,8 @@ class TransportContract:
                 now[0] = number % 256, pair.put(number % 256, scope=f"s{number}")
                 if number % 8 == 0:
                     was_read.clear()
-                    was_read.wait()
+                    if not stop.is_set():  # otherwise the last `set` came before `clear`
+                        was_read.wait()
                 if stop.is_set():
                     return
 
