@@ -18,7 +18,7 @@ FORMS: Final = ("multipart/form-data", URL_ENCODED)
 _JSON: Final = "application/json"
 _CURL: Final = "curl/"
 _OF_BROWSERS: Final = ("origin", "referer", "sec-")
-"""How the names of headers begin that browsers send, and curl does not."""
+"""Prefixes of the headers that browsers send, and curl does not."""
 
 
 class ContentTypeError(ClientError):

@@ -24,16 +24,16 @@ from tests.attack.target import chat
 from tests.e2e.deploy import Running
 
 FACTOR: Final = 2.0
-"""What a flood may cost a neighbour, in terms of its p99."""
+"""The allowed ratio of a neighbour's p99 beside a flood to its p99 without one."""
 NOISE_S: Final = 0.5
-"""What a busy machine adds to a p99 of few requests by itself."""
+"""The allowance for a busy machine, which adds it to a p99 of few requests by itself."""
 _ROUNDS: Final = 3
 _PLAIN: Final = 12
 """Plain requests in each window."""
 _FLOODERS: Final = 8
 _LARGE: Final = 4
 _WINDOW_S: Final = 15.0
-"""How long a window may take; a request that is not answered by then counts with its time so far."""
+"""The longest time of a window; a request that is not answered by then counts with its time so far."""
 _PRIMES: Final = (999983, 999979, 999961, 999959, 999953, 999931, 999917, 999907, 999883, 999863)
 Body: TypeAlias = dict[str, Any]
 
@@ -153,7 +153,7 @@ def p(percent: float, values: list[float]) -> float:
 
 
 async def _window(running: Running, count: int) -> list[float]:
-    """How long plain requests of the victim take, one after the other."""
+    """Return the seconds that plain requests of the victim take, one after the other."""
     took_s: list[float] = []
     until_s = time.monotonic() + _WINDOW_S
     async with target.client(running, "victim") as http:

@@ -16,6 +16,7 @@ from models.text.guides import CompiledGuide, GuideCompiler, InvalidGuideError
 from shared.errors import BugError
 from shared.events import Guide
 from tests.models import written_checkpoints
+from tests.models.text.json_schema.guided_texts import accepts
 
 ROOT = Path(__file__).parents[3]
 PIECES = ['"', "{", "}", "[", "]", ",", ":", " ", "\n", "\t", "-", ".", "null", "true", "false", '": ', '{"']
@@ -32,17 +33,6 @@ def vocabulary() -> GuideCompiler:
 @pytest.fixture(scope="module")
 def bytes_and_pieces() -> GuideCompiler:
     return vocabulary()
-
-
-def accepts(guide: CompiledGuide, text: str) -> bool:
-    """True if an answer may be this text, spelled in bytes."""
-    matcher = guide.matcher()
-    bits, may_end = matcher.push(())
-    for byte in text.encode():
-        if not bits[byte >> 3] >> (byte & 7) & 1:
-            return False
-        bits, may_end = matcher.push([byte])
-    return may_end
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def compiled(compiler: GuideCompiler, schema: Any) -> CompiledGuide:
 
 
 def accepts(guide: CompiledGuide, text: str) -> bool:
-    """True if an answer may be this text."""
+    """True if an answer may be this text, spelled in bytes."""
     matcher = guide.matcher()
     bits, may_end = matcher.push(())
     for byte in text.encode():
