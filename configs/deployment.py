@@ -264,6 +264,44 @@ class SchedulingSettings(
     shorten_to: Annotated[float, Meta(ge=0.1, le=1)] = 0.8
 
 
+class MediaSettings(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """Images, audio and video of requests.
+
+    Attributes:
+        max_bytes: size of one file.
+        max_files: files of one request.
+        max_request_bytes: size of a body that uploads files (multipart, or `/v1/files`). Bodies of JSON, also
+            with data URLs, are limited by `gateway.max_body_bytes`.
+        max_pixels: pixels of one image, or of one frame of a video.
+        max_frames: frames that a model may take from one video.
+        max_seconds: duration of audio or of a video, in seconds.
+        allowed_hosts: hosts from which the gateway loads media that a request names by an `http(s)` address:
+            `images.example`, `host:port`, `*.example` for all names below it, or `*` for all. Private
+            addresses are only reached if their host is listed by name, loopback only as `localhost` or by
+            its address. By default none.
+        fetch_timeout_s: time to load one file from such a host.
+        store_bytes: size limit of the stored media. Default: half of the size limit of the log.
+        cache_bytes: size of a worker's local copies of media.
+        decoders: the decoder processes of a worker.
+        decode_timeout_s: time to decode one file.
+    """
+
+    max_bytes: Annotated[int, Meta(ge=1024)] = 256 * 1024 * 1024
+    max_files: Annotated[int, Meta(ge=1, le=4096)] = 64
+    max_request_bytes: Annotated[int, Meta(ge=1024)] = 1024 * 1024 * 1024
+    max_pixels: Annotated[int, Meta(ge=1)] = 64 * 1024 * 1024
+    max_frames: Annotated[int, Meta(ge=1)] = 2048
+    max_seconds: Annotated[float, Meta(gt=0)] = 3600.0
+    allowed_hosts: list[Annotated[str, Meta(min_length=1)]] = []
+    fetch_timeout_s: Seconds = 30.0
+    store_bytes: Annotated[int, Meta(ge=1 << 20)] | None = None
+    cache_bytes: Annotated[int, Meta(ge=1 << 20)] = 4 << 30
+    decoders: Annotated[int, Meta(ge=1, le=64)] = 2
+    decode_timeout_s: Seconds = 60.0
+
+
 class DeploymentConfig(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
@@ -296,6 +334,7 @@ class DeploymentConfig(
             GPU per rank as long as there are any, then the CPU.
         data_plane: transfer of tensors between workers, see below.
         gateway: the HTTP server, see below.
+        media: images, audio and video of requests, see below.
         logs: log lines of the processes, see below.
         traces: OpenTelemetry, see below.
         nats: the NATS server that keeps the event log, see below.
@@ -320,6 +359,7 @@ class DeploymentConfig(
     devices: dict[int, str] = {}
     data_plane: DataPlaneSettings = DataPlaneSettings()
     gateway: GatewaySettings = GatewaySettings()
+    media: MediaSettings = MediaSettings()
     logs: LogSettings = LogSettings()
     traces: TraceSettings = TraceSettings()
     nats: NatsSettings = NatsSettings()
@@ -363,6 +403,7 @@ class DeploymentConfig(
             devices={},
             data_plane=DataPlaneSettings(),
             gateway=GatewaySettings(),
+            media=MediaSettings(),
             logs=LogSettings(),
             traces=TraceSettings(),
             nats=NatsSettings(),
@@ -394,6 +435,7 @@ SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "scheduling": SchedulingSettings,
     "data_plane": DataPlaneSettings,
     "gateway": GatewaySettings,
+    "media": MediaSettings,
     "logs": LogSettings,
     "traces": TraceSettings,
     "nats": NatsSettings,

@@ -18,8 +18,8 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import yaml
 
-from dalsegno.config.reference import meanings_of
 from shared import events, tensors
+from shared.docstrings import meanings_of
 from shared.events import Event
 from shared.subjects import DEFAULT_ORIGIN, Subjects
 

@@ -14,7 +14,10 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import msgspec
+
 from models.checkpoints.claims import CheckpointInfo, Claim
+from models.options import check_declaration
 from shared.events import Guide, digest_of
 from shared.plans import Plan, PlanRequest
 from shared.tensors import Handle
@@ -59,6 +62,8 @@ class ModelGraph:
         kwargs: the keys of `model_kwargs` that belong to the family; `nodes.load` receives them.
         paths: those of `kwargs` that are paths. In a file they are relative to it; `load` gets absolute
             paths.
+        options: the family's own request parameters: a struct whose fields all have defaults, with bounds
+            (`msgspec.Meta`) and a docstring with the section `Attributes`. None: it has none.
         embeds: its KV node can emit an embedding or the hidden states of a prompt (`pooling`).
         claims: the claim to a checkpoint folder, for `dalsegno serve FOLDER`; None: the family is served by
             name only.
@@ -67,6 +72,7 @@ class ModelGraph:
 
     Raises:
         WalkError: a stream has no producer, no single consumer, or producers whose edges differ.
+        OptionsError: an option has no default or no description, or the name of another parameter.
     """
 
     family: str
@@ -80,12 +86,15 @@ class ModelGraph:
     voices: tuple[str, ...] = ()
     kwargs: frozenset[str] = frozenset()
     paths: frozenset[str] = frozenset()
+    options: type[msgspec.Struct] | None = None
     embeds: bool = False
     claims: Callable[[CheckpointInfo], Claim | None] | None = None
     serves: str = ""
     streams: Mapping[InputPort, StreamLink] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.options is not None:
+            check_declaration(self.options)
         object.__setattr__(self, "streams", MappingProxyType(link_streams(self.walks)))
 
     @property

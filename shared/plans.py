@@ -20,13 +20,14 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from shared.errors import BugError
+from shared.errors import BugError, ClientError
 from shared.events import Inputs, Limits, OutputTotals, Params, Usage, WalkCall, WalkResult
 from shared.tensors import Handle
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final[msgspec.msgpack.Decoder[dict[str, Any]]] = msgspec.msgpack.Decoder(dict[str, Any])
 _Facts = TypeVar("_Facts", bound=msgspec.Struct)
+_Options = TypeVar("_Options", bound=msgspec.Struct)
 
 
 class Walk(msgspec.Struct, frozen=True):
@@ -138,6 +139,17 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     params: Params
     limits: Limits
     seed: int
+
+    def options_as(self, kind: type[_Options]) -> _Options:
+        """Return the options of the request as the family's type.
+
+        Raises:
+            ClientError: an option is unknown or has a wrong value. Gateway and conductor refuse it earlier.
+        """
+        try:
+            return msgspec.convert(self.params.options, kind)
+        except msgspec.ValidationError as error:
+            raise ClientError(f"options: {error}", code="invalid_value") from error
 
 
 SubPlan: TypeAlias = Generator[Step | Start | Join, Any, Any]

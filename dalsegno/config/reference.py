@@ -6,11 +6,10 @@ replaces the tables between their markers; the text around them is written by ha
 come from its annotation, its meaning from the section `Attributes` of the struct's docstring.
 """
 
-import inspect as python
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,12 +21,14 @@ from configs.deployment import (
     DeploymentConfig,
     GatewaySettings,
     LogSettings,
+    MediaSettings,
     NatsSettings,
     NodeGroup,
     RecoverySettings,
     SchedulingSettings,
     SealingSettings,
 )
+from shared.docstrings import meanings_of
 from shared.telemetry.settings import TraceSettings
 
 _STRUCTS: Final = {
@@ -38,6 +39,7 @@ _STRUCTS: Final = {
         SchedulingSettings,
         DataPlaneSettings,
         GatewaySettings,
+        MediaSettings,
         LogSettings,
         TraceSettings,
         NatsSettings,
@@ -46,7 +48,6 @@ _STRUCTS: Final = {
     )
 }
 _TABLE: Final = re.compile(r"(<!-- keys of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_ATTRIBUTE: Final = re.compile(r"^    (\w+): (.+?)(?=^    \w|\Z)", re.MULTILINE | re.DOTALL)
 _HEAD: Final = "| key | type | default | meaning |\n|---|---|---|---|\n"
 
 
@@ -62,13 +63,6 @@ def table(kind: type[msgspec.Struct]) -> str:
         f"| `{field.encode_name}` | {_type(field.type)} | {_default(field)} | {meanings[field.name]} |\n"
         for field in _fields(kind)
     )
-
-
-def meanings_of(kind: type[msgspec.Struct]) -> Mapping[str, str]:
-    """The meaning of each key, from the docstring."""
-    doc = python.cleandoc(kind.__doc__ or "")
-    _, _, attributes = doc.partition("Attributes:\n")
-    return {name: " ".join(text.split()) for name, text in _ATTRIBUTE.findall(attributes)}
 
 
 def _fields(kind: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:

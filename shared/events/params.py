@@ -16,6 +16,8 @@ MAX_BIASES: Final = 1024
 """The maximum number of tokens whose logits a request may change."""
 MAX_GUIDE_BYTES: Final = 131_072
 """The maximum size of a guide, as MessagePack."""
+MAX_OPTIONS_BYTES: Final = 1_048_576
+"""The maximum size of a family's options, as MessagePack."""
 _ID_DIGITS: Final = 10
 _BIASES_SCHEMA: Final = {
     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
@@ -92,6 +94,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
         guide: a constraint on the answer.
         dimensions: the length of an embedding; None is the checkpoint's own.
         warm: compute the prompt for later requests with the same prefix, and answer nothing.
+        options: parameters of the model's family, by name (`models.options`).
     """
 
     max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
@@ -125,6 +128,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     guide: Guide | None = None
     dimensions: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     warm: bool = False
+    options: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
         if self.max_tokens == 0 and not self.echo and not self.warm:
@@ -142,6 +146,21 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
                 msgspec.structs.force_setattr(self, name, None)
         if self.logit_bias:
             msgspec.structs.force_setattr(self, "logit_bias", _normalised_biases(self.logit_bias))
+        if self.options:
+            _check_options(self.options)
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    """Raise a ValueError for options that are too many, too deep or no JSON."""
+    try:
+        check_json_values([options], MAX_SCHEMA_DEPTH)
+        size = len(msgspec.msgpack.encode(options))
+    except UnicodeEncodeError as error:
+        raise ValueError("options: expected valid Unicode, found a lone surrogate") from error
+    except ValueError as error:
+        raise ValueError(f"options: {error}") from error
+    if size > MAX_OPTIONS_BYTES:
+        raise ValueError(f"options: expected at most {MAX_OPTIONS_BYTES} bytes, found {size}")
 
 
 def _normalised_biases(given: dict[str | int, Any]) -> dict[str | int, float]:

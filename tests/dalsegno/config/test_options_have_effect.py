@@ -663,6 +663,16 @@ async def whether_a_trace_is_recorded(config: DeploymentConfig) -> bool:
     return traceparent is not None and bool(int(traceparent[-2:], 16) & 1)
 
 
+# ---- which media it takes ----------------------------------------------------------------------------
+
+
+def media(name: str) -> Observe:
+    async def observe(config: DeploymentConfig) -> object:
+        return getattr(config.media, name)
+
+    return observe
+
+
 # ---- the table ---------------------------------------------------------------------------------------
 
 TWO_RANKS: Final = {"DALSEGNO_NODE_GROUPS": "[{node_names: [prepare, llm], ranks: [0, 1]}]"}
@@ -948,6 +958,26 @@ TABLE: Final = [
         with_=1.5,
         also={"DALSEGNO_GATEWAY_PORT": "0"},
     ),
+    Row(key="media.max_bytes", said="2048", observe=media("max_bytes"), without=1 << 28, with_=2048),
+    Row(key="media.max_files", said="2", observe=media("max_files"), without=64, with_=2),
+    Row(
+        key="media.max_request_bytes",
+        said="4096",
+        observe=media("max_request_bytes"),
+        without=1 << 30,
+        with_=4096,
+    ),
+    Row(key="media.max_pixels", said="9", observe=media("max_pixels"), without=1 << 26, with_=9),
+    Row(key="media.max_frames", said="9", observe=media("max_frames"), without=2048, with_=9),
+    Row(key="media.max_seconds", said="9", observe=media("max_seconds"), without=3600.0, with_=9.0),
+    Row(key="media.allowed_hosts", said="[a.b]", observe=media("allowed_hosts"), without=[], with_=["a.b"]),
+    Row(key="media.fetch_timeout_s", said="9", observe=media("fetch_timeout_s"), without=30.0, with_=9.0),
+    Row(key="media.store_bytes", said="9000000", observe=media("store_bytes"), without=None, with_=9000000),
+    Row(
+        key="media.cache_bytes", said="9000000", observe=media("cache_bytes"), without=1 << 32, with_=9000000
+    ),
+    Row(key="media.decoders", said="3", observe=media("decoders"), without=2, with_=3),
+    Row(key="media.decode_timeout_s", said="9", observe=media("decode_timeout_s"), without=60.0, with_=9.0),
     Row(key="logs.level", said="error", observe=a_line(), without="human", with_="none"),
     Row(key="logs.format", said="json", observe=a_line(), without="human", with_="json"),
     Row(key="logs.prompts", said="true", observe=a_line(**PROMPT), without="none", with_="human"),

@@ -8,6 +8,7 @@ import pytest
 from configs.deployment import SECTIONS, DeploymentConfig, GatewaySettings, NodeGroup
 from dalsegno.config import reference
 from models import registry
+from shared.docstrings import meanings_of
 
 KINDS: list[type[msgspec.Struct]] = [DeploymentConfig, NodeGroup, *SECTIONS.values()]
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
@@ -34,7 +35,7 @@ def test_what_stands_around_the_tables_stays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_key_has_a_meaning_and_nothing_else_has(kind: type[msgspec.Struct]) -> None:
-    assert list(reference.meanings_of(kind)) == [field.name for field in msgspec.structs.fields(kind)]
+    assert list(meanings_of(kind)) == [field.name for field in msgspec.structs.fields(kind)]
 
 
 def test_every_family_is_told_of_with_its_nodes_and_settings() -> None:
@@ -43,8 +44,8 @@ def test_every_family_is_told_of_with_its_nodes_and_settings() -> None:
     assert {*ours} == {name for name, package in registry.families().items() if package.startswith("models.")}
     for family in ours:
         graph = registry.graph(family)
-        assert f"`{family}`" in reference.meanings_of(DeploymentConfig)["model"]
-        assert all(f"`{node}`" in reference.meanings_of(NodeGroup)["node_names"] for node in graph.nodes)
+        assert f"`{family}`" in meanings_of(DeploymentConfig)["model"]
+        assert all(f"`{node}`" in meanings_of(NodeGroup)["node_names"] for node in graph.nodes)
         assert all(f"\n| `{name}` | " in page for name in graph.kwargs)
 
 

@@ -1,0 +1,104 @@
+"""Options: a family's own request parameters, declared by `ModelGraph.options`.
+
+The declaration is a struct with fields such as `steps: Annotated[int, Meta(ge=1, le=50)] = 10`. Every field
+has a default, and a description in the section `Attributes` of the docstring. Bounds are `msgspec.Meta`.
+
+A request carries options as plain values in `Params.options`. Gateway and conductor validate them with
+`check`; a plan reads them with `PlanRequest.options_as`. Pure: no torch, no I/O.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from shared.closest_match import did_you_mean
+from shared.docstrings import meanings_of
+from shared.errors import BugError, ClientError
+from shared.events import Params
+from shared.validation_errors import validation_problem
+
+Options = type[msgspec.Struct]
+
+RESERVED: Final = frozenset({*Params.__struct_fields__, "max_output_tokens", "max_new_tokens"})
+"""Names that options cannot have: the parameters of all families, and their other spellings."""
+
+
+class OptionsError(BugError):
+    """A family declares options that cannot be offered."""
+
+    code = "invalid_options"
+
+
+class InvalidOptionError(ClientError):
+    """An option of a request is unknown or has a wrong value; `param` is its name."""
+
+    code = "invalid_value"
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def check_declaration(kind: Options) -> None:
+    """Check a declaration of options.
+
+    Raises:
+        OptionsError: an option has no default or no description, or the name of another parameter.
+    """
+    meanings = meanings_of(kind)
+    for field in msgspec.structs.fields(kind):
+        where = f"{kind.__name__}.{field.encode_name}"
+        if field.required:
+            raise OptionsError(f"{where}: expected a default, found none; a request may leave options out")
+        if field.name not in meanings:
+            raise OptionsError(f"{where}: expected a description under 'Attributes:' in the docstring")
+        if field.encode_name in RESERVED:
+            raise OptionsError(f"{where}: expected another name, found that of a parameter of all models")
+
+
+def names(kind: Options | None) -> tuple[str, ...]:
+    """Return the names of the options; none without a declaration."""
+    return () if kind is None else tuple(field.encode_name for field in msgspec.structs.fields(kind))
+
+
+def check(kind: Options | None, given: Mapping[str, Any], where: str = "options.") -> None:
+    """Check the options of a request; `where` is prefixed to their names in errors.
+
+    Raises:
+        InvalidOptionError: an option is unknown, or its value is wrong.
+    """
+    known = names(kind)
+    for name in given:
+        if name not in known:
+            raise InvalidOptionError(f"{where}{name}", f"{where}{name}: {_advice(name, known)}")
+    if kind is None or not given:
+        return
+    try:
+        msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        problem = validation_problem(error, given, kind)
+        place = f"{where}{problem.place}" if problem.place else where.rstrip(".")
+        raise InvalidOptionError(place, f"{place}: {problem.problem}") from error
+
+
+def _advice(name: str, known: Collection[str]) -> str:
+    if not known:
+        return "unknown option; this model has none"
+    listed = f"expected one of {', '.join(known)}"
+    return f"unknown option; {did_you_mean(name, known, otherwise=listed)}"
+
+
+def schema(kind: Options | None) -> dict[str, Any]:
+    """Return the JSON schema of the options, with defaults and descriptions."""
+    if kind is None:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    (top,), definitions = msgspec.json.schema_components((kind,), ref_template="#/$defs/{name}")
+    top = definitions.pop(top["$ref"].rpartition("/")[2])
+    meanings = meanings_of(kind)
+    described = {
+        field.encode_name: {**top["properties"][field.encode_name], "description": meanings[field.name]}
+        for field in msgspec.structs.fields(kind)
+    }
+    found = {"type": "object", "properties": described, "additionalProperties": False}
+    return {**found, "$defs": definitions} if definitions else found
