@@ -73,7 +73,7 @@ class InProcess:
         )
         spec = SequenceSpec(
             key=key,
-            prompt_ids=read_ids(prepared.outputs["token_ids"]),
+            prompt_ids=read_ids(prepared.handle("token_ids")),
             max_tokens=question["max_tokens"],
             eos_ids=frozenset(self._processing.eos_ids),
             ignore_eos=question["ignore_eos"],

@@ -17,13 +17,17 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from models.checkpoints.claims import CheckpointInfo, Claim
+from models.media.kinds import ChooseFrames, Video
 from models.options import check_declaration
-from shared.events import Guide, digest_of
+from shared.errors import BugError
+from shared.events import Guide, Media, digest_of
 from shared.plans import Plan, PlanRequest
 from shared.tensors import Handle
 from shared.walks import CompiledWalk, InputPort, StreamLink, ToClient, link_streams
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
 
@@ -136,16 +140,30 @@ class GuideToCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuResult:
-    """The result of a CPU node: facts for the plan, and handles of its output tensors, by edge.
+    """The result of a CPU node: facts for the plan, and its output tensors, by edge.
 
     Attributes:
+        outputs: a handle with inline data is written to the log, so that a replay can read it: token ids. An
+            array above 1 KiB stays in the worker's memory, and travels between workers as tensors do:
+            pixels, audio. The node must not write into an array that it has returned.
         guide: the worker checks and compiles it in a queue of its own (`workers.guides`); None if there is
             none.
     """
 
     facts: Mapping[str, Any] = field(default_factory=dict)
-    outputs: Mapping[str, Handle] = field(default_factory=dict)
+    outputs: "Mapping[str, Handle | npt.NDArray[Any]]" = field(default_factory=dict)
     guide: GuideToCheck | None = None
+
+    def handle(self, edge: str) -> Handle:
+        """Return the handle of an output whose data are inline: token ids.
+
+        Raises:
+            BugError: the output is an array.
+        """
+        found = self.outputs[edge]
+        if not isinstance(found, Handle):
+            raise BugError(f"edge {edge!r}: expected a handle with inline data, found an array")
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +269,13 @@ class StatelessNode(Protocol):
 
     @property
     def max_batch(self) -> int:
-        """The most items of one call of `run`."""
+        """The most items of one call of `run`.
+
+        A node may have three further members that keep unlike or expensive items out of one batch:
+        `group(item)`: only items of equal groups are batched, such as images of one size; `cost(item)`: a
+        number, such as the patches of an image; `max_cost`: the most of a batch of several items. A node
+        that has a `models.encoder_cache.EncoderCache` names it `encoder_cache`.
+        """
         ...
 
     def run(self, items: Sequence[Item]) -> list[StatelessResult | Exception]:
@@ -259,6 +283,38 @@ class StatelessNode(Protocol):
 
         An exception in the place of a result fails that item alone; an exception that is raised fails all.
         """
+        ...
+
+
+class MediaReader(Protocol):
+    """Decodes the media of requests, within the deployment's limits.
+
+    A family whose `processing.load` has a parameter `media` gets one. The methods block, and are called from
+    `Processing.run`, with media of the request (`Inputs.files`) and no others. The same medium gives the same
+    array. All of them raise `models.media.kinds.MediaError` for a medium that is damaged, too large or of
+    another kind, and `CapacityError` if no decoder is free in time.
+    """
+
+    def image(self, medium: Media) -> "npt.NDArray[np.uint8]":
+        """Decode an image to (H, W, 3) uint8, RGB, rotated as its EXIF data say.
+
+        Of an animation it is the first frame; transparency is dropped, as pillow's `convert("RGB")` does.
+        """
+        ...
+
+    def video(self, medium: Media, *, choose: ChooseFrames) -> Video:
+        """Decode the frames of a video, or of an animated image, that `choose` chooses."""
+        ...
+
+    def audio(self, medium: Media, *, rate: int) -> "npt.NDArray[np.float32]":
+        """Decode audio, or the audio of a video, to (N,) float32 from -1 to 1.
+
+        It is mixed to one channel, and resampled to `rate` samples per second.
+        """
+        ...
+
+    def tensors(self, medium: Media) -> "Mapping[str, npt.NDArray[Any]]":
+        """Read the arrays of an npz or safetensors file, by name."""
         ...
 
 
@@ -280,6 +336,8 @@ class TextDecoder(Protocol):
 
 class Processing(Protocol):
     """The CPU nodes of a checkpoint: what `processing.load(checkpoint, *, max_seq_len)` of a family returns.
+
+    A family that decodes media gets a `MediaReader` as a further keyword argument, `media`.
 
     A worker loads it once and calls `run` from several threads: it must be re-entrant. A family whose plan
     passes guides to its KV node implements `models.text.guiding.Guiding` too. All members are required, also

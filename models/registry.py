@@ -11,12 +11,13 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 from models import legacy_imports
-from models.base import ModelGraph, Processing
+from models.base import MediaReader, ModelGraph, Processing
 from models.checkpoints.claims import CheckpointInfo, Claim
 from models.checkpoints.contents import Files
 from models.checkpoints.files import CheckpointError
@@ -78,17 +79,24 @@ def weight_files(family: str) -> WeightFiles | None:
 
 
 def load_processing(
-    family: str, checkpoint: Path, *, max_seq_len: int, voices: Sequence[str] = ()
+    family: str,
+    checkpoint: Path,
+    *,
+    max_seq_len: int,
+    voices: Sequence[str] = (),
+    media: MediaReader | None = None,
 ) -> Processing:
     """Load the CPU nodes of a checkpoint: its family's `processing.load`.
 
-    A family that has voices gets `voices`, if there are any.
+    A family that has voices gets `voices`, if there are any; one that decodes media gets `media`.
 
     Raises:
         CheckpointError: a file is missing or malformed.
     """
     of_speech = {"voices": voices} if voices else {}
-    found: Processing = module(family, "processing").load(checkpoint, max_seq_len=max_seq_len, **of_speech)
+    load = module(family, "processing").load
+    of_media = {"media": media} if "media" in signature(load).parameters else {}
+    found: Processing = load(checkpoint, max_seq_len=max_seq_len, **of_speech, **of_media)
     return found
 
 

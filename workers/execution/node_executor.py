@@ -1,6 +1,6 @@
 """Calls of this rank's nodes in one step: each firing goes to the engine of its node and returns a result.
 
-    CPU node         a thread of the pool                        values inline in handles
+    CPU node         a thread of the pool                        handles with inline data, and arrays
     stateless node   the stateless engine                        arrays
     KV node          a sequence of the KV engine (`kv_nodes`)    token ids
 
@@ -13,12 +13,14 @@ The module knows a walk's index in its step, but not the progress of the walk.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from models.base import ChunkOf, EngineKind, ModelGraph, Processing
 from shared.errors import BugError
 from shared.events import NodeReady
-from shared.tensors import Handle
+from shared.tensors import ITEM_BYTES, Handle
 from shared.walks import CompiledNode, Firing, ToClient
 from workers.data_plane.port import INLINE_BYTES, Array, DeviceArray, PublishOnDevice, TensorStore
 from workers.data_plane.step_tensors import StepTensors, Value, as_array, as_inline
@@ -30,6 +32,9 @@ from workers.generation.engine_client import EngineClient
 from workers.guides.guide_queue import GuideQueue
 from workers.machine.cpu_pool import CpuPool, is_large
 from workers.stateless_engine.firing import FiringResult
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 class StatelessPort(Protocol):
@@ -120,14 +125,23 @@ class NodeExecutor:
         result = await self._hosted.pool.run(work, tenant=tenant, is_large=is_large(args))
         if result.guide is not None:
             await self._hosted.guides.check(result.guide, tenant)
+        values = {name: _cpu_value(f"{key}/{name}", value) for name, value in result.outputs.items()}
         outputs: dict[str, Value] = {
-            name: handle for name, handle in result.outputs.items() if name not in node.streamed
+            name: await self._cpu_output(walk_index, node, name, key, value)
+            for name, value in values.items()
+            if name not in node.streamed
         }
-        if self._placement.peer_ranks:
-            for name, handle in result.outputs.items():
-                if name in outputs and self._is_read_by_peers(walk_index, node, name):
-                    outputs[name] = await self._shared(handle)
-        return NodeResult(outputs=outputs, streamed=_items(node, result.outputs), facts=result.facts)
+        return NodeResult(outputs=outputs, streamed=_items(node, values), facts=result.facts)
+
+    async def _cpu_output(
+        self, walk_index: int, node: CompiledNode, name: str, key: str, value: Value
+    ) -> Value:
+        """The value for an edge: inline data stay in their handle, unless another rank needs many of them."""
+        if isinstance(value, Array):
+            return await self._value(walk_index, node, name, f"{key}/{name}", value)
+        if self._placement.peer_ranks and self._is_read_by_peers(walk_index, node, name):
+            return await self._shared(value)
+        return value
 
     async def _on_stateless(
         self, walk_index: int, node: CompiledNode, firing: Firing, key: str, chunk: ChunkOf | None
@@ -204,6 +218,22 @@ class NodeExecutor:
         if handle.data is None or len(handle.data) <= INLINE_BYTES:
             return handle
         return await self._tensors.put(handle.key, as_array(handle))
+
+
+def _cpu_value(key: str, value: "Handle | npt.NDArray[Any]") -> Value:
+    """An output of a CPU node; an array of a few bytes becomes a handle with inline data.
+
+    Raises:
+        BugError: tensors have no such dtype.
+    """
+    if isinstance(value, Handle):
+        return value
+    array = np.ascontiguousarray(value).reshape(value.shape)  # reshape: a scalar has become (1,)
+    if array.dtype.name not in ITEM_BYTES or array.dtype.byteorder == ">":
+        raise BugError(f"{key}: expected an array of one of {sorted(ITEM_BYTES)}, found {array.dtype!r}")
+    if array.nbytes <= INLINE_BYTES:
+        return Handle(key=key, dtype=array.dtype.name, shape=array.shape, data=array.tobytes())
+    return Array(dtype=array.dtype.name, shape=array.shape, data=array.reshape(-1).view(np.uint8))
 
 
 def _items(node: CompiledNode, outputs: Mapping[str, Value]) -> dict[str, Value]:

@@ -62,4 +62,4 @@ def _ids_of(processing: Processing, prefix: str | list[dict[str, Any]]) -> list[
     """Return the tokens of a raw text, or of a chat as the template renders it."""
     inputs = Inputs(text=prefix, chat=False) if isinstance(prefix, str) else Inputs(messages=prefix)
     args = msgspec.to_builtins(PrepareRequest(inputs=inputs, params=Params(warm=True)))
-    return read_ids(processing.run("prepare", "warm", {}, args).outputs["token_ids"])
+    return read_ids(processing.run("prepare", "warm", {}, args).handle("token_ids"))

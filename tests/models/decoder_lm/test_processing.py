@@ -87,7 +87,7 @@ def prepare(loaded: DecoderLmProcessing, inputs: Inputs, params: Params | None =
     args = {"inputs": inputs, "params": params or Params()}
     wire = msgspec.msgpack.decode(msgspec.msgpack.encode(args))  # as they arrive: plain maps
     result = loaded.run("prepare", "r/1/0/prepare", {}, wire)
-    handle = result.outputs["token_ids"]
+    handle = result.handle("token_ids")
     assert handle.key == "r/1/0/prepare/token_ids"
     ids = read_ids(handle)
     assert result.facts["prompt_tokens"] == len(ids)

@@ -94,7 +94,7 @@ def test_a_chat_with_tools_is_rendered_as_by_transformers(tmp_path: Path, templa
         processing.load(folder, max_seq_len=4096), {"messages": as_clients_write_it, "tools": TOOLS}
     )
 
-    assert read_ids(result.outputs["token_ids"]) == expected
+    assert read_ids(result.handle("token_ids")) == expected
 
 
 def test_a_separate_template_for_tools_is_used_only_with_tools(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_separate_template_for_tools_is_used_only_with_tools(tmp_path: Path) -
     encode = written_checkpoints.byte_level().encode
 
     def said(**change: Any) -> list[int]:
-        return read_ids(prepare(loaded, {"text": "hi", **change}).outputs["token_ids"])
+        return read_ids(prepare(loaded, {"text": "hi", **change}).handle("token_ids"))
 
     assert loaded.tool_calls == "hermes"
     assert said(tools=TOOLS) == encode("2 tools <tool_call></tool_call>hi").ids
@@ -195,7 +195,9 @@ def test_tool_calls_become_a_guide_of_the_sequence(tmp_path: Path) -> None:
         )
     )  # fmt: skip
     next(steps)
-    done = WalkResult(name="prepare", facts=dict(result.facts), outputs=dict(result.outputs))
+    done = WalkResult(
+        name="prepare", facts=dict(result.facts), outputs={"token_ids": result.handle("token_ids")}
+    )
     chain: Any = steps.send(StepResult((done,)))
 
     assert chain.walks[0].call().args["guide"] == result.facts["guide"]

@@ -24,7 +24,7 @@ def prompt(voice: str, text: str) -> list[int]:
     prepare = processing.load(tiny_orpheus(), max_seq_len=4096)
     inputs = Inputs(text=text, output_modalities=["audio"])
     result = prepare.run("prepare", "k", {}, {"inputs": inputs, "params": Params(voice=voice)})
-    return read_ids(result.outputs["token_ids"])
+    return read_ids(result.handle("token_ids"))
 
 
 def generate(prompt_ids: list[int], max_tokens: int, *, penalty: float = 1.0) -> tuple[list[int], float]:

@@ -30,7 +30,7 @@ def prepared(
 ) -> tuple[list[int], dict[str, Any]]:
     asked = {"inputs": Inputs(**(SAID | inputs)), "params": Params(**(params or {}))}
     result = processing.run("prepare", "k", {}, asked)
-    return read_ids(result.outputs["token_ids"]), dict(result.facts)
+    return read_ids(result.handle("token_ids")), dict(result.facts)
 
 
 @pytest.mark.parametrize(
