@@ -13,6 +13,11 @@ Model names are in the payloads, because they contain dots.
     <prefix>.worker.<rank>                               worker: joined, leaving
     <prefix>.output.<origin>.<request_id>.<writer>       worker: chunk (w<rank>); conductor: fence
     <prefix>.beat.<role>.<name>                          core NATS, no stream
+
+Media are in a stream of their own; `owner` is the tenant's token (`shared.media.addresses`):
+
+    <prefix>.media.<owner>.<digest>.<number>             any service: one piece of a medium's bytes
+    <prefix>.media.<owner>.<digest>.head                 any service: the medium's size and type, stored last
 """
 
 from dataclasses import dataclass
@@ -102,14 +107,27 @@ class Subjects:
     def heartbeat(self, role: str, name: str) -> str:
         return f"{self.prefix}.beat.{role}.{name}"
 
+    def medium(self, owner: str, digest: str, part: int | str) -> str:
+        """The subject of a part of a medium: a piece's number, `head`, or `*`."""
+        return f"{self.prefix}.media.{owner}.{digest}.{part}"
+
     # ---- for readers -------------------------------------------------------------------------------
     @property
     def stream(self) -> str:
         """The name of the stream with all subjects except heartbeats."""
         return f"{self.prefix.upper()}_LOG"
 
+    @property
+    def media_stream(self) -> str:
+        """The name of the stream with the bytes of media."""
+        return f"{self.prefix.upper()}_MEDIA"
+
+    def media(self) -> str:
+        """The subjects of the stream of media."""
+        return f"{self.prefix}.media.>"
+
     def logged(self) -> list[str]:
-        """The stream's subjects."""
+        """The log's subjects."""
         kinds = ("request", "control", "conductor", "walk", "ready", "done", "edge", "worker", "output")
         return [f"{self.prefix}.{kind}.>" for kind in kinds]
 

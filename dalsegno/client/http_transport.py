@@ -215,10 +215,10 @@ def body_of(request: ClientRequest) -> dict[str, Any]:
         "linger_s": _LINGER_S,
     }
     given = {name: value for name, value in fields.items() if value is not None}
-    if not inputs.files:
+    if not request.files:
         return {"json": given}
     form = {name: _plain(value) for name, value in given.items()}
-    return {"data": form, "files": [("files", (file.name, file.data)) for file in inputs.files]}
+    return {"data": form, "files": [("files", (file.name, file.data)) for file in request.files]}
 
 
 def _plain(value: Any) -> str:

@@ -8,6 +8,7 @@ signature. Sound in answers is 16-bit little-endian PCM with its `sample_rate` i
 """
 
 import io
+import mimetypes
 import sys
 import wave
 from dataclasses import dataclass, field
@@ -44,6 +45,16 @@ _EXTENSIONS: Final = {
     "audio": ("wav", "mp3", "flac", "ogg", "m4a", "aac"),
     "video": ("mp4", "avi", "mov", "mkv", "webm"),
 }
+_CONTENT_TYPES: Final = {
+    ".webp": "image/webp",
+    ".flac": "audio/flac",
+    ".ogg": "audio/ogg",
+    ".m4a": "audio/mp4",
+    ".aac": "audio/aac",
+    ".mkv": "video/x-matroska",
+    ".webm": "video/webm",
+}
+"""MIME types that not every platform's table has."""
 _BYTES_PER_SAMPLE: Final = 2
 
 
@@ -53,7 +64,12 @@ class File:
 
     modality: str
     name: str
-    data: bytes
+    data: bytes = field(repr=False)
+
+    @property
+    def content_type(self) -> str:
+        """The MIME type, by the name's extension."""
+        return mimetypes.guess_type(self.name)[0] or _CONTENT_TYPES[Path(self.name).suffix.lower()]
 
 
 @dataclass(frozen=True, slots=True)

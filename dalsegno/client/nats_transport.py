@@ -34,6 +34,7 @@ from shared.ids import parse_request_id
 from shared.log.nats import jetstream
 from shared.log.nats.credentials import ANONYMOUS, Credentials
 from shared.log.port import Log, LogUnavailableError, WrongLastSequenceError
+from shared.media.store import MediaStore
 from shared.subjects import Subjects
 
 _CONNECT_S: Final = 10.0
@@ -48,12 +49,19 @@ class NatsTransport:
     """The log of one deployment; connected at its first use."""
 
     def __init__(
-        self, url: str, *, credentials: Credentials = ANONYMOUS, prefix: str = "ds", log: Log | None = None
+        self,
+        url: str,
+        *,
+        credentials: Credentials = ANONYMOUS,
+        prefix: str = "ds",
+        log: Log | None = None,
+        media: MediaStore | None = None,
     ) -> None:
         self._url = url
         self._credentials = credentials
         self._subjects = Subjects(prefix)
         self._log = log
+        self._media = media
         self._connecting = asyncio.Lock()
         self._model: str | None = None
 
@@ -137,6 +145,7 @@ class NatsTransport:
         subject = self._subjects.request(request.request_id)
         seq = None
         if not is_resumed:
+            await self._store_media(request)
             with suppress(WrongLastSequenceError):
                 seq = await self._stored(log, subject, encode_or_refuse(event), 0)
         if seq is None:
@@ -145,6 +154,16 @@ class NatsTransport:
         relay.output.submission_seq = seq
         relay.reread(first_seq, epoch=0)
         return relay
+
+    async def _store_media(self, request: ClientRequest) -> None:
+        """Store the files of a request, so that the log needs to name them only."""
+        for file, medium in zip(request.files, request.inputs.files, strict=True):
+            store = await self._media_store()
+            await store.put(file.data, tenant=None, content_type=medium.content_type, digest=medium.digest)
+
+    async def _media_store(self) -> MediaStore:
+        assert self._media is not None
+        return self._media
 
     async def _served(self, log: Log) -> str:
         if self._model is None:

@@ -4,6 +4,7 @@ A request has the same inputs and parameters over HTTP and NATS, so one request 
 request that was sent over HTTP can be resumed over NATS.
 """
 
+import hashlib
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,7 @@ class ClientRequest:
     """One request.
 
     Attributes:
+        files: the contents of `inputs.files`, in the same order.
         model: None for the served model.
         chooses_outputs: True if the output modalities were given, or follow from the arguments.
         timeout_s: None for the server's limit.
@@ -82,6 +84,7 @@ class ClientRequest:
     request_id: RequestId
     inputs: Inputs
     params: Params
+    files: tuple[File, ...] = ()
     model: str | None = None
     chooses_outputs: bool = True
     timeout_s: float | None = None
@@ -110,6 +113,7 @@ def client_request(
         request_id=parse_request_id(chosen),
         inputs=_inputs({"messages": messages, "text": text, "token_ids": how.get("token_ids")}, how, files),
         params=_params(how),
+        files=tuple(files),
         model=how.get("model"),
         chooses_outputs=_wanted(how) is not None,
         timeout_s=_seconds("timeout_s", how.get("timeout_s")),
@@ -135,8 +139,17 @@ def _inputs(prompts: Mapping[str, Any], how: Mapping[str, Any], files: Sequence[
         "output_modalities": _wanted(how) or ["text"],
     }
     inputs: Inputs = _fitted(plain, Inputs)
-    media = [Media(modality=file.modality, data=file.data, name=file.name) for file in files]
-    return msgspec.structs.replace(inputs, files=media)
+    return msgspec.structs.replace(inputs, files=[_medium_of(file) for file in files])
+
+
+def _medium_of(file: File) -> Media:
+    return Media(
+        modality=file.modality,
+        digest=hashlib.sha256(file.data).hexdigest(),
+        size=len(file.data),
+        content_type=file.content_type,
+        name=file.name,
+    )
 
 
 def _params(how: Mapping[str, Any]) -> Params:

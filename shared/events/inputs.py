@@ -13,12 +13,26 @@ MAX_TOOLS: Final = 128
 """The maximum number of tools in a request."""
 MAX_TOOLS_BYTES: Final = 131_072
 """The maximum size of all tools of a request together, as MessagePack."""
+DIGEST_PATTERN: Final = r"\A(?:[0-9a-f]{64})?\Z"
 
 
 class Media(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A media file of a request: inline if it is small, otherwise a reference into the object store."""
+    """A media file of a request, named by its digest; its bytes are in the media store (`shared.media`).
+
+    Attributes:
+        modality: `image`, `audio`, `video` or `tensor`.
+        digest: the SHA-256 of the bytes, 64 hex digits; empty only in events of earlier versions.
+        size: the number of bytes.
+        content_type: the MIME type, found in the content.
+        name: the file's name, for messages; None if it has none.
+        data: of earlier versions, and refused at admission: an event carries no bytes.
+        ref: of earlier versions, and refused at admission.
+    """
 
     modality: str
+    digest: Annotated[str, Meta(pattern=DIGEST_PATTERN)] = ""
+    size: Annotated[int, Meta(ge=0)] = 0
+    content_type: Annotated[str, Meta(max_length=128)] = ""
     data: bytes | None = None
     ref: str | None = None
     name: str | None = None
@@ -79,6 +93,8 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
         messages: a chat in OpenAI's format, rendered with the checkpoint's chat template.
         text: one user message; with `chat` false, a raw prompt.
         chat: render `text` with the chat template.
+        files: media, stored before the request is published. A part `{"type": "image", "file": 0}` of a
+            message places one, by its index; with `text`, all of them come before it, in order.
         tools: functions that the model may call. The chat template renders them.
         tool_choice: `auto` lets the model decide. `none` hides the tools from the model. `required` makes it
             call at least one function; a named tool makes it call that function once.

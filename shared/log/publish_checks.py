@@ -27,7 +27,7 @@ class PublishChecks:
         if len(data) > max_payload:
             raise PayloadTooLargeError(
                 f"an event of {len(data)} bytes on {subject!r} is too large for the log: the limit is "
-                f"{max_payload} bytes; send media by reference, or raise the server's max_payload"
+                f"{max_payload} bytes; store media first (docs/media.md), or raise the server's max_payload"
             )
         if not subject.startswith(self._kinds) or _SUBJECT.fullmatch(subject) is None:
             raise BugError(

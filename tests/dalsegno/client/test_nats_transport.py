@@ -30,6 +30,7 @@ from shared.events import (
     encode,
 )
 from shared.log.memory import MemoryLog, MemoryStore
+from shared.media.memory import MemoryMediaStore
 from shared.subjects import CONDUCTOR_WRITER, Subjects
 from tests.gateway.world import Performance, Script, echo
 
@@ -45,6 +46,7 @@ class Stage:
 
     def __init__(self, script: Script, models: tuple[str, ...]) -> None:
         self.server = MemoryStore(SUBJECTS)
+        self.media = MemoryMediaStore()
         self.script = script
         self.cancelled: asyncio.Queue[RequestCancel] = asyncio.Queue()
         for rank, model in enumerate(models):
@@ -80,7 +82,9 @@ async def stage(
     async with asyncio.TaskGroup() as tasks:
         performing = tasks.create_task(it.perform())
         async with AsyncClient("nats://log") as client:
-            client._transport = NatsTransport("nats://log", log=MemoryLog(it.server))
+            client._transport = NatsTransport(
+                "nats://log", log=MemoryLog(it.server), media=MemoryMediaStore(it.media.memory)
+            )
             yield it, client
         performing.cancel()
 
@@ -97,10 +101,11 @@ async def test_the_request_is_the_event_and_the_answer_is_the_logs() -> None:
     assert answer.usage.completion_tokens == 2
 
 
-async def test_media_come_and_go_as_bytes() -> None:
+async def test_files_are_in_the_media_store_before_their_request_is_in_the_log() -> None:
     async def draw(performance: Performance) -> None:
         [image] = performance.event.inputs.files
-        picture = chunk(0, modality="image", data=image.data, metadata={"width": 2})
+        data = b"".join([piece async for piece in it.media.read(image.digest, tenant=None)])
+        picture = chunk(0, modality="image", data=data, metadata={"width": 2})
         performance.transcript.fold(picture)
         performance.output(picture)
         performance.finish()
@@ -108,7 +113,9 @@ async def test_media_come_and_go_as_bytes() -> None:
     async with stage(draw) as (it, client):
         answer = await client.generate("again", images=("cat.png", b"pixels"), output_modalities=["image"])
 
-    assert it.submitted[0].inputs.input_modalities == ["image", "text"]
+    [event] = it.submitted
+    assert event.inputs.input_modalities == ["image", "text"]
+    assert b"pixels" not in encode(event)
     assert (answer.images[0].data, answer.images[0].metadata) == (b"pixels", {"width": 2})
 
 
@@ -139,7 +146,9 @@ async def test_a_service_that_was_killed_reads_on_from_where_it_was_and_nothing_
     async with stage() as (it, client):
         await client.generate("one two three", request_id="mine", timeout_s=7)
         async with AsyncClient("nats://log") as again:
-            again._transport = NatsTransport("nats://log", log=MemoryLog(it.server))
+            again._transport = NatsTransport(
+                "nats://log", log=MemoryLog(it.server), media=MemoryMediaStore(it.media.memory)
+            )
             rest = await again.resume("mine", "one two three", after=0).read()
             assert rest.text == " two three"
             it.server.forget(len(it.server.records))

@@ -1,9 +1,11 @@
+import hashlib
 from typing import Any
 
 import pytest
 
 from dalsegno.client.request import client_request
 from shared.errors import ClientError
+from shared.events import Media
 from tests.hostile import NO_TOKENS
 
 
@@ -37,9 +39,21 @@ def test_a_file_is_named_and_its_modality_comes_in() -> None:
     )
 
     assert asked.inputs.input_modalities == ["image", "audio", "text"]
-    assert [(file.modality, file.name, file.data) for file in asked.inputs.files] == [
+    assert [(file.modality, file.name, file.data) for file in asked.files] == [
         ("image", "a.png", b"1"), ("audio", "b.mp3", b"2"), ("audio", "c.wav", b"3"),
     ]  # fmt: skip
+
+
+def test_the_event_of_a_request_has_digests_of_its_media_and_no_bytes() -> None:
+    [medium] = client_request("hi", None, None, {"images": ("a.png", b"pixels")}).inputs.files
+
+    assert medium == Media(
+        modality="image",
+        digest=hashlib.sha256(b"pixels").hexdigest(),
+        size=6,
+        content_type="image/png",
+        name="a.png",
+    )
 
 
 def test_an_output_modality_may_be_one_name() -> None:

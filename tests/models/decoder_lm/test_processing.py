@@ -223,7 +223,11 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
         "unsupported_modality",
         "image_url",
     ),
-    "a file": ({"text": "x", "files": [Media(modality="image", data=b"x")]}, "unsupported_modality", "image"),
+    "a file": (
+        {"text": "x", "files": [Media(modality="image", digest="0" * 64)]},
+        "unsupported_modality",
+        "image",
+    ),
     "an input modality": (
         {"text": "x", "input_modalities": ["text", "audio"]},
         "unsupported_modality",

@@ -1,0 +1,68 @@
+"""Bounded concurrency for the pieces of media."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from itertools import islice
+from typing import Any, Final, TypeAlias, TypeVar
+
+_Result = TypeVar("_Result")
+_Operation: TypeAlias = Callable[[], Coroutine[Any, Any, _Result]]
+
+WINDOW: Final = 8
+"""Pieces that one medium has in flight."""
+
+
+class Flight:
+    """Operations on pieces of one medium, some at a time."""
+
+    def __init__(self, tasks: asyncio.TaskGroup, shared: asyncio.Semaphore) -> None:
+        self._tasks = tasks
+        self._shared = shared
+        self._own = asyncio.Semaphore(WINDOW)
+
+    async def start(self, operation: _Operation[None]) -> None:
+        """Begin an operation, as soon as there is room for it."""
+        await self._own.acquire()
+        self._tasks.create_task(self._run(operation))
+
+    async def _run(self, operation: _Operation[None]) -> None:
+        try:
+            async with self._shared:
+                await operation()
+        finally:
+            self._own.release()
+
+
+@asynccontextmanager
+async def in_flight(shared: asyncio.Semaphore) -> AsyncGenerator[Flight, None]:
+    """Run operations on pieces; the end of the block waits for all of them, and raises the first failure.
+
+    Args:
+        shared: limits the pieces that all media of the process have in flight.
+    """
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            yield Flight(tasks, shared)
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+async def in_order(
+    operations: Iterable[_Operation[_Result]], shared: asyncio.Semaphore
+) -> AsyncGenerator[_Result, None]:
+    """Yield the operations' results in order; some run at a time."""
+
+    async def run(operation: _Operation[_Result]) -> _Result:
+        async with shared:
+            return await operation()
+
+    rest = iter(operations)
+    while batch := list(islice(rest, WINDOW)):
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(run(operation)) for operation in batch]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        for task in running:
+            yield task.result()

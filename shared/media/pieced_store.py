@@ -1,0 +1,254 @@
+"""The media store over a store of pieces: digests, uploads that go on, renewal, verification.
+
+It is the same for every transport (`shared.media.pieces.PieceStore`).
+"""
+
+import asyncio
+import hashlib
+import tempfile
+import time
+from collections.abc import AsyncGenerator, AsyncIterable
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Final
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from shared.errors import ClientError, DalSegnoError
+from shared.media.addresses import check_digest, is_digest, owner_token
+from shared.media.flight import in_flight, in_order
+from shared.media.pieces import HEAD, Head, PieceStore, Stored
+from shared.media.store import (
+    PIECE_BYTES,
+    MediaCorruptError,
+    MediaGoneError,
+    MediumState,
+    StoredMedium,
+)
+from shared.media.upload import Upload, pieces_of, pieces_of_file, spool
+
+_MOST_IN_FLIGHT: Final = 32
+"""Pieces that all media of this process have in flight together: 16 MiB."""
+AGE_FACTOR: Final = 1.25
+"""The age limit of media, as a multiple of the log's."""
+_RENEWED_AFTER: Final = 1 - 1 / AGE_FACTOR
+"""The share of its age limit after which a medium is renewed when it is used: the rest is the log's limit."""
+
+
+class PiecedMediaStore:
+    """A media store (`shared.media.store.MediaStore`) that keeps media as pieces."""
+
+    def __init__(self, pieces: PieceStore) -> None:
+        self._pieces = pieces
+        self._in_flight = asyncio.Semaphore(_MOST_IN_FLIGHT)
+        self._renewals: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+
+    async def close(self) -> None:
+        await self._pieces.close()
+
+    # ---- writing ---------------------------------------------------------------------------------------
+    async def put(
+        self,
+        content: bytes | AsyncIterable[bytes],
+        *,
+        tenant: str | None,
+        content_type: str,
+        digest: str | None = None,
+        start: int = 0,
+        max_bytes: int | None = None,
+    ) -> StoredMedium:
+        owner, upload = owner_token(tenant), Upload(max_bytes)
+        if digest is not None:
+            there = await self._find(owner, check_digest(digest))
+            if there is not None:
+                return await self._compared(content, owner, there, upload, start)
+            since_ns = await self._fold_stored(owner, digest, start, upload)
+            return await self._put(pieces_of(content), owner, digest, upload, content_type, since_ns)
+        if start:
+            raise ValueError("start: expected 0 without a digest")
+        if isinstance(content, bytes):
+            digest = (await asyncio.to_thread(hashlib.sha256, content)).hexdigest()
+            return await self.put(
+                content, tenant=tenant, content_type=content_type, digest=digest, max_bytes=max_bytes
+            )
+        # Pieces have the digest in their names, so content of an unknown digest waits for its end.
+        with tempfile.TemporaryFile() as file:
+            digest = await spool(content, file, max_bytes)
+            there = await self._find(owner, digest)
+            if there is not None:
+                return await self._fresh(owner, there)
+            return await self._put(pieces_of_file(file), owner, digest, upload, content_type, None)
+
+    async def _put(
+        self,
+        pieces: AsyncGenerator[bytes, None],
+        owner: str,
+        digest: str,
+        upload: Upload,
+        content_type: str,
+        since_ns: int | None,
+    ) -> StoredMedium:
+        """Store the pieces that are missing, then the head."""
+        try:
+            async with aclosing(pieces), in_flight(self._in_flight) as flight:
+                async for piece in pieces:
+                    number = upload.take(piece)
+                    await flight.start(partial(self._pieces.put, owner, digest, number, piece))
+            upload.check_end(digest)
+        except ClientError:  # the bytes are wrong, so no later call can go on with them
+            with suppress(DalSegnoError):  # what a role may not delete expires
+                await self._pieces.remove(owner, digest)
+            raise
+        head = Head(size=upload.size, content_type=content_type, since_ns=since_ns)
+        return await self._complete(owner, digest, head)
+
+    async def _complete(self, owner: str, digest: str, head: Head) -> StoredMedium:
+        await self._pieces.put(owner, digest, HEAD, msgspec.json.encode(head))
+        there = await self._find(owner, digest)
+        if there is None:
+            raise _gone(digest)
+        return there
+
+    async def _compared(
+        self,
+        content: bytes | AsyncIterable[bytes],
+        owner: str,
+        there: StoredMedium,
+        upload: Upload,
+        start: int,
+    ) -> StoredMedium:
+        """Return a medium that is stored already; a copy of it is verified, and changes nothing."""
+        if not start:
+            async with aclosing(pieces_of(content)) as pieces:
+                async for piece in pieces:
+                    upload.take(piece)
+            upload.check_end(there.digest)
+        return await self._fresh(owner, there)
+
+    async def _fold_stored(self, owner: str, digest: str, start: int, upload: Upload) -> int | None:
+        """Fold the pieces before `start` into the upload; return the time of the oldest one."""
+        if not start:
+            return None
+        times = []
+        async with aclosing(self._stored(owner, digest, -(-start // PIECE_BYTES))) as pieces:
+            async for piece in pieces:
+                upload.take(piece.data)
+                times.append(piece.time_ns)
+        if upload.size != start:
+            raise ValueError(f"start: expected the end of a stored piece, found {start}")
+        return min(times)
+
+    async def delete(self, digest: str, *, tenant: str | None) -> bool:
+        return is_digest(digest) and await self._pieces.remove(owner_token(tenant), digest)
+
+    # ---- use -------------------------------------------------------------------------------------------
+    async def keep(self, digest: str, *, tenant: str | None) -> StoredMedium:
+        owner = owner_token(tenant)
+        there = await self._find(owner, digest)
+        if there is None:
+            raise _gone(digest)
+        return await self._fresh(owner, there)
+
+    async def _fresh(self, owner: str, medium: StoredMedium) -> StoredMedium:
+        """Return a medium; it is stored anew if it would expire before events that are published now."""
+        if not self._is_aged(medium):
+            return medium
+        lock = self._renewals.setdefault((owner, medium.digest), asyncio.Lock())
+        async with lock:
+            there = await self._find(owner, medium.digest)
+            if there is None:
+                raise _gone(medium.digest)
+            return await self._renew(owner, there) if self._is_aged(there) else there
+
+    def _is_aged(self, medium: StoredMedium) -> bool:
+        limit_ns = self._pieces.max_age_ns
+        return limit_ns is not None and time.time_ns() - medium.stored_ns > limit_ns * _RENEWED_AFTER
+
+    async def _renew(self, owner: str, medium: StoredMedium) -> StoredMedium:
+        digest, head = medium.digest, Head(size=medium.size, content_type=medium.content_type)
+        async with (
+            aclosing(self._stored(owner, digest, head.pieces)) as pieces,
+            in_flight(self._in_flight) as flight,
+        ):
+            number = 0
+            async for piece in pieces:
+                await flight.start(partial(self._pieces.put, owner, digest, number, piece.data))
+                number += 1
+        return await self._complete(owner, digest, head)
+
+    async def state(self, digest: str, *, tenant: str | None) -> MediumState:
+        if not is_digest(digest):
+            return MediumState(medium=None, received=0)
+        owner = owner_token(tenant)
+        medium = await self._find(owner, digest)
+        if medium is not None:
+            return MediumState(medium=medium, received=medium.size)
+        numbers = await self._pieces.numbers(owner, digest)
+        count = next(number for number in range(len(numbers) + 1) if number not in numbers)
+        last = await self._pieces.get(owner, digest, count - 1) if count else None
+        if last is None:
+            return MediumState(medium=None, received=0)
+        return MediumState(medium=None, received=(count - 1) * PIECE_BYTES + len(last.data))
+
+    async def read(self, digest: str, *, tenant: str | None) -> AsyncGenerator[bytes, None]:
+        owner = owner_token(tenant)
+        medium = await self._find(owner, digest)
+        if medium is None:
+            raise _gone(digest)
+        upload = Upload(None)
+        head = Head(size=medium.size)
+        async with aclosing(self._stored(owner, digest, head.pieces)) as pieces:
+            async for piece in pieces:
+                upload.take(piece.data)
+                if upload.size == medium.size and upload.digest != digest:
+                    break
+                yield piece.data
+        if upload.size != medium.size or upload.digest != digest:
+            raise MediaCorruptError(
+                f"the stored bytes of the medium {digest} are others: delete it, and store it again"
+            )
+
+    async def _find(self, owner: str, digest: str) -> StoredMedium | None:
+        """Return a complete medium by its head; None if it has no readable one."""
+        if not is_digest(digest):
+            return None
+        record = await self._pieces.get(owner, digest, HEAD)
+        if record is None:
+            return None
+        try:
+            head = _HEADS.decode(record.data)
+        except msgspec.MsgspecError:  # written by another client than ours
+            return None
+        stored_ns = record.time_ns if head.since_ns is None else min(head.since_ns, record.time_ns)
+        limit_ns = self._pieces.max_age_ns
+        return StoredMedium(
+            digest=digest,
+            size=head.size,
+            content_type=head.content_type,
+            stored_ns=stored_ns,
+            expires_ns=None if limit_ns is None else stored_ns + limit_ns,
+        )
+
+    async def _stored(self, owner: str, digest: str, count: int) -> AsyncGenerator[Stored, None]:
+        """Yield the first `count` pieces in order.
+
+        Raises:
+            MediaGoneError: one is not there.
+        """
+        operations = (partial(self._pieces.get, owner, digest, number) for number in range(count))
+        async with aclosing(in_order(operations, self._in_flight)) as pieces:
+            async for piece in pieces:
+                if piece is None:
+                    raise _gone(digest)
+                yield piece
+
+
+_HEADS: Final = msgspec.json.Decoder(Head)
+
+
+def _gone(digest: str) -> MediaGoneError:
+    return MediaGoneError(
+        f"the medium {digest[:80]} is not stored: it expired, was deleted, or belongs to another tenant; "
+        "upload it again"
+    )
