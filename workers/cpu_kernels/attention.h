@@ -4,6 +4,9 @@
 // the sum of weights and the weighted values are kept (online softmax, Milakov and Gimelshein 2018). A key that a
 // query must not see has exactly no effect. So the result of a query does not depend on how its prompt was split
 // nor on the other sequences of the step.
+//
+// A query sees one range of keys: `Seen`. Without `ends` the mask is causal. Tokens of a full part, such as those of
+// an image, see one another in both directions, so their ranges end after their part, and begin with it at the latest.
 #pragma once
 
 #include <algorithm>
@@ -30,6 +33,12 @@ struct Cells {
   const int32_t* table;  // (spans' rows, blocks)
   int table_stride;
   int block_size;
+};
+
+// The keys that each packed token sees, counted from the beginning of its text; null is causal.
+struct Seen {
+  const int32_t* ends;    // (tokens,): the number of keys
+  const int32_t* starts;  // (tokens,): the first token of its full part, or itself
 };
 
 // Queries of one span and key heads that are computed together.
@@ -155,8 +164,8 @@ inline void by_rows(int rows, const Work& work) {
 template <class T>
 class Attending {
  public:
-  Attending(const Shape& shape, const Cells& cells, const T* keys, const T* values)
-      : shape_(shape), cells_(cells), pool_keys_(keys), pool_values_(values) {}
+  Attending(const Shape& shape, const Cells& cells, const Seen& seen, const T* keys, const T* values)
+      : shape_(shape), cells_(cells), seen_(seen), pool_keys_(keys), pool_values_(values) {}
 
   void compute(const QueryTile& tile, const float* query, size_t query_stride) {
     tile_ = tile;
@@ -165,8 +174,10 @@ class Attending {
       for (int at = 0; at < shape_.dim; at += LANES) store(&q_[row][at], load(from + at)), store(&sums_[row][at], Floats{});
       most_[row] = -INFINITY, total_[row] = 0;
     }
-    const int end = tile_.position + tile_.count;
-    const int seen_from = shape_.window ? std::max(0, tile_.position - shape_.window + 1) : 0;
+    int seen_from = first_key(0), end = end_of_keys(tile_.count - 1);
+    if (seen_.ends)
+      for (int query = 0; query < tile_.count; ++query)
+        seen_from = std::min(seen_from, first_key(query)), end = std::max(end, end_of_keys(query));
     for (int begin = seen_from / KEYS * KEYS; begin < end; begin += KEYS) {
       count_ = std::min(KEYS, end - begin);
       look_up(begin, end);
@@ -190,6 +201,17 @@ class Attending {
   int rows() const { return tile_.heads * rows_of_head(); }
   int query_of(int row) const { return row % rows_of_head() / group(); }
   size_t token_of(int row) const { return tile_.first + query_of(row); }
+
+  // The range of keys that a query of the tile sees.
+  int end_of_keys(int query) const {
+    return seen_.ends ? seen_.ends[tile_.first + query] : tile_.position + query + 1;
+  }
+  int first_key(int query) const {
+    if (!shape_.window) return 0;
+    const int by_window = std::max(0, tile_.position + query - shape_.window + 1);
+    return seen_.ends ? std::min(by_window, seen_.starts[tile_.first + query]) : by_window;
+  }
+
   size_t head_of(int row) const {
     return static_cast<size_t>(tile_.head + row / rows_of_head()) * group() + row % group();
   }
@@ -257,9 +279,8 @@ class Attending {
 
   // Turns a row's scores into weights, and rescales its sums so far to the new maximum.
   void soften(int row, int begin) {
-    const int position = tile_.position + query_of(row);
-    const int end = std::min(count_, position + 1 - begin);
-    const int from = shape_.window ? std::max(0, position - shape_.window + 1 - begin) : 0;
+    const int end = std::min(count_, end_of_keys(query_of(row)) - begin);
+    const int from = std::max(0, first_key(query_of(row)) - begin);
     float* mine = scores_[row];
     for (int key = 0; key < std::min(from, KEYS); ++key) mine[key] = -INFINITY;
     for (int key = std::max(end, 0); key < KEYS; ++key) mine[key] = -INFINITY;
@@ -288,6 +309,7 @@ class Attending {
 
   const Shape& shape_;
   const Cells& cells_;
+  const Seen& seen_;
   QueryTile tile_{};
   const T *pool_keys_, *pool_values_;
   int count_ = 0, following_ = 0;  // keys of the tile, and prefetched keys of the next one

@@ -45,13 +45,17 @@ struct Model {
 
 struct Step {
   int32_t tokens, spans, block_size, table_stride;
-  const int32_t *positions, *slots;                    // (tokens,)
+  const int32_t* slots;                                // (tokens,)
   const int32_t *rows, *query_offsets, *kv_lengths;    // (spans,), (spans + 1,), (spans,)
   const int32_t* block_table;                          // (rows, table_stride)
   const float *cos, *sin;                              // (tokens, dim)
   void* const* keys;                                   // by layer: (slots, kv_heads, dim)
   void* const* values;
   float* hidden;  // (tokens, hidden): input embeddings; output states after the last norm
+  const int32_t *key_ends, *full_starts;  // (tokens,), as in `Seen`; null is causal
+  const int32_t* added_rows;              // (tokens,): a row of `added`, or negative; null if nothing is added
+  const float* added;                     // rows of `added_stride` numbers: hidden for each of the first layers
+  int32_t added_stride, added_layers;
 };
 }
 
@@ -126,6 +130,7 @@ struct Body {
   int qkv_width, narrow_width, wide_width, state_width;
 
   static constexpr int PHASES = 8;  // per layer
+  static constexpr int NO_LAYER = -1;
 
   void operator()(Team::Member& member) const {
     int phase = 0;
@@ -137,13 +142,13 @@ struct Body {
     for (int number = 0; number < model.layers; ++number) {
       const Layer& layer = model.layer[number];
       T *keys = static_cast<T*>(step.keys[number]), *values = static_cast<T*>(step.values[number]);
-      normalise(member, phase++, layer.norm_in);
+      normalise(member, phase++, layer.norm_in, number - 1);
       product(member, phase++, narrow, narrow_width, tokens, packed<T>(layer.qkv),
               [&](int row, int column, const Floats* y) { put_floats(qkv + row * size_t(qkv_width) + column, y); });
       member.each(phase++, tokens, [&](int token) { turn_and_keep(layer, token, keys, values); });
       attention(member, phase++, layer, keys, values);
       product(member, phase++, narrow, narrow_width, tokens, packed<T>(layer.o), adding(layer.o_bias, layer.o.n));
-      normalise(member, phase++, layer.norm_post);
+      normalise(member, phase++, layer.norm_post, NO_LAYER);
       product(member, phase++, narrow, narrow_width, tokens, packed<T>(layer.gate_up),
               [&](int row, int column, const Floats* y) {
                 T* to = wide + row * size_t(wide_width) + column / 2;
@@ -153,17 +158,28 @@ struct Body {
       product(member, phase++, wide, wide_width, tokens, packed<T>(layer.down), adding(nullptr, 0));
     }
     member.each(phase++, tokens, [&](int token) {
+      add_rows(token, model.layers - 1);
       norm(state + token * size_t(state_width), model.norm, model.hidden, model.eps,
            step.hidden + token * size_t(model.hidden));
     });
   }
 
-  void normalise(Team::Member& member, int phase, const float* weight) const {
+  // Normalises the states, after the rows that follow layer `added_after` were added to them.
+  void normalise(Team::Member& member, int phase, const float* weight, int added_after) const {
     member.each(phase, step.tokens, [&](int token) {
+      add_rows(token, added_after);
       T* to = narrow + token * size_t(narrow_width);
       norm(state + token * size_t(state_width), weight, model.hidden, model.eps, to);
       std::memset(to + model.hidden, 0, (round_up(model.hidden, Format<T>::GRAIN) - model.hidden) * sizeof(T));
     });
+  }
+
+  // Adds a token's row to its state after a layer (DeepStack, Meng et al. 2024).
+  void add_rows(int token, int layer) const {
+    if (!step.added_rows || layer < 0 || layer >= step.added_layers || step.added_rows[token] < 0) return;
+    const float* row = step.added + step.added_rows[token] * size_t(step.added_stride) + layer * size_t(model.hidden);
+    float* mine = state + token * size_t(state_width);
+    for (int at = 0; at < model.hidden; at += LANES) store(mine + at, load(mine + at) + load(row + at));
   }
 
   // Adds a product to the residual stream.
@@ -201,7 +217,8 @@ struct Body {
   void attention(Team::Member& member, int phase, const Layer& layer, const T* keys, const T* values) const {
     const Shape shape{model.heads, model.kv_heads, model.dim, layer.window, model.scaling};
     const Cells cells{step.block_table, step.table_stride, step.block_size};
-    Attending<T> attending(shape, cells, keys, values);
+    const Seen seen{step.key_ends, step.full_starts};
+    Attending<T> attending(shape, cells, seen, keys, values);
     member.share(
         phase, static_cast<int>(tiles.size()), 1,
         [&](int piece, bool) { attending.compute(tiles[piece], qkv, qkv_width); },

@@ -1,8 +1,8 @@
 """A Llama-like decoder on a CPU whose layers are computed by the CPU kernels: a node of the engine.
 
 It is made from a loaded node, and packs the weights layer by layer. Transformers' modules still compute the
-embedding and the angles of positions. Everything from there to the last norm is one call per step,
-whatever the number of layers and requests. No result depends on the other sequences in the step.
+embedding, and the angles of positions of one or more axes. Everything from there to the last norm is one
+call per step, whatever the number of layers and requests. No result depends on the other sequences in the step.
 
 `workers.kv_engine.kernel_models` lists the supported models. As for every node, the results are checked
 at load against transformers' model (`workers.kv_engine.selfcheck`).
@@ -22,7 +22,7 @@ from workers.cpu_kernels.packing import DTYPES, LANES, MatrixPacker
 from workers.kv_engine import kernel_models
 from workers.kv_engine.attention import paged
 from workers.kv_engine.attention.pool import PagedPool
-from workers.kv_engine.kernel_models import LlamaLike
+from workers.kv_engine.kernel_models import Inputs, LlamaLike, SplicedInputs, TextModel
 from workers.kv_engine.node import KVNode
 from workers.kv_engine.selfcheck import text_for
 from workers.kv_engine.step import Step
@@ -56,8 +56,8 @@ def _unsupported(node: Any) -> str:
         return unknown
     if node.dtype not in DTYPES:
         return str(node.dtype)
-    config = node.model.config
-    dim = node.model.model.layers[0].self_attn.head_dim
+    text = TextModel.of(node)
+    config, dim = text.config, text.body.layers[0].self_attn.head_dim
     group = config.num_attention_heads // config.num_key_value_heads
     checks = {
         f"heads of {dim}": dim % (2 * LANES) == 0 and dim <= _MAX_HEAD_DIM,
@@ -82,9 +82,9 @@ class NativeDecoder(LlamaLike):
         self._reference: Final[tuple[torch.Tensor, torch.Tensor]] = (text, node.reference(text))
         self._pool: PagedPool | None = None
         self._cells: tuple[Any, Any] = (None, None)
-        body = node.model.model
-        self._hidden: Final[int] = node.model.config.hidden_size
-        head = node.model.lm_head.weight
+        model = TextModel.of(node)
+        self._body: Final = model.name
+        body, config, head = model.body, model.config, model.head.weight
         packing = MatrixPacker(kernels, self._context, node.dtype)
         self._memory: Final[list[Any]] = [packing]
         self._head: Final = packing.stack([head])
@@ -97,10 +97,10 @@ class NativeDecoder(LlamaLike):
             dtype=self._dtype,
             layers=self.layout.layers,
             hidden=self._hidden,
-            heads=node.model.config.num_attention_heads,
+            heads=config.num_attention_heads,
             kv_heads=self.layout.kv_heads,
             dim=self.layout.head_dim,
-            intermediate=node.model.config.intermediate_size,
+            intermediate=config.intermediate_size,
             eps=body.norm.variance_epsilon,
             scaling=body.layers[0].self_attn.scaling,
             layer=self._layers,
@@ -112,19 +112,28 @@ class NativeDecoder(LlamaLike):
         if context := getattr(self, "_context", None):
             self._kernels.close(context)
 
-    def forward(self, inputs: torch.Tensor, step: TokenStep) -> torch.Tensor:
+    def forward(self, inputs: Inputs, step: TokenStep) -> torch.Tensor:
         """Return the T tokens' hidden states, (T, hidden) float32.
+
+        Args:
+            inputs: the result of `embed` or `splice`, or embeddings, (T, hidden).
+            step: see `workers.kv_engine.node.Backbone`.
 
         Raises:
             WorkerError: there is not enough memory for the activations.
         """
         pool, batch = paged.current()
         keys, values = self._cells_of(pool)
-        embedded = inputs if inputs.is_floating_point() else self._embed(inputs)
+        embedded = inputs.embeds if isinstance(inputs, SplicedInputs) else inputs
+        if not embedded.is_floating_point():
+            embedded = self._embed(embedded)
         # Always a copy: the layers overwrite it.
         hidden = embedded.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-        cos, sin = (one.contiguous() for one in self._angles(hidden[None], step.positions[None]))
+        cos, sin = self._angles_of(hidden, step.positions)
         c_step = _to_c_step(batch, cos, sin, keys, values, hidden)
+        if isinstance(inputs, SplicedInputs):
+            added = _AddedRows(inputs, tokens=len(hidden), hidden=self._hidden)
+            added.write_to(c_step)
         self._check(self._kernels.body(self._context, self._model, c_step))
         return hidden
 
@@ -164,7 +173,7 @@ class NativeDecoder(LlamaLike):
             k_norm=self._floats(norms[1].weight) if norms[1] is not None else None,
             qkv_bias=self._floats(torch.cat(biases)) if biases[0] is not None else None,
             o_bias=self._floats(own.o_proj.bias) if own.o_proj.bias is not None else None,
-            window=kernel_models.window_of(self.architecture, own) or 0,
+            window=kernel_models.window_of(self._body, own) or 0,
         )
         for parameter in layer.parameters():
             parameter.data = parameter.data.new_empty(0)
@@ -193,16 +202,35 @@ class NativeDecoder(LlamaLike):
             raise WorkerError("out of memory: the activations of a step could not be allocated")
 
 
+class _AddedRows:
+    """Rows that the kernels add to hidden states after the first layers, in the form that they read.
+
+    Args:
+        tokens: the number of tokens in the step.
+        hidden: the width of a state.
+    """
+
+    def __init__(self, inputs: SplicedInputs, *, tokens: int, hidden: int) -> None:
+        self._rows: Final = inputs.added.float().contiguous()
+        self._row_of: Final = torch.full((tokens,), -1, dtype=torch.int32)
+        self._row_of[inputs.at] = torch.arange(len(inputs.at), dtype=torch.int32)
+        self._layers: Final = self._rows.shape[1] // hidden
+
+    def write_to(self, step: library.Step) -> None:
+        """Set the fields of a C step; they are valid as long as this object."""
+        step.added_rows, step.added = self._row_of.data_ptr(), self._rows.data_ptr()
+        step.added_stride, step.added_layers = self._rows.shape[1], self._layers
+
+
 def _to_c_step(
     step: Step, cos: torch.Tensor, sin: torch.Tensor, keys: Any, values: Any, hidden: torch.Tensor
 ) -> library.Step:
     """Return the step as the kernels' structure."""
     return library.Step(
-        tokens=len(step.positions),
+        tokens=len(step.slots),
         spans=len(step.rows),
         block_size=step.spans.block_size,
         table_stride=step.block_table.shape[1],
-        positions=step.positions.data_ptr(),
         slots=step.slots.data_ptr(),
         rows=step.rows.data_ptr(),
         query_offsets=step.query_offsets.data_ptr(),
@@ -213,4 +241,6 @@ def _to_c_step(
         keys=ctypes.cast(keys, ctypes.c_void_p),
         values=ctypes.cast(values, ctypes.c_void_p),
         hidden=hidden.data_ptr(),
+        key_ends=step.key_ends.data_ptr() if step.key_ends is not None else None,
+        full_starts=step.full_starts.data_ptr() if step.full_starts is not None else None,
     )

@@ -65,8 +65,10 @@ class Step(Structure):
 
     _fields_: ClassVar[_Fields] = [
         *((name, c_int32) for name in ("tokens", "spans", "block_size", "table_stride")),
-        *((name, c_void_p) for name in ("positions", "slots", "rows", "query_offsets", "kv_lengths")),
+        *((name, c_void_p) for name in ("slots", "rows", "query_offsets", "kv_lengths")),
         *((name, c_void_p) for name in ("block_table", "cos", "sin", "keys", "values", "hidden")),
+        *((name, c_void_p) for name in ("key_ends", "full_starts", "added_rows", "added")),
+        *((name, c_int32) for name in ("added_stride", "added_layers")),
     ]
 
 

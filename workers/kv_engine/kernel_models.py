@@ -2,35 +2,71 @@
 
     states += o(attend(norm(states)))            queries and keys are rotated to their positions; Qwen3 norms
     states += down(silu(gate) * up), of norm     them by head, Qwen2 adds biases
+    states += rows                               after the first layers, for the images of Qwen3-VL
 
-Each kind of kernel has further requirements (`workers.cpu_kernels.decoder`, `workers.kv_engine.gpu.decoder`).
+The language model inside a vision-language class is one of them, too: its body decides, not the class around
+it. Each kind of kernel has further requirements (`workers.cpu_kernels.decoder`,
+`workers.kv_engine.gpu.decoder`).
 """
 
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
 
 import torch
 
 from models.base import KVLayout
+from models.sequence_request import PromptPart
 
 _WINDOWS: Final[dict[str, Callable[[Any], int | None]]] = {
-    "LlamaForCausalLM": lambda _: None,
-    "MistralForCausalLM": lambda attention: attention.config.sliding_window,
-    "Qwen2ForCausalLM": lambda attention: attention.sliding_window,
-    "Qwen3ForCausalLM": lambda attention: attention.sliding_window,
+    "LlamaModel": lambda _: None,
+    "MistralModel": lambda attention: attention.config.sliding_window,
+    "Qwen2Model": lambda attention: attention.sliding_window,
+    "Qwen2_5_VLTextModel": lambda attention: attention.sliding_window,
+    "Qwen3Model": lambda attention: attention.sliding_window,
+    "Qwen3VLTextModel": lambda _: None,
 }
-"""The supported architectures, and the sliding window of an attention layer in each."""
+"""The supported bodies, and the sliding window of an attention layer in each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextModel:
+    """The parts of a node's language model that kernels read.
+
+    Attributes:
+        body: `embed_tokens`, `layers`, `norm` and `rotary_emb`; None if the node has no such module.
+        config: the config of the body.
+        head: the linear layer from hidden states to logits.
+    """
+
+    body: Any
+    config: Any
+    head: Any
+
+    @classmethod
+    def of(cls, node: Any) -> "TextModel":
+        """Return the language model of a node: of a class for text, or inside one for images and text."""
+        model = getattr(node, "model", None)
+        body = getattr(node, "text_model", None) or getattr(model, "model", None)
+        head = getattr(node, "lm_head", None) or getattr(model, "lm_head", None)
+        return cls(body=body, config=getattr(body, "config", None), head=head)
+
+    @property
+    def name(self) -> str:
+        """The name of the body's class."""
+        return type(self.body).__name__
 
 
 def unknown_in(node: Any) -> str:
     """Return the first unsupported feature of a node; empty if there is none."""
-    if node.architecture not in _WINDOWS:
+    text = TextModel.of(node)
+    if text.name not in _WINDOWS:
         return str(node.architecture)
-    config = node.model.config
     checks = {
-        f"the activation {config.hidden_act}": config.hidden_act == "silu",
-        "biases in its MLP": not getattr(config, "mlp_bias", False),
-        "angles for a part of a head": getattr(config, "partial_rotary_factor", None) in (1.0, None),
+        f"the activation {text.config.hidden_act}": text.config.hidden_act == "silu",
+        "biases in its MLP": not getattr(text.config, "mlp_bias", False),
+        "angles for a part of a head": getattr(text.config, "partial_rotary_factor", None) in (1.0, None),
+        "a head with biases": getattr(text.head, "bias", None) is None,
     }
     return first_unknown(checks)
 
@@ -40,18 +76,48 @@ def first_unknown(checks: dict[str, bool]) -> str:
     return next((what for what, is_known in checks.items() if not is_known), "")
 
 
-def window_of(architecture: str, attention: Any) -> int | None:
+def window_of(body: str, attention: Any) -> int | None:
     """Return the sliding window of an attention layer in tokens, its own included; None is no window.
 
     The class decides, not the configuration: a Llama has no window even if its file has a `sliding_window`.
+
+    Args:
+        body: the class of the body (`TextModel.name`).
+        attention: the module of the layer.
     """
-    return _WINDOWS[architecture](attention)
+    return _WINDOWS[body](attention)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplicedInputs:
+    """Embeddings of T tokens, and rows that are added to the states of N of them after the first layers.
+
+    Attributes:
+        embeds: (T, hidden).
+        at: (N,) int64, the tokens with rows.
+        added: (N, layers * hidden): for each of the first layers, the row that is added after it.
+    """
+
+    embeds: torch.Tensor
+    at: torch.Tensor
+    added: torch.Tensor
+
+    def rows_after(self, layer: int) -> torch.Tensor | None:
+        """Return the rows that are added after a layer, (N, hidden); None after the last of them."""
+        width = self.embeds.shape[1]
+        found = self.added[:, layer * width : (layer + 1) * width]
+        return found if found.shape[1] else None
+
+
+Inputs: TypeAlias = torch.Tensor | SplicedInputs
+"""The inputs of a Llama-like node: (T,) token ids, (T, hidden) embeddings, or embeddings with added rows."""
 
 
 class LlamaLike:
     """Base of the nodes whose layers our kernels compute: the attributes of the original node."""
 
     def __init__(self, node: Any, kernels: str) -> None:
+        text = TextModel.of(node)
         self._node: Final = node
         self.kernels: Final = kernels
         self.name: Final[str] = node.name
@@ -62,8 +128,12 @@ class LlamaLike:
         self.parameters: Final[int] = node.parameters
         self.device: Final[torch.device] = node.device
         self.dtype: Final[torch.dtype] = node.dtype
-        self._embed: Final = node.model.model.embed_tokens
-        self._angles: Final = node.model.model.rotary_emb
+        self.position_axes: Final[int] = getattr(node, "position_axes", 1)
+        self.embed_width: Final[int] = getattr(node, "embed_width", 0)
+        self.masks: Final[frozenset[str]] = getattr(node, "masks", frozenset({"causal"}))
+        self._hidden: Final[int] = text.config.hidden_size
+        self._embed: Final = text.body.embed_tokens
+        self._angles: Final = text.body.rotary_emb
 
     def use_attention(self, name: str) -> None:
         """See `workers.kv_engine.node.Backbone`."""
@@ -72,3 +142,25 @@ class LlamaLike:
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the ids: `forward` embeds them."""
         return token_ids
+
+    def positions(self, prompt_ids: Sequence[int], parts: Sequence[PromptPart]) -> tuple[torch.Tensor, int]:
+        """See `workers.kv_engine.node.Backbone`."""
+        found: tuple[torch.Tensor, int] = self._node.positions(prompt_ids, parts)
+        return found
+
+    def splice(self, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> Inputs:
+        """Return the embeddings of the tokens, (T,), of which those at `at`, (N,), are `rows`, (N, width).
+
+        A row is an embedding, followed by the rows that are added after the first layers.
+        """
+        embeds: torch.Tensor = self._embed(token_ids).index_copy(
+            0, at, rows[:, : self._hidden].to(self.dtype)
+        )
+        if rows.shape[1] == self._hidden:
+            return embeds
+        return SplicedInputs(embeds=embeds, at=at, added=rows[:, self._hidden :])
+
+    def _angles_of(self, states: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cos and sin of (T, dim) for positions of (T,) or (axes, T), in the dtype of the states."""
+        cos, sin = self._angles(states[None], positions.unsqueeze(-2))
+        return cos[0].contiguous(), sin[0].contiguous()

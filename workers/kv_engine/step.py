@@ -58,6 +58,8 @@ class Step:
     spans: Spans
     scored: ScoredRows | None = None
     adjusted: LogitAdjustments | None = None
+    key_ends: torch.Tensor | None = None  # (T,) int32, keys of its sequence that a token sees; None: causal
+    full_starts: torch.Tensor | None = None  # (T,) int32, first token of a token's full part, or itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from models.base import TokenStep
 from workers.kv_engine import kernel_models
 from workers.kv_engine.attention import paged
 from workers.kv_engine.gpu.triton_layers import add_rms_norm, rotate_and_store, silu_and_mul
-from workers.kv_engine.kernel_models import LlamaLike
+from workers.kv_engine.kernel_models import Inputs, LlamaLike, SplicedInputs, TextModel
 from workers.kv_engine.node import KVNode
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -67,18 +67,20 @@ class FusedDecoder(LlamaLike):
 
     def __init__(self, node: Any) -> None:
         super().__init__(node, "triton")
-        body = node.model.model
+        text = TextModel.of(node)
+        body = text.body
         self._norm: Final[torch.Tensor] = body.norm.weight
         self._eps: Final[float] = body.norm.variance_epsilon
         with torch.no_grad():
-            self._layers: Final = [_layer_of(layer, node.architecture) for layer in body.layers]
+            self._layers: Final = [_layer_of(layer, text.name) for layer in body.layers]
 
-    def forward(self, inputs: torch.Tensor, step: TokenStep) -> torch.Tensor:
+    def forward(self, inputs: Inputs, step: TokenStep) -> torch.Tensor:
         pool, batch = paged.current()
         assert pool.kernel is not None, "use_gpu_kernels requires an attention kernel"
+        embedded = inputs.embeds if isinstance(inputs, SplicedInputs) else inputs
         # Always a copy: the layers add to it in place.
-        states = inputs.to(self.dtype, copy=True) if inputs.is_floating_point() else self._embed(inputs)
-        cos, sin = (one[0].contiguous() for one in self._angles(states[None], step.positions[None]))
+        states = embedded.to(self.dtype, copy=True) if embedded.is_floating_point() else self._embed(embedded)
+        cos, sin = self._angles_of(states, step.positions)
         normed = add_rms_norm(states, None, self._layers[0].norm_in, self._eps)
         for number, layer in enumerate(self._layers):
             keys, values = pool.keys[number], pool.values[number]
@@ -89,6 +91,8 @@ class FusedDecoder(LlamaLike):
             )
             normed = add_rms_norm(states, layer.out(attended.flatten(1)), layer.norm_post, self._eps)
             mlp = layer.down(silu_and_mul(linear(normed, layer.gate_up)))
+            if isinstance(inputs, SplicedInputs) and (rows := inputs.rows_after(number)) is not None:
+                states.index_add_(0, inputs.at, rows.to(self.dtype))
             is_last = number + 1 == len(self._layers)
             next_norm = self._norm if is_last else self._layers[number + 1].norm_in
             normed = add_rms_norm(states, mlp, next_norm, self._eps)
@@ -103,7 +107,7 @@ class FusedDecoder(LlamaLike):
         return logits
 
 
-def _layer_of(layer: Any, architecture: str) -> _Layer:
+def _layer_of(layer: Any, body: str) -> _Layer:
     own, mlp = layer.self_attn, layer.mlp
     projections = [own.q_proj, own.k_proj, own.v_proj]
     biases = [projection.bias for projection in projections]
@@ -116,7 +120,7 @@ def _layer_of(layer: Any, architecture: str) -> _Layer:
         norm_post=layer.post_attention_layernorm.weight,
         gate_up=_merge_weights([mlp.gate_proj, mlp.up_proj]),
         down=mlp.down_proj,
-        window=kernel_models.window_of(architecture, own),
+        window=kernel_models.window_of(body, own),
         scaling=own.scaling,
     )
 
