@@ -20,15 +20,15 @@ class MediaLimits:
 
     Attributes:
         max_pixels: width times height of an image, or of a frame.
-        max_frames: the frames of a video, or of an animated image.
+        max_frames: the frames that one call decodes of a video, or of an animated image.
         max_seconds: the duration of a video or audio.
         max_decoded_bytes: the size of the arrays that one call returns.
     """
 
     max_pixels: int = 64_000_000
-    max_frames: int = 20_000
+    max_frames: int = 2048
     max_seconds: float = 3600.0
-    max_decoded_bytes: int = 2 << 30
+    max_decoded_bytes: int = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,91 @@
+"""Decoding of audio with PyAV: any of the listed codecs to one channel of float32, resampled."""
+
+from collections.abc import Iterator
+from typing import Any, BinaryIO, Final
+
+import av
+import numpy as np
+import numpy.typing as npt
+from av.audio.resampler import AudioResampler
+
+from models.media.containers import av_reported, check_codec, open_container
+from models.media.kinds import MediaError, MediaLimits, MediaTooLargeError, UnsupportedMediaError
+
+CODECS: Final = frozenset(
+    {"aac", "mp3", "mp3float", "mp2", "mp2float", "flac", "opus", "libopus", "vorbis", "libvorbis", "alac"}
+    | {f"pcm_{kind}" for kind in ("u8", "s8", "s16le", "s16be", "s24le", "s24be", "s32le", "s32be")}
+    | {f"pcm_{kind}" for kind in ("f32le", "f32be", "f64le", "f64be", "alaw", "mulaw")}
+)
+"""The audio codecs that are decoded."""
+MIN_RATE: Final = 1_000
+MAX_RATE: Final = 384_000
+"""The sample rates that audio is resampled to."""
+
+Samples = npt.NDArray[np.float32]
+
+
+def decode_audio(file: BinaryIO, rate: int, limits: MediaLimits) -> Samples:
+    """Decode a file's audio to (N,) float32 from -1 to 1: one channel, `rate` samples per second.
+
+    Raises:
+        MediaError: the file is damaged, has no audio, or is beyond a limit.
+    """
+    return join([*audio_blocks(file, rate, limits)])
+
+
+def join(blocks: list[Samples]) -> Samples:
+    """Join blocks of samples.
+
+    Raises:
+        MediaError: there are none.
+    """
+    if not blocks:
+        raise MediaError("expected audio with samples, found none")
+    return np.concatenate(blocks)
+
+
+def audio_blocks(file: BinaryIO, rate: int, limits: MediaLimits) -> Iterator[Samples]:
+    """Decode a file's audio block by block, see `decode_audio`."""
+    if not MIN_RATE <= rate <= MAX_RATE:
+        raise ValueError(f"expected a rate from {MIN_RATE} to {MAX_RATE} samples per second, found {rate}")
+    count = 0
+    with open_container(file, "audio (WAV, FLAC, MP3, AAC, OGG, M4A) or a video with audio") as container:
+        if not container.streams.audio:
+            raise UnsupportedMediaError("expected audio, found a file without an audio stream")
+        stream = container.streams.audio[0]
+        check_codec(stream, CODECS)
+        stream.codec_context.thread_count = 1
+        _check_seconds(_stated_seconds(container, stream), limits)
+        for block in _resampled(container, stream, rate):
+            count += len(block)
+            _check_seconds(count / rate, limits)
+            yield block
+
+
+def _resampled(container: Any, stream: Any, rate: int) -> Iterator[Samples]:
+    resampler = AudioResampler(format="flt", layout="mono", rate=rate)
+    with av_reported():
+        for frame in container.decode(stream):
+            frame.pts = None  # gaps and jumps of time stamps are no reason to insert or drop samples
+            yield from _samples(resampler.resample(frame))
+        yield from _samples(resampler.resample(None))
+
+
+def _samples(frames: Any) -> Iterator[Samples]:
+    for frame in frames:
+        block = frame.to_ndarray().reshape(-1).astype(np.float32)
+        if len(block):
+            yield block
+
+
+def _stated_seconds(container: Any, stream: Any) -> float:
+    if stream.duration is not None and stream.time_base is not None:
+        return float(stream.duration * stream.time_base)
+    return float(container.duration / av.time_base) if container.duration is not None else 0.0
+
+
+def _check_seconds(seconds: float, limits: MediaLimits) -> None:
+    if seconds > limits.max_seconds:
+        raise MediaTooLargeError(
+            f"expected at most {limits.max_seconds:g} s (media.max_seconds), found {seconds:.0f} s or more"
+        )
