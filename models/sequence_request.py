@@ -95,6 +95,29 @@ class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     guide: Guide | msgspec.UnsetType | None = msgspec.UNSET
 
 
+class PromptPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A run of prompt tokens that stand for a medium, or for a part of one.
+
+    Attributes:
+        start: the index of its first token in the prompt.
+        count: the number of its tokens.
+        digest: names the rows that replace the tokens' embeddings: of the medium, and of everything else that
+            changes the rows (hex). Empty: the tokens keep their own embeddings.
+        grid: frames, rows and columns, for positions of several axes.
+        full: its tokens see one another in both directions.
+        seconds: the time between two frames of a video, for positions of several axes.
+        modality: `image` or `video`.
+    """
+
+    start: int
+    count: int
+    digest: str = ""
+    grid: tuple[int, ...] = ()
+    full: bool = False
+    seconds: float = 0.0
+    modality: str = ""
+
+
 class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Arguments of the walk that starts a sequence on a KV node.
 
@@ -113,6 +136,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         echo: the prompt's text, which is emitted before the answer.
         pooling: emit an embedding of the prompt, or its hidden states; nothing is generated.
         warm: compute the prompt for the prefix cache; nothing is generated.
+        parts: the runs of prompt tokens that stand for media, in order.
     """
 
     max_tokens: int | None = None
@@ -127,6 +151,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     echo: str | None = None
     pooling: PoolingParams | None = None
     warm: bool = False
+    parts: list[PromptPart] = []
 
     @classmethod
     def of(cls, call: WalkCall) -> Self:

@@ -49,6 +49,12 @@ def read_json_if_present(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
 
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of the language model in a `config.json`: a part of that of a model of several parts."""
+    own = config.get("text_config")
+    return own if isinstance(own, dict) else config
+
+
 def context_length(config: Mapping[str, Any]) -> int | None:
     """The longest sequence of a model, in tokens, by its `config.json`; None if it is not stated.
 
@@ -56,6 +62,7 @@ def context_length(config: Mapping[str, Any]) -> int | None:
     short ones (`long_factor`, as in Phi-3's 128k models): all keys would have to be computed again when a
     sequence grows past the change, so sequences are limited to that length.
     """
+    config = text_config(config)
     length = config.get("max_position_embeddings")
     if not isinstance(length, int):
         return None

@@ -9,7 +9,8 @@
 Prefill and decode are one chain: the conductor is not asked between the first and the second token.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -60,10 +61,41 @@ def new_token_budget(prompt_tokens: int, max_tokens: int | None, limits: Limits)
 def plan(request: PlanRequest) -> Plan:
     """Prepare the prompt, check that it fits, then prefill and decode in one step."""
     step = yield Walk("prepare", args=PrepareRequest(inputs=request.inputs, params=request.params))
-    prepared = step.facts_as(PreparedPrompt)
-    inputs = {"token_ids": step.handle("token_ids")}
+    prompt = Prompt(
+        prepared=step.facts_as(PreparedPrompt),
+        inputs={"token_ids": step.handle("token_ids")},
+        start=_as_it_is,
+    )
+    return (yield from answer(request, prompt))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A prepared prompt, and the walks that take it.
+
+    Attributes:
+        inputs: of the walk that starts the sequence.
+        start: makes the arguments of that walk of those that any prompt has.
+        prefill: the walk that starts an answer.
+        score: the walk over a prompt without an answer.
+    """
+
+    prepared: PreparedPrompt
+    inputs: Mapping[str, Handle]
+    start: Callable[[SequenceRequest], SequenceRequest]
+    prefill: str = "prefill"
+    score: str = "score"
+
+
+def _as_it_is(args: SequenceRequest) -> SequenceRequest:
+    return args
+
+
+def answer(request: PlanRequest, prompt: Prompt) -> Plan:
+    """Check that a prepared prompt fits, then prefill and decode in one step."""
+    prepared = prompt.prepared
     if not OF_PROMPTS.isdisjoint(request.inputs.output_modalities) or request.params.warm:
-        return (yield from _without_answer(request, prepared, inputs))
+        return (yield from _without_answer(request, prompt))
     max_tokens = new_token_budget(prepared.prompt_tokens, request.params.max_tokens, request.limits)
     decode = SequenceRequest(
         max_tokens=max_tokens,
@@ -71,23 +103,26 @@ def plan(request: PlanRequest) -> Plan:
         stop=request.params.stop,
         ignore_eos=request.params.ignore_eos,
     )
-    begin = _first_walk_args(request, prepared, decode)
+    begin = prompt.start(_first_walk_args(request, prepared, decode))
     if max_tokens == 0:
-        answer = yield Walk("score", inputs=inputs, args=begin)
+        ended = yield Walk(prompt.score, inputs=prompt.inputs, args=begin)
     else:
-        answer = yield Chain(Walk("prefill", inputs=inputs, args=begin), Walk("decode", args=decode))
-    facts = answer.facts_as(SequenceFacts)
+        first = Walk(prompt.prefill, inputs=prompt.inputs, args=begin)
+        ended = yield Chain(first, Walk("decode", args=decode))
+    facts = ended.facts_as(SequenceFacts)
     usage = Usage(prompt_tokens=prepared.prompt_tokens, completion_tokens=facts.completion_tokens)
     return Finish(usage=usage, finish_reasons=(facts.finish_reason,))
 
 
-def _without_answer(request: PlanRequest, prepared: PreparedPrompt, inputs: Mapping[str, Handle]) -> Plan:
+def _without_answer(request: PlanRequest, prompt: Prompt) -> Plan:
     """Emit an embedding or hidden states of the prompt, or compute the prompt for the prefix cache."""
+    prepared = prompt.prepared
     new_token_budget(prepared.prompt_tokens, 0, request.limits)
     if not request.params.warm:
-        yield Walk("score", inputs=inputs, args=SequenceRequest(pooling=prepared.pooling))
+        args = prompt.start(SequenceRequest(pooling=prepared.pooling))
+        yield Walk(prompt.score, inputs=prompt.inputs, args=args)
         return Finish(usage=Usage(prompt_tokens=prepared.prompt_tokens), finish_reasons=("stop",))
-    step = yield Walk("score", inputs=inputs, args=SequenceRequest(warm=True))
+    step = yield Walk(prompt.score, inputs=prompt.inputs, args=prompt.start(SequenceRequest(warm=True)))
     usage = Usage(prompt_tokens=prepared.prompt_tokens, cached_tokens=step.fact("cached_tokens"))
     return Finish(usage=usage, finish_reasons=("stop",))
 

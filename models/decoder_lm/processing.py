@@ -7,8 +7,9 @@ checkpoint's tokenizer files with `tokenizers` and `jinja2` alone: no torch.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from msgspec import UNSET
 from tokenizers import Tokenizer
@@ -46,51 +47,74 @@ def load(checkpoint: Path, *, max_seq_len: int) -> "DecoderLmProcessing":
         ChatTemplateError: a chat template is no valid Jinja.
     """
     tokenizer, names = load_tokenizer(checkpoint)
-    prompts = ChatPrompts.read(checkpoint, names)
-    return DecoderLmProcessing(
-        tokenizer=tokenizer if prompts.calls is None else with_visible_token(tokenizer, prompts.calls.opens),
-        prompts=prompts,
-        defaults=generation_defaults(checkpoint),
-        eos_ids=eos_ids_of(checkpoint, tokenizer, names.get("eos_token")),
-        vocab_size=vocab_size_of(checkpoint, tokenizer),
-        max_seq_len=max_seq_len,
-        embedding=embedding.read(checkpoint),
-    )
+    text = TextFiles.read(checkpoint, tokenizer, names, ChatPrompts.read(checkpoint, names))
+    return DecoderLmProcessing(text, max_seq_len=max_seq_len)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextFiles:
+    """What the small files of a checkpoint say of its language model."""
+
+    tokenizer: Tokenizer
+    prompts: ChatPrompts
+    defaults: Params
+    eos_ids: tuple[int, ...]
+    vocab_size: int
+    embedding: Embedding
+
+    @classmethod
+    def read(
+        cls, checkpoint: Path, tokenizer: Tokenizer, names: Mapping[str, str], prompts: ChatPrompts
+    ) -> Self:
+        """Read the files besides the tokenizer, whose named special tokens are `names`, and the templates.
+
+        Raises:
+            CheckpointError: a file is malformed.
+        """
+        calls = prompts.calls
+        return cls(
+            tokenizer=tokenizer if calls is None else with_visible_token(tokenizer, calls.opens),
+            prompts=prompts,
+            defaults=generation_defaults(checkpoint),
+            eos_ids=eos_ids_of(checkpoint, tokenizer, names.get("eos_token")),
+            vocab_size=vocab_size_of(checkpoint, tokenizer),
+            embedding=embedding.read(checkpoint),
+        )
 
 
 class DecoderLmProcessing:
     """The CPU nodes of one checkpoint (`models.base.Processing`). Re-entrant."""
 
-    def __init__(
-        self,
-        *,
-        tokenizer: Tokenizer,
-        prompts: ChatPrompts,
-        defaults: Params,
-        eos_ids: tuple[int, ...],
-        vocab_size: int,
-        max_seq_len: int,
-        embedding: Embedding,
-    ) -> None:
-        self.eos_ids = eos_ids
-        self.tool_calls = prompts.calls.name if prompts.calls is not None else ""
-        self._prompts = prompts
-        self._defaults = defaults
-        self._embedding = embedding
-        self._tokenizer = PromptTokenizer(tokenizer, vocab_size=vocab_size, max_seq_len=max_seq_len)
-        self._decoders = DetokenizerFactory(tokenizer)
+    def __init__(self, text: TextFiles, *, max_seq_len: int) -> None:
+        self.eos_ids = text.eos_ids
+        self.tool_calls = text.prompts.calls.name if text.prompts.calls is not None else ""
+        self._tokenizer = PromptTokenizer(text.tokenizer, vocab_size=text.vocab_size, max_seq_len=max_seq_len)
+        self._prompts = text.prompts
+        self._defaults = text.defaults
+        self._embedding = text.embedding
+        self._decoders = DetokenizerFactory(text.tokenizer)
         # Built at load: it holds the GIL for a second, which would delay the tokens of other requests.
-        self._guides: GuideCompiler | None = guide_compiler_of(self._decoders, vocab_size)
+        self._guides: GuideCompiler | None = guide_compiler_of(self._decoders, text.vocab_size)
 
     def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
         if node != "prepare":
             raise BugError(f"decoder_lm has no CPU node {node!r}; it has 'prepare'")
         prepare = PrepareRequest.of(args)
         request = prepare.inputs
-        _check_modalities(request, prepare.params)
-        params = self._prompts.with_tools(request, prepare.params)
+        check_inputs(request)
         text = self._prompts.text_of(request)
-        ids = request.token_ids or [] if text is None else self._encode(request, text)
+        ids = request.token_ids or [] if text is None else self.encode(request, text)
+        return self.prepared(key, prepare, ids, text)
+
+    def prepared(self, key: str, prepare: PrepareRequest, ids: list[int], text: str | None) -> CpuResult:
+        """The result for a prompt of token ids, whose text is `text`; None if the client sent ids.
+
+        Raises:
+            ClientError: the prompt is empty or too long, or a parameter is invalid for this model.
+        """
+        request = prepare.inputs
+        _check_outputs(request, prepare.params)
+        params = self._prompts.with_tools(request, prepare.params)
         return prepare_prompt(
             key,
             ids,
@@ -112,7 +136,12 @@ class DecoderLmProcessing:
         """The compiler of guides; None if answers of this model cannot be guided."""
         return self._guides
 
-    def _encode(self, request: Inputs, text: str) -> list[int]:
+    def encode(self, request: Inputs, text: str) -> list[int]:
+        """The token ids of a prompt's text.
+
+        Raises:
+            ClientError: the text is not valid Unicode, or too long.
+        """
         is_rendered = request.messages is not None or request.chat  # a template writes special tokens itself
         return self._tokenizer.encode(text, add_special_tokens=not is_rendered)
 
@@ -138,10 +167,18 @@ class DecoderLmProcessing:
             )
 
 
-def _check_modalities(request: Inputs, params: Params) -> None:
+def check_inputs(request: Inputs) -> None:
+    """Refuse media.
+
+    Raises:
+        ClientError: the request has some.
+    """
     if request.files or set(request.input_modalities) - {"text"}:
         found = [medium.modality for medium in request.files] or request.input_modalities
         raise ClientError(f"this model reads text only; found {found}", code="unsupported_modality")
+
+
+def _check_outputs(request: Inputs, params: Params) -> None:
     outputs = set(request.output_modalities)
     if outputs not in ({"text"}, {EMBEDDING}, {HIDDEN_STATES}, set()):
         raise ClientError(

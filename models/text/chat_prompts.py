@@ -1,7 +1,7 @@
 """Prompts of chats: rendered by a checkpoint's chat templates, with the tools that a request offers."""
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -39,7 +39,7 @@ class ChatPrompts:
         )
 
     @classmethod
-    def read(cls, checkpoint: Path, special_tokens: dict[str, str]) -> "ChatPrompts":
+    def read(cls, checkpoint: Path, special_tokens: dict[str, str]) -> Self:
         """Read the chat templates of a checkpoint, if it has some.
 
         Raises:
@@ -81,6 +81,14 @@ class ChatPrompts:
             raise ToolsNotSupportedError("the format of tool calls in this model's chat template is unknown")
         return msgspec.structs.replace(params, guide=guide_for(self.calls, request, params.guide))
 
+    def plain(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages in the form that the template takes.
+
+        Raises:
+            ClientError: a message is malformed, or has a part that the model cannot read.
+        """
+        return flatten_messages(messages)
+
     def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
         template = self._template if tools is None else self._tool_template
         if template is None:
@@ -93,7 +101,7 @@ class ChatPrompts:
             )
         if not messages:
             raise ClientError("messages is empty: expected at least one message")
-        plain = flatten_messages(messages)
+        plain = self.plain(messages)
         if any("tool_calls" in message for message in plain) and "tool_calls" not in template.source:
             raise ToolsNotSupportedError("this model's chat template takes no tool_calls in messages")
         return template.render(plain, tools)

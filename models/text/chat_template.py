@@ -17,6 +17,7 @@ from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
+from models.checkpoints.files import read_json_if_present
 from models.text.bounded_jinja import BoundedEnvironment
 from shared.errors import ClientError
 
@@ -100,14 +101,19 @@ def find_template(
 ) -> tuple[str, str] | None:
     """The source of a checkpoint's template of that name, and its file; None if there is none.
 
-    `chat_template.jinja` has precedence, with further templates in `additional_chat_templates`. Otherwise
-    `tokenizer_config.json` holds either the `default` template or a list of named ones.
+    `chat_template.jinja` has precedence, with further templates in `additional_chat_templates`; then
+    `chat_template.json`. Otherwise `tokenizer_config.json` holds either the `default` template or a list of
+    named ones.
     """
     path = checkpoint / "chat_template.jinja"
     if name != "default":
         path = checkpoint / "additional_chat_templates" / f"{name}.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8"), str(path)
+    if name == "default":  # older processors of images have a file of their own
+        own = read_json_if_present(checkpoint / "chat_template.json").get("chat_template")
+        if isinstance(own, str):
+            return own, str(checkpoint / "chat_template.json")
     found = tokenizer_config.get("chat_template")
     if isinstance(found, list):
         named = [entry for entry in found if isinstance(entry, dict)]

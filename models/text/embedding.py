@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from models.checkpoints.files import CheckpointError, read_json, read_json_if_present
+from models.checkpoints.files import CheckpointError, read_json, read_json_if_present, text_config
 from models.sequence_request import PoolingParams
 from shared.errors import ClientError
 
@@ -89,7 +89,7 @@ def read(checkpoint: Path) -> Embedding:
         CheckpointError: a file is malformed.
     """
     config = read_json_if_present(checkpoint / "config.json")
-    size = config.get("hidden_size")
+    size = text_config(config).get("hidden_size")
     known: dict[str, Any] = {
         "size": size if isinstance(size, int) else 0,
         "truncations": _truncations(config),

@@ -1,5 +1,6 @@
 """Messages of a chat, in the form that chat templates take."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -13,10 +14,25 @@ def flatten_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     Raises:
         ClientError: a message is malformed, or has a part that is no text.
     """
-    return [_flatten(place, message) for place, message in enumerate(messages)]
+    return plain_messages(messages, _joined)
 
 
-def _flatten(place: int, message: dict[str, Any]) -> dict[str, Any]:
+def plain_messages(
+    messages: list[dict[str, Any]], content_of: Callable[[str, list[object]], Any]
+) -> list[dict[str, Any]]:
+    """The messages with the arguments of tool calls as objects, and `content_of(where, parts)` for parts.
+
+    `where` names the content in error messages.
+
+    Raises:
+        ClientError: a message is malformed.
+    """
+    return [_plain(place, message, content_of) for place, message in enumerate(messages)]
+
+
+def _plain(
+    place: int, message: dict[str, Any], content_of: Callable[[str, list[object]], Any]
+) -> dict[str, Any]:
     if message.get("tool_calls"):
         calls = message["tool_calls"]
         if not isinstance(calls, list):
@@ -36,10 +52,11 @@ def _flatten(place: int, message: dict[str, Any]) -> dict[str, Any]:
         raise ClientError(
             f"messages[{place}].content: expected a string or a list of parts, found {type(content).__name__}"
         )
-    parts = [
-        _text_of_part(f"messages[{place}].content[{number}]", part) for number, part in enumerate(content)
-    ]
-    return {**message, "content": "".join(parts)}
+    return {**message, "content": content_of(f"messages[{place}].content", content)}
+
+
+def _joined(where: str, parts: list[object]) -> str:
+    return "".join(text_of_part(f"{where}[{number}]", part) for number, part in enumerate(parts))
 
 
 def _flatten_call(where: str, call: object) -> dict[str, Any]:
@@ -74,7 +91,12 @@ def _object_in(arguments: str) -> dict[str, Any]:
         return {}
 
 
-def _text_of_part(where: str, part: object) -> str:
+def text_of_part(where: str, part: object) -> str:
+    """The text of a part of a message; `where` names it in error messages.
+
+    Raises:
+        ClientError: the part is malformed, or no text.
+    """
     if not isinstance(part, dict):
         raise ClientError(f"{where}: expected a part such as {{'type': 'text', 'text': ...}}")
     if part.get("type") != "text":

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from tokenizers import AddedToken, Tokenizer
 
-from models.checkpoints.files import CheckpointError, read_json_if_present
+from models.checkpoints.files import CheckpointError, read_json_if_present, text_config
 from models.text.token_bound import token_bound_of
 from shared.errors import ClientError
 
@@ -148,7 +148,8 @@ def eos_ids_of(checkpoint: Path, tokenizer: Tokenizer, eos_token: str | None) ->
         CheckpointError: a file is malformed.
     """
     for name in ("generation_config.json", "config.json"):
-        found = read_json_if_present(checkpoint / name).get("eos_token_id")
+        config = read_json_if_present(checkpoint / name)
+        found = config.get("eos_token_id", text_config(config).get("eos_token_id"))
         ids = found if isinstance(found, list) else [found]
         if found is not None:
             if not all(isinstance(id, int) for id in ids):
@@ -162,7 +163,7 @@ def eos_ids_of(checkpoint: Path, tokenizer: Tokenizer, eos_token: str | None) ->
 
 def vocab_size_of(checkpoint: Path, tokenizer: Tokenizer) -> int:
     """The number of rows of the embedding: the model's `vocab_size`, which may exceed the tokenizer's."""
-    found = read_json_if_present(checkpoint / "config.json").get("vocab_size")
+    found = text_config(read_json_if_present(checkpoint / "config.json")).get("vocab_size")
     return found if isinstance(found, int) else int(tokenizer.get_vocab_size(with_added_tokens=True))
 
 

@@ -48,8 +48,10 @@ _IGNORED_KEYS: Final = frozenset(
 )
 
 
-def model_class_of(raw: Mapping[str, Any], checkpoint: Path) -> Any:
+def model_class_of(raw: Mapping[str, Any], checkpoint: Path, kind: str = "ForCausalLM") -> Any:
     """The model class that `config.json` names, imported from its modelling file.
+
+    `kind` is the end of its name.
 
     Raises:
         CheckpointError: it names none.
@@ -63,7 +65,7 @@ def model_class_of(raw: Mapping[str, Any], checkpoint: Path) -> Any:
             f"found {names!r} and {model_type!r}"
         )
     module_name = model_type_to_module_name(model_type)  # gemma3_text is in gemma3
-    is_plain = re.fullmatch(r"[a-z0-9_]+", module_name) and re.fullmatch(r"\w+ForCausalLM", name)
+    is_plain = re.fullmatch(r"[a-z0-9_]+", module_name) and re.fullmatch(rf"\w+{kind}", name)
     refused = UnsupportedArchitectureError(
         f"{name} (model_type {model_type!r}) is not served: expected a decoder-only language model that "
         "transformers knows by itself (remote code is never run)"
@@ -87,20 +89,28 @@ def config_of(model_class: Any, raw: Mapping[str, Any], checkpoint: Path) -> Any
         CheckpointError: the values are invalid for this class.
     """
     try:
-        known = {key: _decoded(value) for key, value in raw.items() if key not in _IGNORED_KEYS}
-        config = model_class.config_class.from_dict(known)
+        config = model_class.config_class.from_dict(_known(raw))
     except Exception as error:
         raise CheckpointError(
             f"{checkpoint / 'config.json'} makes no {model_class.__name__}: {' '.join(str(error).split())}; "
             "use the file that was published with the weights"
         ) from error
-    ropes = getattr(config, "rope_parameters", None) or {}
+    ropes = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
     for rope in (ropes, *ropes.values()):
         # Dynamic angles equal the default ones up to `max_position_embeddings`, the longest sequence here.
         # With `dynamic`, transformers would synchronize with the device in every forward.
         if isinstance(rope, dict) and rope.get("rope_type") == "dynamic":
             rope["rope_type"] = "default"
     return config
+
+
+def _known(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a config that a model class is built from, also in the configs of its parts."""
+    return {
+        key: _known(value) if key.endswith("_config") and isinstance(value, dict) else _decoded(value)
+        for key, value in raw.items()
+        if key not in _IGNORED_KEYS
+    }
 
 
 def _decoded(value: Any) -> Any:

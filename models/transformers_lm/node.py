@@ -38,7 +38,7 @@ class DecoderLM:
         self.kernels: Final = "torch"
         self._model = model
         self._head = _head_of(model)
-        self._stock_attention: str = model.config._attn_implementation  # noqa: SLF001 - no public reader
+        self._stock_attention: str = model.base_model.config._attn_implementation  # noqa: SLF001 - no public reader
         # A mask of four dimensions is used as it is. Without one, transformers looks for packed sequences in
         # the positions, which costs a host synchronization per forward.
         self._no_mask = torch.zeros(1, 1, 1, 1, device=self.device, dtype=self.dtype)
@@ -66,7 +66,7 @@ class DecoderLM:
         return sum(parameter.numel() for parameter in self._model.parameters())
 
     def use_attention(self, name: str) -> None:
-        self._model.set_attn_implementation(name)
+        self._model.base_model.set_attn_implementation(name)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         # The ids themselves: some models scale their embeddings within `forward`.
@@ -87,12 +87,13 @@ class DecoderLM:
 
     @torch.inference_mode()
     def reference(self, token_ids: torch.Tensor) -> torch.Tensor:
-        served = self._model.config._attn_implementation  # noqa: SLF001 - no public reader
-        self._model.set_attn_implementation(self._stock_attention)
+        body = self._model.base_model
+        served = body.config._attn_implementation  # noqa: SLF001 - no public reader
+        body.set_attn_implementation(self._stock_attention)
         try:
             logits: torch.Tensor = self._model(input_ids=token_ids[None], use_cache=False).logits[0]
         finally:
-            self._model.set_attn_implementation(served)
+            body.set_attn_implementation(served)
         return logits.float()
 
 

@@ -165,11 +165,11 @@ def _run_on_meta(model_class: Any, config: Any, probe: _Probe) -> None:
         with torch.device("meta"), torch.inference_mode():
             # A copy, because the model writes to it.
             model = model_class(deepcopy(config)).eval()
-            model.set_attn_implementation(_PROBE)
+            model.base_model.set_attn_implementation(_PROBE)
             ids = torch.zeros(1, 2, dtype=torch.int32)
             no_mask = torch.zeros(1, 1, 1, 1)
             model.base_model(input_ids=ids, position_ids=ids, attention_mask=no_mask, use_cache=False)
-            probe.compare_layers(int(config.num_hidden_layers))
+            probe.compare_layers(int(config.get_text_config(decoder=True).num_hidden_layers))
             if probe.complaints:
                 return
             AttentionInterface.register(_PROBE, probe.masked_attention)

@@ -1,0 +1,1 @@
+"""LLaVA: a CLIP, SigLIP or Pixtral tower before a language model. `graph`, `processing` and `nodes`."""
