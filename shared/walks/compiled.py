@@ -35,6 +35,7 @@ class Route:
         loop: the loop in whose iteration the value arrives.
         back: the value is for that loop's next iteration.
         when: the condition under which the edge sends.
+        keeps_released: the value that an earlier attempt released stands (`Edge.on_resume` is `"keep"`).
     """
 
     index: int
@@ -45,6 +46,7 @@ class Route:
     loop: int
     back: bool
     when: Guard | None
+    keeps_released: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

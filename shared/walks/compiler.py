@@ -17,6 +17,7 @@ from typing import TypeAlias
 from shared.walks.compiled import CompiledLoop, CompiledNode, CompiledWalk, InputPort, Route
 from shared.walks.errors import WalkError
 from shared.walks.language import (
+    KEEP_RELEASED,
     Edge,
     Keep,
     Loop,
@@ -142,13 +143,24 @@ class _Compiler:
             loop=arrives,
             back=back,
             when=edge.when,
+            keeps_released=edge.on_resume == KEEP_RELEASED,
         )
+        self.check_on_resume(where, route)
         self.routes.append(route)
         if target is None:
             return
         other = self.feeds[edge.name, target.node.name].setdefault(arrives, route)
         if other is not route:
             raise self.clash(route, other)
+
+    def check_on_resume(self, where: str, route: Route) -> None:
+        """Check that a node's edges to the client in one modality agree on `on_resume`."""
+        same = (it for it in self.routes if (it.source, it.to) == (route.source, route.to))
+        if any(it.keeps_released is not route.keeps_released for it in same):
+            raise WalkError(
+                f"{where} goes to {route.to}, and so does another edge of the node with another on_resume; "
+                "give both the same: chunks of one modality are told apart by their order only"
+            )
 
     def target(self, where: str, edge: Edge) -> _PlacedNode | None:
         if not isinstance(edge.to, str):

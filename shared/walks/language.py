@@ -15,7 +15,7 @@ Errors in a single element are raised here, when it is constructed; errors betwe
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from shared.ids import is_token
 from shared.walks.chunks import AFTER_END, AfterEnd, ChunkPolicy
@@ -54,22 +54,43 @@ the walk's arguments. It is a module-level function that depends only on these t
 it."""
 
 
+OnResume: TypeAlias = Literal["reproduce", "keep"]
+"""The meaning of output that an earlier attempt has released, for the attempt that computes it again."""
+REPRODUCE: Final = "reproduce"
+KEEP_RELEASED: Final = "keep"
+
+
 @dataclass(frozen=True, slots=True)
 class Edge:
     """A named value from the node that lists the edge to a destination.
 
     In an iteration in which `when` returns false, the edge sends nothing.
+
+    Attributes:
+        on_resume: for an edge to the client: `"reproduce"`: a later attempt must compute the same bytes as
+            an earlier one has released. `"keep"`: what was released is the value, and the walk continues
+            with it; for floating-point results, whose last bits depend on the batch (ADR 34).
     """
 
     name: str
     to: Destination
     when: Guard | None = None
+    on_resume: OnResume = REPRODUCE
 
     def __post_init__(self) -> None:
         check_name("an edge", self.name)
         _check_type(f"edge {self.name!r}: to", self.to, Destination, 'a node\'s name, CLIENT("text") or KEEP')
         if self.when is not None:
             guard_name(f"edge {self.name!r}", self.when)
+        if self.on_resume not in get_args(OnResume):
+            raise WalkError(
+                f'edge {self.name!r}: on_resume must be "reproduce" or "keep", not {self.on_resume!r}'
+            )
+        if self.on_resume != REPRODUCE and not isinstance(self.to, ToClient):
+            raise WalkError(
+                f"edge {self.name!r} goes to {self.to!r}; on_resume belongs to edges to CLIENT only, because "
+                "nothing else is released"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +263,9 @@ def _describe_edge(edge: Edge | StreamingEdge) -> list[Any]:
         only = None if edge.only is None else list(edge.only)
         return [edge.name, "stream", edge.to, edge.chunks.describe(), edge.after_end, only]
     described = [edge.name, *_destination(edge.to)]
-    return [*described, "when", guard_name(f"edge {edge.name!r}", edge.when)] if edge.when else described
+    if edge.when:
+        described += ["when", guard_name(f"edge {edge.name!r}", edge.when)]
+    return described if edge.on_resume == REPRODUCE else [*described, "on_resume", edge.on_resume]
 
 
 def _destination(to: Destination) -> list[str]:

@@ -1,21 +1,30 @@
 """Output tracks of one step on this rank: one chunk writer per track.
 
-In a later attempt, nodes compute their chunks without `token_ids` (audio, embeddings, echoes of the prompt)
-again, in the same order. Each is compared with the chunk that an earlier attempt released: an equal one is
-not emitted again, a different one ends the step with `Divergence` before a client sees any of it. Chunks
-beyond the released ones are new and are emitted. Tokens are not computed again;
+In a later attempt, nodes compute their chunks without `token_ids` (audio, images, echoes of the prompt)
+again, in the same order. What an earlier attempt has released is not emitted again:
+
+- by default it has to be the same: a chunk that differs ends the step with `Divergence` before a client sees
+  any of it;
+- for an edge with `on_resume="keep"` it is the value, and nothing is compared (ADR 34). If it is a tensor in
+  pieces of which the last ones are missing, the whole tensor is emitted again: its first piece voids them.
+
+Chunks beyond the released ones are new and are emitted. Tokens are not computed again;
 `workers.execution.kv_nodes` replays them.
 """
 
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from shared.errors import Divergence
-from shared.events import OutputTotals
+from shared.events import OutputChunk, OutputTotals
+from shared.output_pieces import piece_of
 from workers.execution.recovered_output import RecoveredTrack
 from workers.generation.output_chunks import Chunker, OutputState, OutputStream, PostChunk
 from workers.orders.inbox import StepKey
+
+ReleasedValue: TypeAlias = Sequence[OutputChunk]
+"""The chunks of one value that an earlier attempt has released: one, or the pieces of a tensor."""
 
 
 class OutputTracks:
@@ -24,6 +33,7 @@ class OutputTracks:
     Args:
         tracks: by output node, its track.
         recovered: by track, its state at the start of the step.
+        kept: by output node, the modalities in which released values stand.
     """
 
     def __init__(
@@ -34,8 +44,10 @@ class OutputTracks:
         post: PostChunk,
         *,
         choice: int = 0,
+        kept: Mapping[str, frozenset[str]] | None = None,
     ) -> None:
         self._tracks = tracks
+        self._kept = kept or {}
         self._recovered = {
             name: recovered.get(name) or RecoveredTrack() for name in sorted({*tracks.values()})
         }
@@ -89,13 +101,50 @@ class OutputTracks:
             )
         return True
 
+    # ---- released values that stand ----------------------------------------------------------------
+    def keeps(self, node: str, modality: str) -> bool:
+        """True if the values that an earlier attempt released in this modality stand."""
+        return modality in self._kept.get(node, ())
+
+    def has_kept(self, node: str) -> bool:
+        """True while a node has released chunks, of which some stand."""
+        return node in self._kept and bool(self._released[self._tracks[node]])
+
+    def take_kept(self, node: str, modality: str) -> ReleasedValue | None:
+        """Take the next released value, which stands; None if there is none, or only a part of it.
+
+        Call it once for each value, in order.
+
+        Raises:
+            Divergence: the next released value is of another modality.
+        """
+        released = self._released[self._tracks[node]]
+        while released:
+            if released[0].modality != modality:
+                raise Divergence(
+                    f"chunk {released[0].index} of node {node!r}: expected output of modality "
+                    f"{released[0].modality!r}, as an earlier attempt released it, found {modality!r}; a "
+                    "node must give its outputs in the same order in every attempt"
+                )
+            value, is_whole = _next_value(released)
+            for _ in value:
+                released.popleft()
+            if is_whole:
+                return value
+        return None
+
+    def released_value(self, node: str, number: int) -> ReleasedValue | None:
+        """The released value that the node's next output but `number` stands for; None if there is none."""
+        whole = _whole_values(self._released[self._tracks[node]])
+        return whole[number] if number < len(whole) else None
+
     async def wait_stored(self) -> dict[str, OutputTotals]:
         """Wait until all output is stored; return the totals of each track.
 
         Raises:
-            Divergence: a released chunk was not computed again.
+            Divergence: a released chunk that does not stand by itself was not computed again.
         """
-        if missing := sum(map(len, self._released.values())):
+        if missing := sum(map(self._not_repeated, self._released)):
             raise Divergence(
                 f"{missing} chunks were released by an earlier attempt and did not come out again; "
                 "a node must give the same output for the same inputs"
@@ -106,3 +155,34 @@ class OutputTracks:
         """Stop all output."""
         for stream in self._streams.values():
             stream.close()
+
+    def _not_repeated(self, track: str) -> int:
+        """The number of a track's released chunks that had to come out again and did not."""
+        nodes = (node for node, name in self._tracks.items() if name == track)
+        kept = {modality for node in nodes for modality in self._kept.get(node, ())}
+        return sum(chunk.modality not in kept for chunk in self._released[track])
+
+
+def _next_value(chunks: Iterable[OutputChunk]) -> tuple[list[OutputChunk], bool]:
+    """The chunks of the first value, and whether they are all of it; pieces begin with piece 0."""
+    value: list[OutputChunk] = []
+    for chunk in chunks:
+        piece = piece_of(chunk.metadata)
+        if piece is None:
+            return (value, False) if value else ([chunk], True)
+        if value and piece.index != len(value):
+            return value, False
+        value.append(chunk)
+        if piece.index + 1 == piece.count:
+            return value, piece.index + 1 == len(value)
+    return value, False
+
+
+def _whole_values(chunks: Iterable[OutputChunk]) -> list[ReleasedValue]:
+    rest, found = list(chunks), list[ReleasedValue]()
+    while rest:
+        value, is_whole = _next_value(rest)
+        del rest[: len(value)]
+        if is_whole:
+            found.append(value)
+    return found

@@ -100,6 +100,21 @@ class StepPlacement:
                     found.pop(node, None)
         return found
 
+    @property
+    def kept(self) -> dict[str, frozenset[str]]:
+        """By output node of this rank, the modalities in which released values stand."""
+        found = {
+            node: frozenset(
+                route.to.modality
+                for walk in self.walks
+                if node in walk.nodes
+                for route in walk.nodes[node].routes
+                if route.keeps_released and isinstance(route.to, ToClient)
+            )
+            for node in self.tracks
+        }
+        return {node: modalities for node, modalities in found.items() if modalities}
+
     def track_of(self, node: str) -> str:
         """The track of an output node."""
         return self._outputs.tracks[node]

@@ -5,15 +5,20 @@ rank derives that from its own copy of the walks.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from models.base import EngineKind, ModelGraph
 from shared.events import WalkCall
 from shared.tensors import Handle
-from shared.walks import CompiledWalk, Emission, ToClient
+from shared.walks import CompiledNode, CompiledWalk, Emission, Firing, ToClient
+from shared.walks.compiled import Route
+from workers.data_plane.port import Array
 from workers.data_plane.step_tensors import StepTensors, Value, copied
+from workers.execution import output_values
 from workers.execution.output_tracks import OutputTracks
 from workers.execution.step_placement import StepPlacement
+
+TEXT: Final = "text"
 
 
 class StepValues:
@@ -39,18 +44,21 @@ class StepValues:
         for emission in emissions:
             self._values[emission.edge] = emission.value
 
-    async def emit(self, node: str, to: ToClient, value: Any) -> None:
+    async def emit(self, node: str, edge: str, to: ToClient, value: Any) -> None:
         """Emit a value of a node that is sent to the client.
 
-        Tokens of a KV node are not emitted here: its sequence emits each of them when it is sampled.
+        The text of a KV node is not emitted here: its sequence emits each token when it is sampled.
         """
-        if self._graph.nodes[node] is EngineKind.KV:
+        if self._graph.nodes[node] is EngineKind.KV and to.modality == TEXT:
             return
         for tensor in value if isinstance(value, list) else [value]:
-            await self._emit_tensor(node, to.modality, tensor)
+            await self._emit_tensor(node, edge, to.modality, tensor)
 
-    async def _emit_tensor(self, node: str, modality: str, value: Value) -> None:
-        """Emit a tensor: text as text, any other modality as bytes with dtype and shape."""
+    async def _emit_tensor(self, node: str, edge: str, modality: str, value: Value) -> None:
+        """Emit a tensor, unless an earlier attempt released a value that stands for it."""
+        is_kept = self._tracks.keeps(node, modality)
+        if is_kept and self._tracks.take_kept(node, modality) is not None:
+            return
         self._emitting[id(value)] = value
         try:
             array = await self._tensors.array(value)
@@ -59,15 +67,44 @@ class StepValues:
                 self._tensors.check([value])
         finally:
             self._emitting.pop(id(value), None)
-        content: dict[str, Any]
-        if modality == "text":
-            content = {"text": data.decode()}
-        else:
-            media = self._graph.media.get(modality, {})
-            metadata = {"dtype": array.dtype, "shape": list(array.shape), **media}
-            content = {"modality": modality, "data": data, "metadata": metadata}
-        self._tracks.release(node, content)
-        await self._tracks.of(node).wait_for_room()
+        media = self._graph.media.get(modality, {})
+        output = self._tracks.of(node)
+        for content in output_values.contents(f"{node}.{edge}", modality, array, data, media):
+            if is_kept:
+                output.add_content(content)
+            else:
+                self._tracks.release(node, content)
+            await output.wait_for_room()
+
+    # ---- values that an earlier attempt has released -----------------------------------------------
+    async def as_released(
+        self, node: CompiledNode, firing: Firing, args: Mapping[str, Any], outputs: Mapping[str, Value]
+    ) -> dict[str, Value]:
+        """A firing's outputs, in which the released values that stand replace the computed ones.
+
+        So the walk continues with what the client has. A value that a loop holds is emitted at the loop's
+        end, when the walk has used it already: it is not replaced.
+        """
+        given, number = dict(outputs), 0
+        iteration = firing.path[-1] if firing.path else 0
+        for route in node.routes:
+            if not _is_emitted_now(route) or (route.when is not None and not route.when(iteration, args)):
+                continue
+            released = self._tracks.released_value(node.name, number)
+            if released is None:
+                break
+            number += 1
+            if route.keeps_released:
+                array = output_values.array_of(released)
+                given[route.edge] = await self._replaced(given[route.edge], array)
+        return given
+
+    async def _replaced(self, value: Value, array: Array) -> Value:
+        """`array` in the form of `value`, which nothing reads."""
+        if not isinstance(value, Handle):
+            return array
+        self._tensors.on_edges([value])
+        return await self._tensors.put(f"{value.key}.released", array)
 
     async def keep(self, results: Mapping[str, Any]) -> dict[str, Handle]:
         """Keep a walk's results for the request; the values of a list are named `name.0`, `name.1`, ..."""
@@ -90,6 +127,11 @@ class StepValues:
         ]
         flat = _flat([*alive, *later, *self._emitting.values()])
         self._tensors.keep_only({value.key for value in flat if isinstance(value, Handle)})
+
+
+def _is_emitted_now(route: Route) -> bool:
+    """True for a route to the client whose value no loop holds."""
+    return isinstance(route.to, ToClient) and not route.holds
 
 
 def _flat(values: Iterable[Any]) -> list[Any]:

@@ -62,7 +62,9 @@ class WalkChain:
         self._spawn = spawn
         self._tensors = StepTensors(hosted.store, key, placement.rank)
         self._step_streams = StepStreams(streams, key, placement, self._tensors)
-        self.tracks = OutputTracks(key, placement.tracks, recovered, post, choice=_choice_of(ready))
+        self.tracks = OutputTracks(
+            key, placement.tracks, recovered, post, choice=_choice_of(ready), kept=placement.kept
+        )
         self._values = StepValues(hosted.graph, placement, self._tensors, self.tracks)
         self._kv_nodes = KvNodes(
             key=key,
@@ -93,6 +95,7 @@ class WalkChain:
             tensors=self._tensors,
             values=self._values,
             step_streams=self._step_streams,
+            tracks=self.tracks,
             streams=streams,
             send=send,
         )

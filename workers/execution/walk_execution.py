@@ -25,6 +25,7 @@ from workers.data_plane.step_tensors import StepTensors, Value
 from workers.execution.kv_nodes import KvNodes
 from workers.execution.node_executor import NodeExecutor
 from workers.execution.node_result import NodeResult
+from workers.execution.output_tracks import OutputTracks
 from workers.execution.step_placement import PROMPT, StepPlacement
 from workers.execution.step_streams import StepStreams
 from workers.execution.step_values import StepValues
@@ -51,6 +52,7 @@ class StepParts:
     tensors: StepTensors
     values: StepValues
     step_streams: StepStreams
+    tracks: OutputTracks
     streams: AttemptStreams | None
     send: Send
 
@@ -71,6 +73,7 @@ class WalkExecution:
     ) -> None:
         self.index = index
         self.pending = pending
+        self._args = args
         self._step = step
         self._placement = placement = step.placement
         self._walk = placement.walks[index]
@@ -157,16 +160,27 @@ class WalkExecution:
         self._facts |= result.facts
         if result.streamed:
             await step.step_streams.send(node, result.streamed, key)
-        emissions = self._run.complete(firing, result.outputs, result.stops)
-        assert emissions is not None, "a firing under way is completed once"
-        step.tensors.on_edges([value for value in result.outputs.values() if isinstance(value, Handle)])
-        if emissions:
+        if step.tracks.has_kept(firing.node):
+            async with self._emission_order:  # the released values are taken in the order of completion
+                result.outputs = await step.values.as_released(node, firing, self._args, result.outputs)
+                emissions = self._complete(firing, result)
+                await self._send_to_peers(firing, result, key)
+                await self._emit(emissions)
+        elif emissions := self._complete(firing, result):
             async with self._emission_order:  # entered in the order of completion, equal in every attempt
                 await self._send_to_peers(firing, result, key)
                 await self._emit(emissions)
         else:
             await self._send_to_peers(firing, result, key)
         self._release_unused()
+
+    def _complete(self, firing: Firing, result: NodeResult) -> list[Emission]:
+        """Pass a result's values on in the walk; return those that leave it."""
+        emissions = self._run.complete(firing, result.outputs, result.stops)
+        assert emissions is not None, "a firing under way is completed once"
+        on_edges = [value for value in result.outputs.values() if isinstance(value, Handle)]
+        self._step.tensors.on_edges(on_edges)
+        return emissions
 
     def _tensor_key(self, firing: Firing) -> str:
         """The prefix of the keys of a firing's tensors: request / attempt / step / walk / node / path.
@@ -197,7 +211,7 @@ class WalkExecution:
             if not self._is_local(emission.node):
                 continue
             if isinstance(emission.to, ToClient):
-                await values.emit(emission.node, emission.to, emission.value)
+                await values.emit(emission.node, emission.edge, emission.to, emission.value)
             else:
                 self._results[emission.edge] = emission.value
 

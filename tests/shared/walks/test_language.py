@@ -15,6 +15,7 @@ from shared.walks import (
     StreamingEdge,
     StreamInput,
     WalkError,
+    compile_walk,
 )
 from tests.shared.walks.sections import even, never
 
@@ -131,3 +132,32 @@ def test_a_node_tells_values_from_streams() -> None:
 
 def test_destinations_show_as_they_are_written() -> None:
     assert [str(to) for to in (CLIENT("text"), KEEP)] == ['CLIENT("text")', "KEEP"]
+
+
+# ---- released output ---------------------------------------------------------------------------------
+
+
+def test_only_edges_to_the_client_say_what_a_released_value_means() -> None:
+    with pytest.raises(WalkError, match="on_resume belongs to edges to CLIENT only"):
+        Edge("image", KEEP, on_resume="keep")
+    with pytest.raises(WalkError, match='must be "reproduce" or "keep", not \'stay\''):
+        Edge("image", CLIENT("image"), on_resume="stay")  # type: ignore[arg-type]
+
+
+def test_a_walk_whose_released_output_stands_is_another_walk_and_all_others_stay_what_they_were() -> None:
+    def walk(**how: Any) -> list[Any]:
+        return compile_walk("w", Node("n", ["x"], [Edge("image", CLIENT("image"), **how)])).describe()
+
+    assert walk() == walk(on_resume="reproduce") != walk(on_resume="keep")
+    assert "on_resume" not in str(walk())
+
+
+def test_a_node_means_the_same_by_all_its_outputs_of_one_modality() -> None:
+    edges = [Edge("first", CLIENT("image")), Edge("second", CLIENT("image"), on_resume="keep")]
+    with pytest.raises(WalkError, match="another edge of the node with another on_resume"):
+        compile_walk("w", Node("n", ["x"], edges))
+    other = Edge("second", CLIENT("latents"), on_resume="keep")
+    assert [
+        route.keeps_released
+        for route in compile_walk("w", Node("n", ["x"], [edges[0], other])).nodes["n"].routes
+    ] == [False, True]
