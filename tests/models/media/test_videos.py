@@ -103,7 +103,7 @@ def test_frames_beyond_a_limit_are_refused() -> None:
 
 
 def test_a_gif_of_too_many_frames_is_refused() -> None:
-    with pytest.raises(MediaTooLargeError, match="240 frames"):
+    with pytest.raises(MediaTooLargeError, match="max_seconds"):
         read(samples.gif_of_pixels(1_000), every_third, MediaLimits(max_seconds=1.0))
 
 

@@ -1,0 +1,1 @@
+"""Media of requests in a worker: local copies, and decoder processes."""
