@@ -38,14 +38,23 @@ class Flight:
 async def in_flight(shared: asyncio.Semaphore) -> AsyncGenerator[Flight, None]:
     """Run operations on pieces; the end of the block waits for all of them, and raises the first failure.
 
+    A failure within the block does not end operations that have begun: an interrupted upload keeps what has
+    arrived.
+
     Args:
         shared: limits the pieces that all media of the process have in flight.
     """
+    interruption: Exception | None = None
     try:
         async with asyncio.TaskGroup() as tasks:
-            yield Flight(tasks, shared)
+            try:
+                yield Flight(tasks, shared)
+            except Exception as error:  # noqa: BLE001 - raised below
+                interruption = error
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
+    if interruption is not None:
+        raise interruption
 
 
 async def in_order(

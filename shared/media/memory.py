@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from shared.media.pieced_store import PiecedMediaStore
-from shared.media.pieces import Stored
+from shared.media.pieces import HEAD, Stored
 from shared.media.store import MediaStoreFullError, MediaStoreUnavailableError
 
 
@@ -18,7 +18,7 @@ class MemoryMediaStore(PiecedMediaStore):
 
     def __init__(self, memory: "MemoryPieces | None" = None) -> None:
         self.memory = memory or MemoryPieces()
-        super().__init__(self.memory)
+        super().__init__(self.memory, self.memory.clock)
 
 
 class MemoryPieces:
@@ -39,7 +39,7 @@ class MemoryPieces:
         self.max_bytes = max_bytes
         self.is_running = True
         self._max_age_ns = max_age_ns
-        self._clock = clock
+        self.clock = clock
         self._media: defaultdict[tuple[str, str], dict[int | str, Stored]] = defaultdict(dict)
 
     @property
@@ -58,7 +58,7 @@ class MemoryPieces:
         before = len(parts[part].data) if part in parts else 0
         if self.max_bytes is not None and self.stored_bytes - before + len(data) > self.max_bytes:
             raise MediaStoreFullError("the media store is full: try again when media have expired")
-        parts[part] = Stored(data, self._clock())
+        parts[part] = Stored(data, self.clock())
 
     async def get(self, owner: str, digest: str, part: int | str) -> Stored | None:
         self._check()
@@ -67,6 +67,10 @@ class MemoryPieces:
     async def numbers(self, owner: str, digest: str) -> set[int]:
         self._check()
         return {part for part in self._media.get((owner, digest), {}) if isinstance(part, int)}
+
+    async def digests(self, owner: str) -> set[str]:
+        self._check()
+        return {digest for (one, digest), parts in self._media.items() if one == owner and HEAD in parts}
 
     async def remove(self, owner: str, digest: str) -> bool:
         self._check()
@@ -82,7 +86,7 @@ class MemoryPieces:
     def _expire(self) -> None:
         if self._max_age_ns is None:
             return
-        first_ns = self._clock() - self._max_age_ns
+        first_ns = self.clock() - self._max_age_ns
         for key in [*self._media]:
             kept = {part: one for part, one in self._media[key].items() if one.time_ns > first_ns}
             self._media[key] = kept

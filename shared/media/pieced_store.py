@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Final
@@ -17,6 +17,7 @@ import msgspec
 
 from shared.errors import ClientError, DalSegnoError
 from shared.media.addresses import check_digest, is_digest, owner_token
+from shared.media.ages import is_aged
 from shared.media.flight import in_flight, in_order
 from shared.media.pieces import HEAD, Head, PieceStore, Stored
 from shared.media.store import (
@@ -30,17 +31,19 @@ from shared.media.upload import Upload, pieces_of, pieces_of_file, spool
 
 _MOST_IN_FLIGHT: Final = 32
 """Pieces that all media of this process have in flight together: 16 MiB."""
-AGE_FACTOR: Final = 1.25
-"""The age limit of media, as a multiple of the log's."""
-_RENEWED_AFTER: Final = 1 - 1 / AGE_FACTOR
-"""The share of its age limit after which a medium is renewed when it is used: the rest is the log's limit."""
 
 
 class PiecedMediaStore:
-    """A media store (`shared.media.store.MediaStore`) that keeps media as pieces."""
+    """A media store (`shared.media.store.MediaStore`) that keeps media as pieces.
 
-    def __init__(self, pieces: PieceStore) -> None:
+    Args:
+        pieces: the transport.
+        clock: returns the time in nanoseconds since 1970.
+    """
+
+    def __init__(self, pieces: PieceStore, clock: Callable[[], int] = time.time_ns) -> None:
         self._pieces = pieces
+        self._clock = clock
         self._in_flight = asyncio.Semaphore(_MOST_IN_FLIGHT)
         self._renewals: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
@@ -54,31 +57,35 @@ class PiecedMediaStore:
         *,
         tenant: str | None,
         content_type: str,
+        name: str = "",
         digest: str | None = None,
         start: int = 0,
         max_bytes: int | None = None,
     ) -> StoredMedium:
         owner, upload = owner_token(tenant), Upload(max_bytes)
+        head = Head(size=1, content_type=content_type, name=name)
         if digest is not None:
             there = await self._find(owner, check_digest(digest))
             if there is not None:
                 return await self._compared(content, owner, there, upload, start)
             since_ns = await self._fold_stored(owner, digest, start, upload)
-            return await self._put(pieces_of(content), owner, digest, upload, content_type, since_ns)
+            head = msgspec.structs.replace(head, since_ns=since_ns)
+            return await self._put(pieces_of(content), owner, digest, upload, head)
         if start:
             raise ValueError("start: expected 0 without a digest")
         if isinstance(content, bytes):
             digest = (await asyncio.to_thread(hashlib.sha256, content)).hexdigest()
-            return await self.put(
-                content, tenant=tenant, content_type=content_type, digest=digest, max_bytes=max_bytes
-            )
+            there = await self._find(owner, digest)
+            if there is not None:
+                return await self._fresh(owner, there)
+            return await self._put(pieces_of(content), owner, digest, upload, head)
         # Pieces have the digest in their names, so content of an unknown digest waits for its end.
         with tempfile.TemporaryFile() as file:
             digest = await spool(content, file, max_bytes)
             there = await self._find(owner, digest)
             if there is not None:
                 return await self._fresh(owner, there)
-            return await self._put(pieces_of_file(file), owner, digest, upload, content_type, None)
+            return await self._put(pieces_of_file(file), owner, digest, upload, head)
 
     async def _put(
         self,
@@ -86,10 +93,9 @@ class PiecedMediaStore:
         owner: str,
         digest: str,
         upload: Upload,
-        content_type: str,
-        since_ns: int | None,
+        head: Head,
     ) -> StoredMedium:
-        """Store the pieces that are missing, then the head."""
+        """Store the pieces that are missing, then the head, whose size is known then."""
         try:
             async with aclosing(pieces), in_flight(self._in_flight) as flight:
                 async for piece in pieces:
@@ -100,8 +106,7 @@ class PiecedMediaStore:
             with suppress(DalSegnoError):  # what a role may not delete expires
                 await self._pieces.remove(owner, digest)
             raise
-        head = Head(size=upload.size, content_type=content_type, since_ns=since_ns)
-        return await self._complete(owner, digest, head)
+        return await self._complete(owner, digest, msgspec.structs.replace(head, size=upload.size))
 
     async def _complete(self, owner: str, digest: str, head: Head) -> StoredMedium:
         await self._pieces.put(owner, digest, HEAD, msgspec.json.encode(head))
@@ -162,11 +167,11 @@ class PiecedMediaStore:
             return await self._renew(owner, there) if self._is_aged(there) else there
 
     def _is_aged(self, medium: StoredMedium) -> bool:
-        limit_ns = self._pieces.max_age_ns
-        return limit_ns is not None and time.time_ns() - medium.stored_ns > limit_ns * _RENEWED_AFTER
+        return is_aged(medium.stored_ns, self._clock(), self._pieces.max_age_ns)
 
     async def _renew(self, owner: str, medium: StoredMedium) -> StoredMedium:
-        digest, head = medium.digest, Head(size=medium.size, content_type=medium.content_type)
+        digest = medium.digest
+        head = Head(size=medium.size, content_type=medium.content_type, name=medium.name)
         async with (
             aclosing(self._stored(owner, digest, head.pieces)) as pieces,
             in_flight(self._in_flight) as flight,
@@ -209,6 +214,15 @@ class PiecedMediaStore:
                 f"the stored bytes of the medium {digest} are others: delete it, and store it again"
             )
 
+    async def list(self, *, tenant: str | None) -> AsyncGenerator[StoredMedium, None]:
+        owner = owner_token(tenant)
+        digests = sorted(await self._pieces.digests(owner))
+        operations = (partial(self._find, owner, digest) for digest in digests)
+        async with aclosing(in_order(operations, self._in_flight)) as found:
+            media = [medium async for medium in found if medium is not None]
+        for medium in sorted(media, key=lambda one: one.stored_ns):
+            yield medium
+
     async def _find(self, owner: str, digest: str) -> StoredMedium | None:
         """Return a complete medium by its head; None if it has no readable one."""
         if not is_digest(digest):
@@ -226,6 +240,7 @@ class PiecedMediaStore:
             digest=digest,
             size=head.size,
             content_type=head.content_type,
+            name=head.name,
             stored_ns=stored_ns,
             expires_ns=None if limit_ns is None else stored_ns + limit_ns,
         )

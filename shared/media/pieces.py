@@ -25,6 +25,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     size: Annotated[int, Meta(ge=1)]
     content_type: Annotated[str, Meta(max_length=128)] = ""
+    name: Annotated[str, Meta(max_length=255)] = ""
     since_ns: int | None = None
 
     @property
@@ -66,6 +67,14 @@ class PieceStore(Protocol):
 
     async def numbers(self, owner: str, digest: str) -> set[int]:
         """Return the numbers of the pieces that are there.
+
+        Raises:
+            MediaStoreUnavailableError: the store does not answer.
+        """
+        ...
+
+    async def digests(self, owner: str) -> set[str]:
+        """Return the digests of an owner whose head is there.
 
         Raises:
             MediaStoreUnavailableError: the store does not answer.

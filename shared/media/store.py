@@ -25,6 +25,7 @@ class StoredMedium(msgspec.Struct, frozen=True, kw_only=True):
         digest: the SHA-256 of the bytes, 64 hex digits.
         size: the number of bytes.
         content_type: the MIME type that it was stored with.
+        name: the file's name that it was stored with; empty if it has none.
         stored_ns: the time at which it was stored or last renewed, in nanoseconds since 1970.
         expires_ns: the time at which it is deleted unless it is used before; None: it does not expire.
     """
@@ -32,6 +33,7 @@ class StoredMedium(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     size: int
     content_type: str
+    name: str = ""
     stored_ns: int
     expires_ns: int | None = None
 
@@ -97,6 +99,7 @@ class MediaStore(Protocol):
         *,
         tenant: str | None,
         content_type: str,
+        name: str = "",
         digest: str | None = None,
         start: int = 0,
         max_bytes: int | None = None,
@@ -111,6 +114,7 @@ class MediaStore(Protocol):
             content: all bytes, or chunks of any size.
             tenant: the owner.
             content_type: the MIME type.
+            name: the file's name. A medium that is stored already keeps its type and name.
             digest: the expected SHA-256; None: it is computed.
             start: with a digest, the number of bytes that are stored already and that `content` leaves out,
                 from `state`: a multiple of `PIECE_BYTES`, or the size.
@@ -152,6 +156,14 @@ class MediaStore(Protocol):
         Raises:
             MediaGoneError: there is no such medium, or it expires while it is read.
             MediaCorruptError: the bytes are not those of the digest.
+            MediaStoreUnavailableError: the store does not answer.
+        """
+        ...
+
+    def list(self, *, tenant: str | None) -> AsyncGenerator[StoredMedium, None]:
+        """Iterate over the complete media of a tenant, in the order of storing.
+
+        Raises:
             MediaStoreUnavailableError: the store does not answer.
         """
         ...

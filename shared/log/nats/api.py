@@ -56,6 +56,7 @@ class _StreamState(msgspec.Struct, frozen=True):
     first_ts: str = ""
     consumer_count: int = 0
     lost: LostRecords | None = None
+    subjects: dict[str, int] = {}
 
 
 class ConsumerLimits(msgspec.Struct, frozen=True):
@@ -68,6 +69,7 @@ class StreamConfig(msgspec.Struct, frozen=True):
     """The configuration of a stream. The server does not interpret `metadata`."""
 
     max_bytes: int = -1
+    max_age: int = 0
     max_consumers: int = -1
     consumer_limits: ConsumerLimits = ConsumerLimits()
     num_replicas: int = 1
@@ -244,6 +246,42 @@ def stream_request(
             "deny_purge": True,
         }
     )
+
+
+def media_stream_request(
+    name: str, subject: str, *, max_bytes: int | None, max_age_s: float, replicas: int
+) -> bytes:
+    """Return the request for the stream of media. A full one refuses new media; a stored one is replaced.
+
+    Nobody may read it by consumers or `DIRECT.GET`, by which stored bytes could be delivered to any subject.
+    """
+    return msgspec.json.encode(
+        {
+            "name": name,
+            "subjects": [subject],
+            "storage": "file",
+            "retention": "limits",
+            "discard": "new",
+            "max_bytes": -1 if max_bytes is None else max_bytes,
+            "max_age": int(max_age_s * 1e9),
+            "max_msgs": -1,
+            "max_msg_size": -1,
+            "max_msgs_per_subject": 1,
+            "max_consumers": 1,  # 0 and -1 mean no limit
+            "num_replicas": replicas,
+            "duplicate_window": 100_000_000,
+            "allow_direct": False,
+            "deny_delete": True,
+            "deny_purge": False,
+        }
+    )
+
+
+class PurgeReply(msgspec.Struct, frozen=True):
+    """The reply to STREAM.PURGE."""
+
+    purged: int = 0
+    error: ApiError | None = None
 
 
 def parse_time_ns(text: str) -> int:

@@ -16,7 +16,14 @@ from typing import Final, TypeVar
 import msgspec
 
 from shared.errors import DalSegnoError
-from shared.log.nats.api import ConsumerInfo, ConsumerPage, MessageReply, PubAck, StreamInfo
+from shared.log.nats.api import (
+    ConsumerInfo,
+    ConsumerPage,
+    MessageReply,
+    PubAck,
+    PurgeReply,
+    StreamInfo,
+)
 from shared.log.nats.credentials import ANONYMOUS, Credentials
 from shared.log.nats.nats_py_internals import Handler, HookedClient, PlaintextServerError
 from shared.log.nats.servers import servers_in
@@ -24,7 +31,7 @@ from shared.log.port import LogDeniedError, LogUnavailableError
 
 _LOGGER: Final = logging.getLogger(__name__)
 
-_Reply = TypeVar("_Reply", StreamInfo, ConsumerInfo, ConsumerPage, MessageReply, PubAck)
+_Reply = TypeVar("_Reply", StreamInfo, ConsumerInfo, ConsumerPage, MessageReply, PubAck, PurgeReply)
 
 _REQUEST_TIMEOUT_S: Final = 2.0
 _CONNECT_TIMEOUT_S: Final = 2

@@ -39,6 +39,7 @@ class StreamPolicy:
             space that was free when it started.
         max_age_s: the age at which events expire.
         max_consumers: the most readers that the server keeps for the stream.
+        media_max_bytes: the maximum size of the stream of media; None: half of `max_bytes`.
     """
 
     durability: Durability = "process"
@@ -47,6 +48,14 @@ class StreamPolicy:
     max_bytes: int | None = None
     max_age_s: float = 7 * 24 * 3600.0
     max_consumers: int = 2048
+    media_max_bytes: int | None = None
+
+    @property
+    def media_limit(self) -> int | None:
+        """The maximum size of the stream of media; None is the server's own limit."""
+        if self.media_max_bytes is not None or self.max_bytes is None:
+            return self.media_max_bytes
+        return max(1, self.max_bytes // 2)
 
 
 class Varz(msgspec.Struct, frozen=True):

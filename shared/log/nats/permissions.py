@@ -3,11 +3,11 @@
 The writer is a token of every subject (`shared.subjects`), so a server can restrict each role to its own
 subjects. Everything that is not granted is denied. The roles publish:
 
-    provisioner    the creation and changes of the stream, which no other role may make; no events
+    provisioner    the creation and changes of the streams, which no other role may make; no events
     conductor      decisions and fences; it may list all readers, to limit those of each key
     worker-<rank>  that rank's reports and output
-    gateway        requests and cancels
-    client         requests and cancels, for any service; `client-<name>` for a service with its own key
+    gateway        requests, cancels and media; it may delete media
+    client         requests, cancels and media, for any service; `client-<name>` for one with its own key
     reader         nothing: it replays
 
 **No role is granted `$JS.API.>`**: a reader is granted the five API subjects that reading needs. Read
@@ -19,6 +19,10 @@ subject. Requests whose replies contain stored data are **not** granted: by `DIR
 its stored bytes written to any subject, and by a pull consumer (`CONSUMER.MSG.NEXT`) it could have old
 events stored after newer ones. A push consumer cannot deliver to a subject of its stream, and elsewhere only
 to a subscriber of the exact subject.
+
+**Of the stream of media only `STREAM.MSG.GET` is granted, and no consumer**: its bytes are written by
+clients, and a consumer of one stream could deliver them to subjects of the other (ADR 30). The conductor may
+not read media.
 """
 
 import json
@@ -64,8 +68,14 @@ def permissions(role: str, subjects: Subjects, inbox_prefix: str) -> Permissions
         ValueError: there is no such role.
     """
     if role == PROVISIONER:
-        return Permissions(publish=_managing(subjects.stream), subscribe=[f"{inbox_prefix}.>"])
+        streams = (subjects.stream, subjects.media_stream)
+        managing = [subject for stream in streams for subject in _managing(stream)]
+        return Permissions(publish=managing, subscribe=[f"{inbox_prefix}.>"])
     published = [*_written(role, subjects), *_reading(subjects.stream)]
+    if role != CONDUCTOR:
+        published += _reading_media(subjects.media_stream)
+    if role == GATEWAY:
+        published.append(f"$JS.API.STREAM.PURGE.{subjects.media_stream}")
     if role == CONDUCTOR:
         published.append(f"$JS.API.CONSUMER.LIST.{subjects.stream}")
     if role == READER or _is_client(role):
@@ -103,7 +113,7 @@ def _written(role: str, subjects: Subjects) -> list[str]:
     if role == READER:
         return []
     if role == GATEWAY or _is_client(role):
-        return [subjects.request("*"), subjects.control("*")]
+        return [subjects.request("*"), subjects.control("*"), subjects.medium("*", "*", "*")]
     if role == CONDUCTOR:
         return [
             subjects.conductor("*"),
@@ -152,6 +162,11 @@ def _reading(stream: str) -> list[str]:
         f"$JS.API.CONSUMER.DELETE.{stream}.*",
         f"$JS.FC.{stream}.>",
     ]
+
+
+def _reading_media(stream: str) -> list[str]:
+    """The API subjects for reading media: the stream's info, and one piece. A consumer could forge events."""
+    return [f"$JS.API.STREAM.INFO.{stream}", f"$JS.API.STREAM.MSG.GET.{stream}"]
 
 
 def _reading_by_other_clients(stream: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Creation and update of a deployment's stream, and verification of its durability.
+"""Creation and update of a deployment's streams, the log's and that of media; verification of durability.
 
 The verified durability is stored in the stream's metadata, where every role reads it.
 """
@@ -18,6 +18,7 @@ from shared.log.nats.durability import (
     check_synced,
 )
 from shared.log.port import Durability, DurabilityError, LogState, LogUnavailableError
+from shared.media.ages import AGE_FACTOR
 from shared.subjects import Subjects
 
 
@@ -50,8 +51,14 @@ class Provisioner:
         Raises:
             LogUnavailableError: the server does not answer, or reports another error.
         """
-        subject = f"$JS.API.STREAM.INFO.{self._subjects.stream}"
-        info = await self._connection.call_api(subject, b"", api.StreamInfo)
+        return await self._state_of(self._subjects.stream)
+
+    async def media_state(self) -> LogState | None:
+        """Return the state of the stream of media, by the same rules."""
+        return await self._state_of(self._subjects.media_stream)
+
+    async def _state_of(self, stream: str) -> LogState | None:
+        info = await self._connection.call_api(f"$JS.API.STREAM.INFO.{stream}", b"", api.StreamInfo)
         if info.error is None:
             return info.log_state()
         if info.error.err_code == api.STREAM_NOT_FOUND:
@@ -59,7 +66,7 @@ class Provisioner:
         raise LogUnavailableError(f"{self._connection.label}: {info.error.description}")
 
     async def provide(self, policy: StreamPolicy) -> None:
-        """Create or update the stream.
+        """Create or update both streams.
 
         Raises:
             LogUnavailableError: the server refuses, or does not answer.
@@ -72,7 +79,7 @@ class Provisioner:
 
 
 async def provide(connection: NatsConnection, subjects: Subjects, policy: StreamPolicy) -> None:
-    """Create or update the stream.
+    """Create or update both streams.
 
     Raises:
         LogUnavailableError: the server refuses, or does not answer.
@@ -94,17 +101,17 @@ async def provide(connection: NatsConnection, subjects: Subjects, policy: Stream
         )
     if durability == "cluster" and not check_cluster(info, connection.label):
         raise LogUnavailableError(f"{connection.label}: the stream {subjects.stream!r} has no leader yet")
+    await _make_media(connection, subjects, policy)
 
 
 async def _make(
     connection: NatsConnection, subjects: Subjects, policy: StreamPolicy, verified: Durability
 ) -> api.StreamInfo:
     """Create the stream, or update it if it exists: of several processes, one creates it."""
-    stream = subjects.stream
 
     def request(replicas: int) -> bytes:
         return api.stream_request(
-            stream,
+            subjects.stream,
             subjects.logged(),
             max_bytes=policy.max_bytes,
             max_age_s=policy.max_age_s,
@@ -113,7 +120,28 @@ async def _make(
             metadata={METADATA: verified},
         )
 
-    replicas = REPLICAS[policy.durability]
+    return await _create_or_update(connection, subjects.stream, request, policy.durability)
+
+
+async def _make_media(connection: NatsConnection, subjects: Subjects, policy: StreamPolicy) -> None:
+    """Create or update the stream of media. It keeps them longer than the log keeps events (`AGE_FACTOR`)."""
+
+    def request(replicas: int) -> bytes:
+        return api.media_stream_request(
+            subjects.media_stream,
+            subjects.media(),
+            max_bytes=policy.media_limit,
+            max_age_s=policy.max_age_s * AGE_FACTOR,
+            replicas=replicas,
+        )
+
+    await _create_or_update(connection, subjects.media_stream, request, policy.durability)
+
+
+async def _create_or_update(
+    connection: NatsConnection, stream: str, request: Callable[[int], bytes], durability: Durability
+) -> api.StreamInfo:
+    replicas = REPLICAS[durability]
     info = await connection.call_api(f"$JS.API.STREAM.CREATE.{stream}", request(replicas), api.StreamInfo)
     if info.error is not None and info.error.err_code == api.STREAM_NAME_IN_USE:
         existing = await connection.call_api(f"$JS.API.STREAM.INFO.{stream}", b"", api.StreamInfo)
@@ -125,6 +153,6 @@ async def _make(
         f"{connection.label} refused the stream {stream!r}: {info.error.description} "
         f"(code {info.error.err_code})"
     )
-    if policy.durability == "cluster" and info.error.err_code in {api.NO_PEERS, api.NOT_CLUSTERED}:
+    if durability == "cluster" and info.error.err_code in {api.NO_PEERS, api.NOT_CLUSTERED}:
         raise DurabilityError(f"{refusal}; nats.durability is cluster: {CLUSTER_NEEDS}")
     raise LogUnavailableError(refusal)

@@ -13,12 +13,13 @@ import nats
 import nats.errors
 import pytest
 
-from shared.events import MalformedEventError, decode
+from shared.events import Failure, MalformedEventError, RequestFailed, decode, encode
 from shared.log.nats import jetstream, nkeys
 from shared.log.nats.credentials import ANONYMOUS, Credentials
 from shared.log.nats.permissions import permissions
 from shared.log.nats.private_server import NatsServer
 from shared.log.port import Log, LogDeniedError, LogUnavailableError
+from shared.subject_rules import read_event
 from shared.subjects import Subjects
 from tests.shared.log.roles import ROLES, SUBJECTS, guarded, plain
 
@@ -29,6 +30,8 @@ CLIENTS: Final = {"client", "client-billing"}
 READERS: Final = set(ROLES) - {"provisioner"}
 NOBODY_AT_ALL: Final[set[str]] = set()
 STREAM: Final = SUBJECTS.stream
+MEDIA: Final = SUBJECTS.media_stream
+PIECE: Final = f"ds.media.none.{'0' * 64}.0"
 
 PUBLISH: Final[dict[str, set[str]]] = {
     # ---- the log: who writes is in the subject ----
@@ -55,6 +58,23 @@ PUBLISH: Final[dict[str, set[str]]] = {
     "ds.done.00.r1": NOBODY_AT_ALL,
     "ds.worker.2": NOBODY_AT_ALL,
     "ds.nothing.r1": NOBODY_AT_ALL,
+    # ---- media ----
+    PIECE: {"gateway", *CLIENTS},
+    f"{PIECE}.more": NOBODY_AT_ALL,
+    f"$JS.API.STREAM.INFO.{MEDIA}": set(ROLES) - {"conductor"},
+    f"$JS.API.STREAM.CREATE.{MEDIA}": {"provisioner"},
+    f"$JS.API.STREAM.UPDATE.{MEDIA}": {"provisioner"},
+    f"$JS.API.STREAM.DELETE.{MEDIA}": {"provisioner"},
+    f"$JS.API.STREAM.PURGE.{MEDIA}": {"gateway"},
+    f"$JS.API.STREAM.MSG.DELETE.{MEDIA}": NOBODY_AT_ALL,
+    f"$JS.API.STREAM.MSG.GET.{MEDIA}": READERS - {"conductor"},
+    f"$JS.API.DIRECT.GET.{MEDIA}": NOBODY_AT_ALL,
+    f"$JS.API.DIRECT.GET.{MEDIA}.{PIECE}": NOBODY_AT_ALL,
+    f"$JS.API.CONSUMER.CREATE.{MEDIA}": NOBODY_AT_ALL,
+    f"$JS.API.CONSUMER.CREATE.{MEDIA}.x": NOBODY_AT_ALL,
+    f"$JS.API.CONSUMER.CREATE.{MEDIA}.x.{PIECE}": NOBODY_AT_ALL,
+    f"$JS.API.CONSUMER.DURABLE.CREATE.{MEDIA}.x": NOBODY_AT_ALL,
+    f"$JS.API.CONSUMER.MSG.NEXT.{MEDIA}.x": NOBODY_AT_ALL,
     "other.request.r1": NOBODY_AT_ALL,
     # ---- outside of the log ----
     "ds.beat.worker.0": {"worker-0"},
@@ -112,6 +132,7 @@ SUBSCRIBE: Final[dict[str, set[str]]] = {
     "ds.worker.*": {"reader", *CLIENTS},
     "ds.request.*": {"reader"},
     "ds.ready.0.*": {"reader"},
+    "ds.media.none.*.*": {"reader"},
     "ds.>": {"reader"},
     "other.>": NOBODY_AT_ALL,
     ">": NOBODY_AT_ALL,
@@ -219,7 +240,9 @@ def test_no_role_is_granted_the_api_as_a_whole() -> None:
             *may.publish,
             *may.subscribe,
         }
-        assert all(STREAM in subject for subject in may.publish if subject.startswith("$"))
+        assert all(
+            STREAM in subject or MEDIA in subject for subject in may.publish if subject.startswith("$")
+        )
 
 
 # ---- each role can do its work -----------------------------------------------------------------------------
@@ -352,6 +375,63 @@ async def test_what_the_server_can_be_made_to_write_is_no_event(server: NatsServ
             assert json.loads(text)  # the server's own words
             with pytest.raises(MalformedEventError):
                 decode(text, parsed.kind)
+
+
+async def test_no_granted_request_puts_the_bytes_of_a_medium_into_the_log(
+    server: NatsServer, conductor: Log
+) -> None:
+    """The bytes of a medium are a client's: an event that only the conductor may write."""
+    failure = Failure(code="forged", message="", status=500)
+    forged = encode(
+        RequestFailed(id="forged", request_id="victim", failure=failure, history=b"", writer="conductor")
+    )
+    before = (await conductor.state()).last_seq
+    target = SUBJECTS.walk("victim")
+    async with plain(server, "gateway") as gateway:
+        await gateway.publish(PIECE, forged, reply=target)
+        asked = [
+            (f"$JS.API.STREAM.MSG.GET.{MEDIA}", json.dumps({"last_by_subj": PIECE}).encode()),
+            (f"$JS.API.STREAM.INFO.{MEDIA}", json.dumps({"subjects_filter": "ds.media.>"}).encode()),
+            (f"$JS.API.STREAM.PURGE.{MEDIA}", json.dumps({"filter": "ds.media.none.other.*"}).encode()),
+        ]
+        for subject, request in asked:
+            await gateway.publish(subject, request, reply=target)
+        assert await gateway.settle() == []
+        await gateway.publish(PIECE, forged, headers={"Nats-Trace-Dest": target})
+        assert await gateway.settle() == ['publish to "ds.walk.victim"']
+    async with asyncio.timeout(30), aclosing(conductor.read([">"], before + 1)) as records:
+        stored = [await anext(records) for _ in range(4)]
+
+    assert {record.subject for record in stored} == {target}
+    for record in stored:
+        with pytest.raises(MalformedEventError):
+            read_event(record, SUBJECTS)
+
+
+async def test_a_consumer_or_a_direct_get_of_media_would_be_a_way_into_the_log(
+    nats_server: NatsServer, subjects: Subjects
+) -> None:
+    """Try what is granted to nobody, as a client with all permissions: it delivers media to the log."""
+    await jetstream.provision(nats_server.url, nats_server.credentials, subjects)
+    log = await jetstream.connect(
+        nats_server.url, credentials=nats_server.credentials, subjects=subjects, name="test"
+    )
+    client = await nats.connect(nats_server.url, token=nats_server.token)
+    piece, target, stream = subjects.medium("none", "0" * 64, 0), subjects.walk("r"), subjects.media_stream
+    try:
+        await client.jetstream().publish(piece, b"anything I like")
+        await client.subscribe(target)  # a consumer delivers only to a subscriber of exactly its subject
+        config = {"name": "push", "ack_policy": "none", "deliver_subject": target, "deliver_policy": "all"}
+        request = json.dumps({"stream_name": stream, "config": config}).encode()
+        made = await client.request(f"$JS.API.CONSUMER.CREATE.{stream}.push", request)
+        assert "error" not in json.loads(made.data)
+        async with asyncio.timeout(30), aclosing(log.read([">"], 1)) as records:
+            assert (await anext(records)).data == b"anything I like"
+        direct = await client.request(f"$JS.API.STREAM.INFO.{stream}", b"")
+        assert not json.loads(direct.data)["config"].get("allow_direct", False)
+    finally:
+        await client.close()
+        await log.close()
 
 
 async def consumer(client: Any, name: str, deliver: str | None, **more: object) -> Any:
