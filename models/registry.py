@@ -26,7 +26,15 @@ from shared.errors import ClientError
 from shared.source_digest import Root, digest
 
 _LOGGER: Final = logging.getLogger(__name__)
-_BUILT_IN: Final = {"decoder_lm": "models.decoder_lm", "orpheus": "models.orpheus"}
+_BUILT_IN: Final = {
+    "decoder_lm": "models.decoder_lm",
+    "idefics3": "models.idefics3",
+    "internvl": "models.internvl",
+    "llava": "models.llava",
+    "mistral3": "models.mistral3",
+    "orpheus": "models.orpheus",
+    "vjepa2": "models.vjepa2",
+}
 ENTRY_POINT_GROUP: Final = "dalsegno.models"
 
 WeightFiles = Callable[[Path, str, Mapping[str, Any]], Files]

@@ -5,14 +5,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from models.base import MediaReader
-from models.checkpoints.files import read_json, read_json_if_present
+from models.checkpoints.files import read_json
 from models.vision_language.expansion import Seen
-from models.vision_language.processing import (
-    VisionLanguageProcessing,
-    pillow_image,
-    read_image_processor,
-    read_processing,
-)
+from models.vision_language.images import ImageAdapter, PixtralAdapter
+from models.vision_language.processing import VisionLanguageProcessing, read_processing
 from shared.events import Media
 
 
@@ -22,29 +18,24 @@ def load(checkpoint: Path, *, max_seq_len: int, media: MediaReader) -> VisionLan
     Raises:
         CheckpointError: a file is missing or malformed.
     """
-    return read_processing(checkpoint, LlavaAdapter(checkpoint, media), max_seq_len=max_seq_len)
+    config = read_json(checkpoint / "config.json")
+    is_pixtral = config.get("vision_config", {}).get("model_type") == "pixtral"
+    adapter = PixtralAdapter(checkpoint, media) if is_pixtral else LlavaAdapter(checkpoint, media, config)
+    return read_processing(checkpoint, adapter, max_seq_len=max_seq_len)
 
 
-class LlavaAdapter:
-    """Images of one size, as many rows as patches (`models.vision_language.processing.Adapter`)."""
+class LlavaAdapter(ImageAdapter):
+    """Images of one size, as many rows as patches."""
 
-    def __init__(self, checkpoint: Path, media: MediaReader) -> None:
-        settings = read_json_if_present(checkpoint / "processor_config.json")
-        config = read_json(checkpoint / "config.json")
-        vision = config.get("vision_config", {})
-        self._media: Final = media
-        self._images: Final = read_image_processor(checkpoint)
-        self._token: Final = settings.get("image_token") or "<image>"
-        self._patch: Final = settings.get("patch_size") or vision.get("patch_size", 14)
-        strategy = settings.get("vision_feature_select_strategy") or config.get(
-            "vision_feature_select_strategy"
-        )
-        self._extra: Final = settings.get("num_additional_image_tokens", 0) - (strategy == "default")
-        self.placeholders: Final = {"image": self._token}
-        self.row_tokens: Final = frozenset({self._token})
+    def __init__(self, checkpoint: Path, media: MediaReader, config: Mapping[str, Any]) -> None:
+        super().__init__(checkpoint, media, image_token="<image>")  # noqa: S106 - not a password
+        name = "vision_feature_select_strategy"
+        is_cropped = (self.settings.get(name) or config.get(name, "default")) == "default"
+        patch = self.settings.get("patch_size") or config.get("vision_config", {}).get("patch_size", 14)
+        self._patch: Final[int] = patch
+        self._more: Final[int] = self.settings.get("num_additional_image_tokens", 0) - is_cropped
 
     def see(self, medium: Media, options: Mapping[str, Any]) -> Seen:
-        image = pillow_image(self._media, medium)
-        pixels = self._images(images=[image], return_tensors="np")["pixel_values"][0]
-        rows = (pixels.shape[1] // self._patch) * (pixels.shape[2] // self._patch) + self._extra
-        return Seen(pixels=pixels, text=self._token * rows, rows=rows)
+        pixels = self.processed(medium)["pixel_values"][0]
+        rows = (pixels.shape[1] // self._patch) * (pixels.shape[2] // self._patch) + self._more
+        return Seen(pixels=pixels, text=self.token * rows, rows=rows)

@@ -203,9 +203,10 @@ def _of_merged(converter: Any, cut: Cut, name: str, model: Any) -> Cut:
 
 def _shard(model: Any, peers: Peers) -> None:
     """Cut a model's modules in place."""
-    plan = getattr(model.config, "base_model_tp_plan", None) or {}
     body = model.base_model
-    prefix = f"{model.base_model_prefix}." if body is not model else ""
+    plan = getattr(body.config, "base_model_tp_plan", None) or {}
+    place = next(name for name, module in model.named_modules() if module is body)
+    prefix = f"{place}." if place else ""
     modules, parameters = dict(body.named_modules()), dict(body.named_parameters())
     parts: dict[str, Cut] = {}
     experts: list[str] = []

@@ -86,7 +86,8 @@ def _file_of(where: str, part: Mapping[str, Any], files: list[Media]) -> int:
     number = part.get("file")
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(files):
         raise ClientError(
-            f"{where}: expected in 'file' the index of one of {len(files)} files, found {number!r:.80}"
+            f"{where}: expected a text, or in 'file' the index of one of {len(files)} files of the request, "
+            f"found a part of type {part.get('type')!r:.80} with the file {number!r:.80}"
         )
     if files[number].modality != part.get("type"):
         raise ClientError(

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 import torch
 
-from models.checkpoints.files import CheckpointError, read_json
+from models.checkpoints.files import CheckpointError, read_json, text_config
 from models.checkpoints.progress import Progress
 from models.checkpoints.weights import Shard, read_shards
 from models.transformers_lm.architecture import choose_dtype, config_of, max_positions_of, model_class_of
@@ -48,10 +48,7 @@ class Checkpoint:
     @property
     def max_positions(self) -> int:
         """The longest sequence of its language model."""
-        text = self.raw.get("text_config")
-        return max_positions_of(
-            self.config.get_text_config(decoder=True), text if isinstance(text, dict) else {}
-        )
+        return max_positions_of(self.config.get_text_config(decoder=True), text_config(self.raw))
 
 
 def language_half(model_class: Any) -> Any:

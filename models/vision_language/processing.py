@@ -60,6 +60,7 @@ class VisionLanguageProcessing(DecoderLmProcessing):
     def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
         prepare = PrepareRequest.of(args)
         if not prepare.inputs.files:
+            placed(prepare.inputs)
             return super().run(node, key, inputs, args)
         if node != "prepare":
             raise BugError(f"expected the CPU node 'prepare', found {node!r}")

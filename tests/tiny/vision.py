@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 from tests.tiny.vocabulary import VOCAB_SIZE, Vocabulary, write_tokenizer
 
-VisionFamily = Literal["llava"]
+VisionFamily = Literal["idefics3", "internvl", "llava", "mistral3", "pixtral"]
 
 _TEXT: Final[dict[str, Any]] = {
     "vocab_size": VOCAB_SIZE,
@@ -53,8 +53,8 @@ class VisionModel:
     config: Callable[[Mapping[str, int]], Mapping[str, Any]]
     vocabulary: Vocabulary
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    scale: float
     seed: int = 0
-    scale: float = 8.0
     prepare: Callable[[Any], None] = lambda _: None
 
 
@@ -104,9 +104,176 @@ _LLAVA: Final = VisionModel(
             "vision_feature_select_strategy": "default",
         },
     },
+    scale=12.0,
+    seed=4,
 )
 
-VISION_MODELS: Final[Mapping[VisionFamily, VisionModel]] = {"llava": _LLAVA}
+
+def _instruct(image: str) -> str:
+    """A template in the manner of Mistral's, which writes `image` for a medium."""
+    return (
+        "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ '[INST]' }}"
+        "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+        "{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
+        "{% else %}{{ '" + image + "' }}{% endif %}{% endfor %}{% endif %}{{ '[/INST]' }}"
+        "{% elif message['content'] is string %}{{ message['content'] + eos_token }}"
+        "{% else %}{{ message['content'][0]['text'] + eos_token }}{% endif %}{% endfor %}"
+    )
+
+
+def _turns(image: str, after: str) -> str:
+    """A template in the manner of ChatML, which writes `image` for a medium and `after` after it."""
+    return (
+        "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+        "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+        "{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
+        "{% else %}{{ '" + image + after + "' }}{% endif %}{% endfor %}{% endif %}"
+        "{{ '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+
+
+_PIXTRAL_TOKENS: Final = Vocabulary(
+    specials=["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"],
+    bos="<s>",
+    ends=["</s>"],
+    template=_instruct("[IMG]"),
+)
+_PIXTRAL_VISION: Final[dict[str, Any]] = {
+    "model_type": "pixtral",
+    **_VISION,
+    "head_dim": 8,
+    "image_size": 64,
+    "rope_theta": 10000.0,
+}
+
+
+def _pixtral_files(merge: int) -> dict[str, dict[str, Any]]:
+    return {
+        "preprocessor_config.json": {
+            "image_processor_type": "PixtralImageProcessor",
+            "patch_size": {"height": 8, "width": 8},
+            "size": {"longest_edge": 64},
+        },
+        "processor_config.json": {
+            "processor_class": "PixtralProcessor",
+            "image_token": "[IMG]",
+            "image_break_token": "[IMG_BREAK]",
+            "image_end_token": "[IMG_END]",
+            "patch_size": 8,
+            "spatial_merge_size": merge,
+        },
+    }
+
+
+_PIXTRAL: Final = VisionModel(
+    architecture="LlavaForConditionalGeneration",
+    config=lambda ids: {
+        "text_config": {"model_type": "mistral", **_TEXT},
+        "vision_config": _PIXTRAL_VISION,
+        "image_token_index": ids["[IMG]"],
+        "vision_feature_select_strategy": "full",
+        "vision_feature_layer": -1,
+        "projector_hidden_act": "gelu",
+    },
+    vocabulary=_PIXTRAL_TOKENS,
+    files=_pixtral_files(1),
+    scale=12.0,
+    seed=6,
+)
+
+_MISTRAL3: Final = VisionModel(
+    architecture="Mistral3ForConditionalGeneration",
+    config=lambda ids: {
+        "text_config": {"model_type": "mistral", **_TEXT},
+        "vision_config": _PIXTRAL_VISION,
+        "image_token_index": ids["[IMG]"],
+        "vision_feature_layer": -1,
+        "spatial_merge_size": 2,
+    },
+    vocabulary=_PIXTRAL_TOKENS,
+    files=_pixtral_files(2),
+    scale=12.0,
+    seed=5,
+)
+
+_INTERNVL: Final = VisionModel(
+    architecture="InternVLForConditionalGeneration",
+    config=lambda ids: {
+        "text_config": {"model_type": "qwen2", **{k: v for k, v in _TEXT.items() if k != "head_dim"}},
+        "vision_config": _VISION | {"image_size": [32, 32], "patch_size": [8, 8]},
+        "image_token_id": ids["<IMG_CONTEXT>"],
+        "downsample_ratio": 0.5,
+    },
+    vocabulary=Vocabulary(
+        specials=["<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>"],
+        ends=["<|im_end|>"],
+        template=_turns("<IMG_CONTEXT>", "\\n"),
+    ),
+    files={
+        "preprocessor_config.json": {
+            "image_processor_type": "GotOcr2ImageProcessor",
+            "size": {"height": 32, "width": 32},
+            "crop_to_patches": False,
+            "max_patches": 4,
+            "min_patches": 1,
+            "image_mean": [0.485, 0.456, 0.406],
+            "image_std": [0.229, 0.224, 0.225],
+        },
+        "processor_config.json": {"processor_class": "InternVLProcessor", "image_seq_length": 4},
+    },
+    scale=8.0,
+    seed=7,
+)
+
+_IDEFICS3: Final = VisionModel(
+    architecture="Idefics3ForConditionalGeneration",
+    config=lambda ids: {
+        "text_config": {"model_type": "llama", **_TEXT},
+        "vision_config": _VISION,
+        "scale_factor": 2,
+        "image_token_id": ids["<image>"],
+    },
+    vocabulary=Vocabulary(
+        specials=[
+            "<|begin_of_text|>",
+            "<|end_of_text|>",
+            "<end_of_utterance>",
+            "<fake_token_around_image>",
+            "<image>",
+        ],
+        bos="<|begin_of_text|>",
+        ends=["<|end_of_text|>", "<end_of_utterance>"],
+        template=(
+            "<|begin_of_text|>{% for message in messages %}{{ message['role'] | capitalize }}"
+            "{% if message['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}{% endif %}"
+            "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}"
+            "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n"
+            "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+        ),
+    ),
+    files={
+        "preprocessor_config.json": {
+            "image_processor_type": "Idefics3ImageProcessor",
+            "do_image_splitting": True,
+            "max_image_size": {"longest_edge": 32},
+            "size": {"longest_edge": 64},
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_std": [0.5, 0.5, 0.5],
+        },
+        "processor_config.json": {"processor_class": "Idefics3Processor", "image_seq_len": 4},
+    },
+    scale=12.0,
+    seed=3,
+)
+
+VISION_MODELS: Final[Mapping[VisionFamily, VisionModel]] = {
+    "idefics3": _IDEFICS3,
+    "internvl": _INTERNVL,
+    "llava": _LLAVA,
+    "mistral3": _MISTRAL3,
+    "pixtral": _PIXTRAL,
+}
 
 _folders: Final[list[TemporaryDirectory[str]]] = []  # they live as long as the session
 

@@ -1,0 +1,1 @@
+"""Idefics3: an image as rows and columns of tiles, before Llama. `graph`, `processing` and `nodes`."""

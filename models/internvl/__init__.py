@@ -1,0 +1,1 @@
+"""InternVL: an image as tiles and a thumbnail, before a language model: `graph`, `processing`, `nodes`."""
