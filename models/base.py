@@ -23,7 +23,7 @@ from shared.errors import BugError
 from shared.events import Guide, Media, digest_of
 from shared.plans import Plan, PlanRequest
 from shared.tensors import Handle
-from shared.walks import CompiledWalk, InputPort, StreamLink, ToClient, link_streams
+from shared.walks import CompiledWalk, InputPort, StreamLink, ToClient, WalkError, link_streams
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     import torch
 
 
+TEXT: Final = "text"
+TOKEN: Final = "token"  # noqa: S105 - an edge's name
+"""The output of a KV node that holds the token sampled last."""
 EMBEDDING: Final = "embedding"
 """The modality of a text's embedding, a vector: float32, little-endian."""
 HIDDEN_STATES: Final = "hidden_states"
@@ -75,7 +78,8 @@ class ModelGraph:
         streams: the streams between its walks, by the stream's name and the consuming node; derived.
 
     Raises:
-        WalkError: a stream has no producer, no single consumer, or producers whose edges differ.
+        WalkError: a stream has no producer, no single consumer, or producers whose edges differ; or a KV node
+            sends its tokens to the client in another modality than text.
         OptionsError: an option has no default or no description, or the name of another parameter.
     """
 
@@ -99,7 +103,22 @@ class ModelGraph:
     def __post_init__(self) -> None:
         if self.options is not None:
             check_declaration(self.options)
+        self._check_token_edges()
         object.__setattr__(self, "streams", MappingProxyType(link_streams(self.walks)))
+
+    def _check_token_edges(self) -> None:
+        """Check that the tokens of KV nodes go to the client as text: nothing else is made of them."""
+        for walk in self.walks.values():
+            routes = (route for node in walk.node_table for route in node.routes)
+            for route in routes:
+                if self.nodes.get(route.source) is not EngineKind.KV or route.edge != TOKEN:
+                    continue
+                if isinstance(route.to, ToClient) and route.to.modality != TEXT:
+                    raise WalkError(
+                        f"walk {walk.name!r}: edge {TOKEN!r} of KV node {route.source!r} goes to {route.to}, "
+                        f'but tokens reach the client as text only: send them to CLIENT("{TEXT}"), or to a '
+                        "CPU or stateless node that makes something else of them"
+                    )
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -148,11 +167,14 @@ class CpuResult:
             pixels, audio. The node must not write into an array that it has returned.
         guide: the worker checks and compiles it in a queue of its own (`workers.guides`); None if there is
             none.
+        progress, previews: as in `StatelessResult`.
     """
 
     facts: Mapping[str, Any] = field(default_factory=dict)
     outputs: "Mapping[str, Handle | npt.NDArray[Any]]" = field(default_factory=dict)
     guide: GuideToCheck | None = None
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    previews: "Mapping[str, Handle | npt.NDArray[Any]]" = field(default_factory=dict)
 
     def handle(self, edge: str) -> Handle:
         """Return the handle of an output whose data are inline: token ids.
@@ -254,11 +276,16 @@ class StatelessResult:
             to `CLIENT("text")` the tensor is the text in UTF-8, of dtype uint8.
         facts: plain values for the plan.
         stops: the loops that end with this iteration.
+        progress: plain values for the client, such as `{"step": 3, "steps": 50}`; empty for none. Progress
+            and previews are advisory: they are no part of the answer, and may get lost.
+        previews: by modality, a tensor for the client of at most 512 KiB.
     """
 
     outputs: Mapping[str, "torch.Tensor"]
     facts: Mapping[str, Any] = field(default_factory=dict)
     stops: tuple[str, ...] = ()
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    previews: Mapping[str, "torch.Tensor"] = field(default_factory=dict)
 
 
 class StatelessNode(Protocol):
@@ -367,3 +394,13 @@ class Processing(Protocol):
     def text_decoder(self) -> TextDecoder:
         """A new detokenizer, for one output. Called only for sequences of KV nodes."""
         ...
+
+
+class TextlessProcessing:
+    """The members of `Processing` that a family without tokens has to have."""
+
+    eos_ids: tuple[int, ...] = ()
+    tool_calls: str = ""
+
+    def text_decoder(self) -> TextDecoder:
+        raise BugError("expected no sequence of a KV node: the family generates no tokens")

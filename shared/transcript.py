@@ -2,7 +2,8 @@
 
 It is a pure fold over the chunks and fences that `shared.request_output` accepts, in log order. Two kinds of
 chunks are void: chunks of an attempt lower than the highest `output.fence` stored before them, and duplicates
-of an index. An out-of-order chunk (its predecessor was resent later) is held until the gap closes.
+of an index. Advisory chunks are no part of it. An out-of-order chunk (its predecessor was resent later) is
+held until the gap closes.
 
 If several nodes of a model emit output, perhaps on several ranks concurrently, each writes its own track with
 its own indices. The chunks of different tracks are ordered as in the log.
@@ -87,7 +88,8 @@ class Transcript:
         if isinstance(event, OutputFence):
             self.begin(event.attempt)
             return []
-        return [] if event.attempt < self.attempt else self.track(event.track).fold(event)
+        is_void = event.attempt < self.attempt or event.advisory
+        return [] if is_void else self.track(event.track).fold(event)
 
     def begin(self, attempt: int) -> None:
         """Void the chunks of lower attempts from here on."""

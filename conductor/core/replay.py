@@ -177,7 +177,7 @@ class Replayer:
             return
         verdict.events += 1
         output = self._outputs[verdict.request_id]
-        if not output.fold(address, chunk) and output.objections:
+        if not output.fold(address, chunk) and output.objections and not output.advises(address, chunk):
             objections = {str(one): count for one, count in output.objections.items()}
             verdict.ignored = verdict.ignored | objections  # a new dict: earlier verdicts keep theirs
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from dalsegno.client.media import Audio, Medium
 from shared.events import TokenLogprobs, Usage
+from shared.output_pieces import PieceAssembler, whole_metadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,8 @@ class Chunk:
         logprobs: one per token id, if requested.
         is_echo: the chunk and its tokens are the prompt's.
         metadata: fields needed to read `data`, such as `sample_rate`.
+        advisory: progress (its modality is `progress`, its metadata say how far) or a preview: no part of the
+            answer. Its index is that of the chunk before it.
     """
 
     index: int
@@ -31,6 +34,7 @@ class Chunk:
     logprobs: list[TokenLogprobs] | None = None
     is_echo: bool = False
     metadata: dict[str, Any] = field(default_factory=dict)
+    advisory: bool = False
 
     @property
     def audio(self) -> Audio:
@@ -55,7 +59,7 @@ class Answer:
         finish_reason: `stop` or `length`; None while it is not complete.
         logprobs: one per token id, if requested.
         prompt_token_ids, prompt_logprobs: the same for the prompt, if an echo was requested.
-        media: modalities other than text, each in order of arrival.
+        media: modalities other than text, each in order of arrival; a large tensor in one piece.
     """
 
     request_id: str
@@ -67,6 +71,7 @@ class Answer:
     prompt_logprobs: list[TokenLogprobs] | None = None
     media: dict[str, list[Medium]] = field(default_factory=dict)
     _texts: list[str] = field(default_factory=list, repr=False)
+    _pieces: PieceAssembler[bytes] = field(default_factory=PieceAssembler, repr=False)
 
     @property
     def text(self) -> str:
@@ -75,6 +80,10 @@ class Answer:
     @property
     def images(self) -> list[Medium]:
         return self.media.get("image", [])
+
+    def tensors(self, modality: str) -> list[Any]:
+        """The NumPy arrays of a modality, in order (see `Medium.numpy`)."""
+        return [medium.numpy() for medium in self.media.get(modality, [])]
 
     @property
     def audio(self) -> Audio | None:
@@ -110,8 +119,9 @@ class Answer:
             self.logprobs = _joined(self.logprobs, chunk.logprobs)
         if chunk.modality == "text":
             self._texts.append(chunk.text)
-        else:
-            self.media.setdefault(chunk.modality, []).append(Medium(chunk.data, chunk.metadata))
+        elif (pieces := self._pieces.push(chunk.metadata, chunk.data)) is not None:
+            medium = Medium(b"".join(pieces), whole_metadata(chunk.metadata))
+            self.media.setdefault(chunk.modality, []).append(medium)
 
     def finish(self, end: End) -> None:
         """Complete the answer."""

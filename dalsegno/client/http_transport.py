@@ -48,6 +48,7 @@ class _ChunkMetadata(msgspec.Struct):
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] | None = None
     echo: bool = False
+    advisory: bool = False
     finish_reason: str | None = None
     usage: Usage | None = None
     status: int = 500
@@ -263,6 +264,7 @@ def item_of(line: bytes) -> Chunk | End:
         token_ids=known.token_ids,
         logprobs=known.logprobs,
         is_echo=known.echo,
+        advisory=known.advisory,
         metadata={name: value for name, value in found.metadata.items() if name not in _OURS},
     )
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from shared.errors import ClientError
+from shared.tensors import ITEM_BYTES
 
 MediaItem: TypeAlias = Any
 """A path, bytes, `(name, bytes)`, a Pillow image, an `Audio` or a NumPy array."""
@@ -58,6 +59,19 @@ _CONTENT_TYPES: Final = {
 _BYTES_PER_SAMPLE: Final = 2
 
 
+_EXTENSION_OF_TYPE: Final = {
+    "image/png": "png",
+    "image/jpeg": "jpg",
+    "image/webp": "webp",
+    "video/mp4": "mp4",
+    "video/webm": "webm",
+    "audio/wav": "wav",
+    "audio/flac": "flac",
+    "audio/ogg": "ogg",
+}
+_KNOWN_EXTENSIONS: Final = {one for known in _EXTENSIONS.values() for one in known} | {"npz", "safetensors"}
+
+
 @dataclass(frozen=True, slots=True)
 class File:
     """One medium to send."""
@@ -79,10 +93,40 @@ class Medium:
     data: bytes = field(repr=False)
     metadata: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def extension(self) -> str:
+        """The usual extension of its type of file, without the dot; `bin` for bytes that are no file."""
+        kind = str(self.metadata.get("content_type", self.metadata.get("format", "")))
+        return _EXTENSION_OF_TYPE.get(kind, kind if kind in _KNOWN_EXTENSIONS else "bin")
+
+    def numpy(self) -> Any:
+        """Return a tensor as a NumPy array. bfloat16 comes as float32, 8-bit floats as their bytes.
+
+        Raises:
+            ClientError: it is an encoded file, or its metadata lack a dtype and shape.
+        """
+        import numpy as np
+
+        dtype, shape = str(self.metadata.get("dtype")), self.metadata.get("shape")
+        if dtype not in ITEM_BYTES or not isinstance(shape, list) or "content_type" in self.metadata:
+            raise ClientError(
+                f"expected a tensor with dtype and shape, found {self.metadata.get('content_type', 'bytes')}"
+            )
+        if dtype == "bfloat16":
+            halves = np.frombuffer(self.data, "<u2").astype(np.uint32) << 16
+            return halves.view(np.float32).reshape(shape)
+        name = "uint8" if dtype.startswith("float8") else dtype
+        return np.frombuffer(self.data, np.dtype(name).newbyteorder("<")).reshape(shape)
+
     def save(self, path: str | Path) -> Path:
-        """Write it to `path`."""
+        """Write it to `path`; a tensor to a path that ends in `.npy` as a NumPy file."""
         path = Path(path)
-        path.write_bytes(self.data)
+        if path.suffix == ".npy" and "content_type" not in self.metadata:
+            import numpy as np
+
+            np.save(path, self.numpy())
+        else:
+            path.write_bytes(self.data)
         return path
 
 

@@ -72,7 +72,7 @@ class NatsTransport:
             async with aclosing(relay.items()) as items:
                 async for item in items:
                     found = _of_item(item)
-                    if isinstance(found, End) or found.index > after:
+                    if isinstance(found, End) or found.index > after or _is_new_advice(found, after):
                         yield found
         finally:
             if not relay.output.ended:
@@ -238,6 +238,11 @@ def _of_item(item: AnswerItem) -> Chunk | End:
             raise error_of(failure.status, failure.code, failure.message)
 
 
+def _is_new_advice(chunk: Chunk, after: int) -> bool:
+    """True for an advisory chunk that was not followed by a chunk that the client has."""
+    return chunk.advisory and chunk.index >= after
+
+
 def _chunk(found: OutputChunk) -> Chunk:
     metadata = dict(found.metadata)
     is_echo = bool(metadata.pop("echo", False))
@@ -250,4 +255,5 @@ def _chunk(found: OutputChunk) -> Chunk:
         logprobs=found.logprobs,
         is_echo=is_echo,
         metadata=metadata,
+        advisory=found.advisory,
     )

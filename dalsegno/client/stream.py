@@ -97,7 +97,9 @@ class AsyncStream:
             self.resumed += 1
 
     def _take(self, chunk: Chunk) -> bool:
-        """Append the next chunk; False for one that was received before."""
+        """Append the next chunk; False for one that was received before. Advice is not appended."""
+        if chunk.advisory:
+            return True
         if chunk.index <= self._after:
             return False
         if chunk.index != self._after + 1:

@@ -6,8 +6,9 @@ OpenAI writes it; and `token_ids`. An unknown name is an error that suggests the
 """
 
 import math
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -16,13 +17,22 @@ from starlette.requests import Request
 
 from gateway import request_limits
 from gateway.errors import InvalidParamError
+from gateway.generate import files
+from gateway.generate.tensor_files import TENSOR_FORMATS, TensorFormat
 from gateway.http.bodies import check_known, converted, parse_json, parse_object, read_object
 from gateway.http.content_types import FORMS, URL_ENCODED, content_type
+from gateway.http.forms import FormLimits, open_form
+from gateway.media import parts
+from gateway.media.intake import MediaIntake
+from gateway.media.parts import PlacedMedia
+from gateway.media.sources import MediaSource
 from gateway.openai import requests as openai_requests
 from gateway.openai.requests import ChatRequest
 from gateway.requests.parsed_request import DeliveryFields
 from gateway.served_model import ServedModel
+from models import options
 from models.base import OF_PROMPTS
+from models.options import Options
 from models.voices import known_voice
 from shared.errors import ClientError
 from shared.events import Inputs, Params, Priority
@@ -45,6 +55,7 @@ FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "input_modalities": {"type": "string"},
     "output_modalities": {"type": "string"},
     "streaming": {"type": "boolean", "default": True},
+    "tensor_format": {"type": "string", "enum": [*TENSOR_FORMATS], "default": "raw"},
     "model_kwargs": {"type": "object", "properties": {name: {} for name in MODEL_KWARGS}},
     "request_id": {"type": "string"},
     "model": {"type": "string"},
@@ -65,25 +76,28 @@ class GenerateRequest(DeliveryFields, frozen=True, kw_only=True):
     inputs: Inputs
     params: Params
     streaming: bool
+    tensor_format: TensorFormat
     model: str | None
+    media: Sequence[MediaSource] = ()
 
 
-async def read(request: Request, served: ServedModel) -> GenerateRequest:
-    """Parse the body of an HTTP request: a form, or JSON.
+@asynccontextmanager
+async def open_body(request: Request, limits: FormLimits) -> AsyncGenerator[Mapping[str, Any], None]:
+    """The fields of a body: a form, or a JSON object. Uploaded files are open until the end of the block.
 
     Raises:
-        ClientError: the body is neither, or a field is wrong.
+        ClientError: the body is neither.
     """
     kind = content_type(request)
     is_json = kind == URL_ENCODED and (await request.body())[:64].lstrip().startswith(b"{")
     if kind in FORMS and not is_json:
-        # `BodyLimit` limits the whole body, so a part needs no limit.
-        async with request.form(max_files=64, max_fields=64, max_part_size=sys.maxsize) as form:
-            return parse(_fields_of(form), served)
-    return parse(await read_object(request), served)
+        async with open_form(request, limits) as form:
+            yield _fields_of(form)
+    else:
+        yield await read_object(request)
 
 
-def parse(fields: Mapping[str, Any], served: ServedModel) -> GenerateRequest:
+def parse(fields: Mapping[str, Any], served: ServedModel, intake: MediaIntake) -> GenerateRequest:
     """Parse the fields of a form or a JSON object.
 
     Raises:
@@ -92,26 +106,31 @@ def parse(fields: Mapping[str, Any], served: ServedModel) -> GenerateRequest:
     for name in fields:
         check_known(name, FIELDS, "", hint=f"model_kwargs.{name}" if name in MODEL_KWARGS else None)
     served.check_model(_text(fields, "model"))
-    _refuse_files(fields.get("files"), served)
+    uploads = files.file_sources(fields.get("files"))
+    placed = _placed(fields.get("messages"), uploads, intake)
+    uploads = [replace(one, modality=placed.placed.get(n, "")) for n, one in enumerate(uploads)]
+    intake.check_sources(media := [*uploads, *placed.sources])
     outputs = _modalities(fields, "output_modalities", served, served.outputs[:1], served.outputs)
     return GenerateRequest(
         inputs=msgspec.structs.replace(
-            _prompt(fields, served, is_chat=OF_PROMPTS.isdisjoint(outputs)),
+            _prompt(fields, placed, served, is_chat=OF_PROMPTS.isdisjoint(outputs)),
             input_modalities=_modalities(fields, "input_modalities", served, ("text",), served.modalities),
             output_modalities=outputs,
         ),
-        params=_with_known_voice(model_kwargs(fields.get("model_kwargs")), served),
+        params=_with_known_voice(model_kwargs(fields.get("model_kwargs"), served.options), served),
         streaming=_boolean(fields, "streaming", default=True),
+        tensor_format=_tensor_format(fields),
         model=_text(fields, "model"),
         request_id=_text(fields, "request_id") or None,
         timeout_s=_seconds(fields, "timeout_s", request_limits.check_timeout),
         linger_s=_seconds(fields, "linger_s", request_limits.check_disconnect_grace),
         priority=_priority(fields),
+        media=media,
     )
 
 
-def model_kwargs(found: object) -> Params:
-    """Parse `model_kwargs`: an object, or its JSON.
+def model_kwargs(found: object, family: Options | None = None) -> Params:
+    """Parse `model_kwargs`: an object, or its JSON. `family` declares the options of the model's family.
 
     Raises:
         ClientError: it is something else, or a parameter is wrong.
@@ -125,14 +144,23 @@ def model_kwargs(found: object) -> Params:
             raise InvalidParamError("model_kwargs", error.message, code=error.code) from error
     if not isinstance(found, dict):
         raise InvalidParamError("model_kwargs", f"model_kwargs: expected an object, found {described(found)}")
+    own = options.names(family)
     for name in found:
-        check_known(name, MODEL_KWARGS, "model_kwargs.")
+        check_known(name, (*MODEL_KWARGS, *own), "model_kwargs.")
+    given_options = {name: found[name] for name in own if found.get(name) is not None}
+    options.check(family, given_options, "model_kwargs.")
     limits = {name: found[name] for name in _LIMITS if found.get(name) is not None}
     if len({repr(value) for value in limits.values()}) > 1:
         raise InvalidParamError(
             "model_kwargs", f"model_kwargs: expected one limit of the answer, found {limits}"
         )
-    given = {name: value for name, value in found.items() if name not in _LIMITS and value is not None}
+    given = {
+        name: value
+        for name, value in found.items()
+        if name in MODEL_KWARGS and name not in _LIMITS and value is not None
+    }
+    if given_options:
+        given["options"] = given_options
     if limits:
         given["max_tokens"] = next(iter(limits.values()))
     if isinstance(given.get("stop"), str):
@@ -151,9 +179,31 @@ def _with_known_voice(params: Params, served: ServedModel) -> Params:
     return params
 
 
-def _prompt(fields: Mapping[str, Any], served: ServedModel, *, is_chat: bool) -> Inputs:
-    """The prompt: a text, a chat, or token ids. `is_chat` is the default of `chat` for a text."""
+def _placed(messages: object, uploads: Sequence[MediaSource], intake: MediaIntake) -> PlacedMedia:
+    """The messages with their media taken out; each upload must have a place in them."""
+    if messages is None:
+        return PlacedMedia(messages=None)
+    found = parts.place(
+        _list("messages", messages), uploads=len(uploads), check_modality=intake.check_modality
+    )
+    for index, upload in enumerate(uploads):
+        if index not in found.placed:
+            raise InvalidParamError(
+                upload.where,
+                f"{upload.where}: expected a part of messages that places it, such as "
+                f'{{"type": "image", "file": {index}}}, found none',
+            )
+    return found
+
+
+def _prompt(fields: Mapping[str, Any], placed: PlacedMedia, served: ServedModel, *, is_chat: bool) -> Inputs:
+    """The prompt: a text, a chat, or token ids. `is_chat` is the default of `chat` for a text.
+
+    Files without a question are a request with an empty text: some models answer a file alone.
+    """
     given = {name: fields[name] for name in QUESTIONS if fields.get(name) is not None}
+    if not given and fields.get("files"):
+        given = {"text": ""}
     if not given:
         message = "text: expected a string, found nothing"
         raise InvalidParamError("text", message, code="missing_required_parameter")
@@ -162,11 +212,14 @@ def _prompt(fields: Mapping[str, Any], served: ServedModel, *, is_chat: bool) ->
         raise InvalidParamError(last, f"{last}: expected one of {_listed(QUESTIONS)}, found {_listed(given)}")
     [(name, value)] = given.items()
     if name == "text":
-        return Inputs(text=_text(fields, name), chat=_boolean(fields, "chat", default=is_chat))
-    prompt = {name: _list(name, value)}
+        return Inputs(text=_text(fields, name) or "", chat=_boolean(fields, "chat", default=is_chat))
     if name == "messages":
-        return openai_requests.parse(ChatRequest, {"model": served.name, **prompt}).inputs()
-    return converted({**prompt, "chat": False}, Inputs)
+        return openai_requests.parse(ChatRequest, {"model": served.name, name: placed.messages}).inputs()
+    if fields.get("files"):
+        raise InvalidParamError(
+            "files", "files: expected none beside token_ids, which have no place for them"
+        )
+    return converted({name: _list(name, value), "chat": False}, Inputs)
 
 
 def _list(name: str, found: object) -> list[Any]:
@@ -194,23 +247,6 @@ def _fields_of(form: FormData) -> dict[str, Any]:
         else:
             fields[name] = value
     return fields
-
-
-def _refuse_files(found: object, served: ServedModel) -> None:
-    files = found if isinstance(found, list) else [] if found is None else [found]
-    given = [file for file in files if not _is_empty(file)]
-    if given:
-        names = ", ".join(file.filename or "a file" for file in given if isinstance(file, UploadFile))
-        raise InvalidParamError(
-            "files",
-            f"files: the model {served.name!r} takes {_listed(served.modalities)} only, "
-            f"found {len(given)} file(s){f': {names[:200]}' if names else ''}",
-            code="unsupported_modality",
-        )
-
-
-def _is_empty(file: object) -> bool:
-    return not (file.filename or file.size) if isinstance(file, UploadFile) else not file
 
 
 def _modalities(
@@ -251,6 +287,19 @@ def _boolean(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
     if value is None:
         raise InvalidParamError(name, f"{name}: expected true or false, found {described(found)}")
     return value
+
+
+def _tensor_format(fields: Mapping[str, Any]) -> TensorFormat:
+    found = fields.get("tensor_format")
+    if found is None or found == "":
+        return "raw"
+    if found not in TENSOR_FORMATS:
+        raise InvalidParamError(
+            "tensor_format",
+            f"tensor_format: expected one of {_listed(TENSOR_FORMATS)}, found {described(found)}",
+        )
+    form: TensorFormat = found
+    return form
 
 
 def _seconds(fields: Mapping[str, Any], name: str, check: Callable[[float | None], None]) -> float | None:

@@ -8,8 +8,9 @@ from fastapi import APIRouter, Request, Response
 
 from gateway import request_limits
 from gateway.generate.answers import ChunkLines, JsonDocument
-from gateway.generate.request import FIELDS, QUESTIONS, GenerateRequest, parse, read
+from gateway.generate.request import FIELDS, QUESTIONS, GenerateRequest, open_body, parse
 from gateway.http.bodies import check_known, read_object
+from gateway.media.intake import MediaIntake
 from gateway.requests import resume
 from gateway.requests.parsed_request import ParsedRequest, parsed_request
 from gateway.requests.response import AnswerFormat, AnswerResponse, DocumentFormat, RequestGroup
@@ -53,6 +54,7 @@ class WarmDocument(DocumentFormat):
 def generate_routes(gateway: Gateway) -> APIRouter:
     """The routes of one gateway."""
     router = APIRouter(tags=["generate"])
+    intake = MediaIntake(gateway)
 
     def submitted(http: Request, body: GenerateRequest, params: Params, id_prefix: str) -> ParsedRequest:
         request_limits.check_messages(len(body.inputs.messages or []), gateway.settings)
@@ -72,17 +74,19 @@ def generate_routes(gateway: Gateway) -> APIRouter:
         openapi_extra=_body(FIELDS, "multipart/form-data", "application/json"),
     )
     async def generate(request: Request) -> Response:
-        body = await read(request, gateway.served)
-        request_limits.check_params(body.params, gateway.settings, "model_kwargs.max_tokens")
-        parsed = submitted(request, body, body.params, "gen")
-        position = resume.requested_position(
-            request, 1, is_stream=body.streaming, id_is_chosen=parsed.id_is_chosen
-        )
+        async with open_body(request, intake.form_limits) as fields:
+            body = parse(fields, gateway.served, intake)
+            request_limits.check_params(body.params, gateway.settings, "model_kwargs.max_tokens")
+            parsed = submitted(request, body, body.params, "gen")
+            position = resume.requested_position(
+                request, 1, is_stream=body.streaming, id_is_chosen=parsed.id_is_chosen
+            )
+            [parsed] = await intake.attach([parsed], body.media)
 
         def make_format(recorded: SubmissionRecord) -> AnswerFormat:
             if body.streaming:
-                return ChunkLines(recorded.durability, position)
-            return JsonDocument(parsed.request_id, recorded.durability)
+                return ChunkLines(recorded.durability, position, tensor_format=body.tensor_format)
+            return JsonDocument(parsed.request_id, recorded.durability, body.tensor_format)
 
         group = RequestGroup(route=GENERATE, requests=[replace(parsed, is_resumed=position.has_any(0))])
         return AnswerResponse(gateway, group, make_format)
@@ -96,7 +100,8 @@ def generate_routes(gateway: Gateway) -> APIRouter:
         fields = await read_object(request)
         for name in fields:
             check_known(name, WARM_FIELDS)
-        parsed = submitted(request, parse(fields, gateway.served), Params(warm=True), "warm")
+        body = parse(fields, gateway.served, intake)
+        [parsed] = await intake.attach([submitted(request, body, Params(warm=True), "warm")], body.media)
 
         def make_format(recorded: SubmissionRecord) -> AnswerFormat:
             return WarmDocument(parsed.request_id, recorded.durability)

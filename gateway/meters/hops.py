@@ -55,7 +55,7 @@ class HopMeters:
         now_s = self._clock()
         match event:
             case OutputChunk():
-                if not hops.has_chunk:
+                if not hops.has_chunk and not event.advisory:
                     hops.has_chunk = True
                     self.took_s[FIRST_CHUNK].observe(now_s - hops.last_s)
             case RequestAdmitted() if not hops.is_admitted and not hops.has_chunk:

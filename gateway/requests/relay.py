@@ -88,7 +88,8 @@ class OutputFold:
         submission_seq: the position of our submission; None until its ack.
         ended: the end of the answer was emitted; nothing follows it.
         emitted: the number of emitted chunks. With several tracks, each counts its own chunks; their index
-            for the client is then the log's order, which is the same at all gateways.
+            for the client is then the log's order, which is the same at all gateways. An advisory chunk has
+            the index of the chunk before it.
     """
 
     submission_seq: int | None = None
@@ -133,6 +134,8 @@ class OutputFold:
                 return []
 
     def _chunks(self, address: Address, event: AnyEvent) -> list[AnswerItem]:
+        if self.output.advises(address, event):
+            return [msgspec.structs.replace(event, index=self.emitted - 1)]
         valid = self.output.fold(address, event)
         first, self.emitted = self.emitted, self.emitted + len(valid)
         if all(chunk.index == first + place for place, chunk in enumerate(valid)):

@@ -14,10 +14,10 @@ longer than this client waits.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -45,23 +45,45 @@ DURABILITY: Final = "x-dalsegno-durability"
 """The response header with the durability of the answer's events."""
 
 
+Body: TypeAlias = bytes | Iterator[bytes]
+"""Bytes of an answer: at once, or in pieces; each is made when the client has read the one before."""
+SMALL_BYTES: Final = 256 * 1024
+"""Pieces up to this size together are sent at once, with their length."""
+
+
 class AnswerFormat(Protocol):
     """The body of one route's answer. Choices are counted from 0; b"" means that nothing is sent yet."""
 
     media_type: str
 
-    def chunk(self, choice: int, chunk: OutputChunk) -> bytes: ...
+    def chunk(self, choice: int, chunk: OutputChunk) -> Body: ...
     def ended(self, choice: int, finish_reason: str) -> bytes:
         """The bytes for the end of one choice."""
         ...
 
-    def complete(self, usage: Usage) -> bytes:
+    def complete(self, usage: Usage) -> Body:
         """The bytes for the end of all choices."""
         ...
 
     def failed(self, error: HttpError) -> bytes | None:
         """The bytes that end a response that failed after its start; None if the format has none."""
         ...
+
+
+@runtime_checkable
+class ShowsAdvice(Protocol):
+    """A format that sends advisory chunks: progress and previews. Others leave them out."""
+
+    def advice(self, choice: int, chunk: OutputChunk) -> bytes:
+        """The bytes of an advisory chunk, whose index is that of the chunk before it."""
+        ...
+
+
+@runtime_checkable
+class HoldsFiles(Protocol):
+    """A format that holds files, which are closed when the response has ended."""
+
+    def close(self) -> None: ...
 
 
 class DocumentFormat:
@@ -144,7 +166,12 @@ class AnswerResponse(Response):
             except* ClientGoneError:
                 _LOGGER.info("request %s: the client left", self._group.request_id)
             finally:
+                self._close_format()
                 self._observation.end(DISCONNECTED)  # does nothing if the observation has ended
+
+    def _close_format(self) -> None:
+        if isinstance(self._made_format, HoldsFiles):
+            self._made_format.close()
 
     async def _listen(self, receive: Receive) -> None:
         while True:
@@ -212,7 +239,10 @@ class AnswerResponse(Response):
         return self._made_format
 
     async def _write_item(self, choice: int, item: OutputChunk | Answered) -> None:
-        if isinstance(item, OutputChunk):
+        if isinstance(item, OutputChunk) and item.advisory:
+            if isinstance(self._format, ShowsAdvice):
+                await self._write(self._format.advice(choice, item))
+        elif isinstance(item, OutputChunk):
             self._observation.chunk(len(item.token_ids), choice)
             await self._write(self._format.chunk(choice, item))
             faults.reach("gateway.chunk.relayed")
@@ -239,7 +269,17 @@ class AnswerResponse(Response):
         )
         await self._put(error.json, last=True)
 
-    async def _write(self, data: bytes, *, last: bool = False) -> None:
+    async def _write(self, body: Body, *, last: bool = False) -> None:
+        """Send a part of the answer; its pieces leave in larger blocks, each when there is room."""
+        block = bytearray()
+        for piece in [body] if isinstance(body, bytes) else body:
+            block += piece
+            if len(block) > SMALL_BYTES and not isinstance(body, bytes):
+                await self._write_bytes(bytes(block))
+                block.clear()
+        await self._write_bytes(bytes(block), last=last)
+
+    async def _write_bytes(self, data: bytes, *, last: bool = False) -> None:
         if not data and not last:
             return
         if not self._begun:

@@ -57,6 +57,8 @@ class OutputChunk(
             its metadata and no `token_ids`, one entry per prompt token.
         data: bytes of a modality other than text.
         metadata: what a client needs to read `data` (sample rate, shape).
+        advisory: the chunk is no part of the answer: progress, or a preview. It counts in no totals, is never
+            compared or resumed, and may be missing. Its `index` is -1.
     """
 
     choice: int = 0
@@ -69,6 +71,7 @@ class OutputChunk(
     data: bytes | None = None
     metadata: dict[str, Any] = {}
     track: str = ""
+    advisory: bool = False
 
     @property
     def is_echo(self) -> bool:

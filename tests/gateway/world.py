@@ -5,11 +5,12 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 import msgspec
 
-from configs.deployment import GatewaySettings
+from configs.deployment import GatewaySettings, MediaSettings
 from configs.secrets import ApiKey
 from gateway.app import create_app
 from gateway.http import server
@@ -35,6 +36,8 @@ from shared.events import (
 )
 from shared.log.memory import MemoryLog, MemoryStore
 from shared.log.port import LogRegressedError
+from shared.media.memory import MemoryMediaStore
+from shared.media.store import MediaStore
 from shared.subjects import CONDUCTOR_WRITER, Subjects
 from shared.transcript import Transcript
 from tests.admissions import admitted
@@ -121,6 +124,23 @@ class Performance:
         self.transcript.fold(chunk)
         self.output(chunk)
 
+    def value(self, modality: str, data: bytes, metadata: dict[str, Any], *, advisory: bool = False) -> None:
+        """Send bytes of a modality; as advice, if they are no part of the answer."""
+        index = -1 if advisory else self.transcript.next_index
+        chunk = OutputChunk(
+            id=f"{self.request_id}.{modality}.{index}.{len(self.server.records)}",
+            writer="w0",
+            request_id=self.request_id,
+            attempt=1,
+            index=index,
+            modality=modality,
+            data=data,
+            metadata=metadata,
+            advisory=advisory,
+        )
+        self.transcript.fold(chunk)
+        self.output(chunk)
+
     def vector(self, numbers: Sequence[float]) -> None:
         """Send an embedding."""
         chunk = OutputChunk(
@@ -202,6 +222,7 @@ class World:
     gateway: Gateway
     client: httpx.AsyncClient
     script: Script
+    media: MediaStore = field(default_factory=MemoryMediaStore)
     performances: dict[str, Performance] = field(default_factory=dict)
     news: asyncio.Condition = field(default_factory=asyncio.Condition)
     regressed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -267,7 +288,7 @@ class World:
     async def follow(self) -> None:
         """Follow the log until it is replaced."""
         try:
-            await self.gateway.follower.follow(MemoryLog(self.server))
+            await self.gateway.follower.follow(MemoryLog(self.server), self.media)
         except* LogRegressedError:
             self.regressed.set()
 
@@ -292,6 +313,7 @@ async def deployment(
     keys: Sequence[ApiKey] = (),
     logs_requests: bool = True,
     served: ServedModel = SERVED,
+    media: MediaSettings | None = None,
     tool_calls: str = "",
 ) -> AsyncIterator[World]:
     """A gateway on a log in memory; `script` answers its requests."""
@@ -303,7 +325,7 @@ async def deployment(
             writer="w0", rank=0, model="decoder_lm", nodes=[], device="cpu", tool_calls=tool_calls
         )
         store.append(subjects.worker(0), encode(joined))
-    gateway = Gateway(served, subjects, ORIGIN, settings)
+    gateway = Gateway(served, subjects, ORIGIN, settings, media)
     app = create_app(gateway, keys, logs_requests=logs_requests)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=30) as client:

@@ -91,6 +91,7 @@ class Painter:
     """
 
     limit: int = 8
+    advises: bool = False
     turns: Semaphore | None = None
     batches: list[int] = field(default_factory=list)
 
@@ -102,7 +103,7 @@ class Painter:
         if self.turns is not None:
             self.turns.acquire(timeout=20)
         self.batches.append(len(firings))
-        return [_painted(firing, len(firings)) for firing in firings]
+        return [_painted(firing, len(firings), advises=self.advises) for firing in firings]
 
 
 def after(image: Floats, batch: int = 1) -> Floats:
@@ -111,11 +112,16 @@ def after(image: Floats, batch: int = 1) -> Floats:
     return next_image
 
 
-def _painted(firing: StatelessFiring, batch: int) -> FiringResult:
+def _painted(firing: StatelessFiring, batch: int, *, advises: bool) -> FiringResult:
     given = firing.inputs["image"]
     assert isinstance(given, Array)
     image = array(after(floats(given), batch))
-    return FiringResult(outputs={"image": image, "sketch": image})
+    outputs = {"image": image, "sketch": image}
+    if not advises:
+        return FiringResult(outputs=outputs)
+    progress = {"step": firing.path[-1] + 1, "steps": firing.args["images"]}
+    sketch = array(floats(given)[:1] * np.float32(1.5))
+    return FiringResult(outputs=outputs, progress=progress, previews={"sketch": sketch})
 
 
 class NoProcessing:

@@ -167,3 +167,39 @@ async def test_a_loop_that_ends_earlier_than_before_leaves_the_released_images_a
         await cluster.until(WalkCompleted, "r", attempt=2)
         _, chunks = output_of(cluster, "r")
         assert len(images(chunks)) == 3
+
+
+# ---- advice -------------------------------------------------------------------------------------------
+
+
+async def test_progress_and_previews_reach_clients_and_are_no_part_of_the_output() -> None:
+    async with studio("keep") as cluster:
+        model_of(cluster).painter.advises = True
+        cluster.order("r", paint(2))
+        done = (await cluster.done("r"))[0]
+        output, chunks = output_of(cluster, "r")
+        advice = [chunk for chunk in cluster.chunks("r") if chunk.advisory]
+
+        assert [chunk.metadata for chunk in advice if chunk.modality == "progress"] == [
+            {"node": "painter", "step": 1, "steps": 2},
+            {"node": "painter", "step": 2, "steps": 2},
+        ]
+        sketches = [one for one in advice if one.modality == "sketch"]
+        assert [one.metadata for one in sketches] == [{"dtype": "float32", "shape": [1]}] * 2
+        assert np.frombuffer(sketches[0].data or b"", "<f4") == 1.5
+        assert {chunk.index for chunk in advice} == {-1}
+        assert len({chunk.id for chunk in advice}) == 4
+        assert [chunk.index for chunk in chunks] == [0, 1]
+        assert done.output == output.transcript.totals
+
+
+async def test_a_later_attempt_advises_anew_and_compares_no_advice() -> None:
+    async with studio("reproduce") as cluster:
+        model_of(cluster).painter.advises = True
+        cluster.order("r", paint(2))
+        await cluster.done("r")
+        model_of(cluster).painter.advises = False
+        await again(cluster, "r")
+        [done] = await cluster.until(WalkCompleted, "r", attempt=2)
+        assert done.output == output_of(cluster, "r")[0].transcript.totals
+        assert len(output_of(cluster, "r")[1]) == 2

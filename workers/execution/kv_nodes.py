@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from models.base import Processing
+from models.base import TOKEN, Processing
 from models.sequence_request import PoolingParams, SamplingParams, SequenceFacts, SequenceRequest
 from shared.errors import BugError, Divergence
 from shared.events import NodeReady, SequenceHandover
@@ -46,8 +46,6 @@ from workers.orders.inbox import StepKey
 if TYPE_CHECKING:
     from models.text.guides import CompiledGuide
 
-TOKEN: Final = "token"  # noqa: S105 - an edge's name
-"""The output of a KV node that holds the token sampled last."""
 _EMPTY: Final = RecoveredTrack()
 
 

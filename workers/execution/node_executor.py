@@ -3,6 +3,7 @@
     CPU node         a thread of the pool                        handles with inline data, and arrays
     stateless node   the stateless engine                        arrays
     KV node          a sequence of the KV engine (`kv_nodes`)    token ids
+                     a run of a program (`program_runs`)         arrays
 
 A node that produces a stream is called once the stream has room. An output becomes a handle where the walk's
 result or another rank needs one; an output used on this rank alone stays an array, without a copy.
@@ -10,22 +11,25 @@ result or another rank needs one; an output used on this rank alone stays an arr
 The module knows a walk's index in its step, but not the progress of the walk.
 """
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 import numpy as np
 
 from models.base import ChunkOf, EngineKind, ModelGraph, Processing
 from shared.errors import BugError
-from shared.events import NodeReady
+from shared.events import Media, NodeReady
 from shared.tensors import ITEM_BYTES, Handle
 from shared.walks import CompiledNode, Firing, ToClient
 from workers.data_plane.port import INLINE_BYTES, Array, DeviceArray, PublishOnDevice, TensorStore
 from workers.data_plane.step_tensors import StepTensors, Value, as_array, as_inline
 from workers.execution.kv_nodes import KvNodes
 from workers.execution.node_result import NodeResult
+from workers.execution.program_runs import ProgramRuns
 from workers.execution.step_placement import GraphOutputs, StepPlacement
 from workers.execution.step_streams import StepStreams
 from workers.generation.engine_client import EngineClient
@@ -53,6 +57,12 @@ class StatelessPort(Protocol):
     ) -> FiringResult: ...
 
 
+class MediaCopies(Protocol):
+    """The local copies of media (`workers.media.fetch.LocalMedia`)."""
+
+    def held(self, media: Sequence[Media], tenant: str | None) -> AbstractAsyncContextManager[None]: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedModel:
     """The loaded model of this rank, with its engines.
@@ -62,6 +72,7 @@ class HostedModel:
         pool: the threads of CPU nodes.
         guides: the queue in which clients' guides are checked and compiled.
         stateless: the stateless engine; None where no node of this rank needs it.
+        copies: the local copies of media; None where no node of this rank reads any.
         outputs: the output nodes of the graph.
     """
 
@@ -71,6 +82,7 @@ class HostedModel:
     pool: CpuPool
     store: TensorStore
     stateless: StatelessPort | None = None
+    copies: MediaCopies | None = None
     guides: GuideQueue = field(init=False)
     outputs: GraphOutputs = field(init=False)
 
@@ -90,6 +102,7 @@ class NodeExecutor:
         *,
         tensors: StepTensors,
         kv_nodes: KvNodes,
+        programs: ProgramRuns,
         streams: StepStreams,
     ) -> None:
         self._hosted = hosted
@@ -97,6 +110,7 @@ class NodeExecutor:
         self._placement = placement
         self._tensors = tensors
         self._kv_nodes = kv_nodes
+        self._programs = programs
         self._streams = streams
 
     async def fire(self, walk_index: int, firing: Firing, key: str, chunk: ChunkOf | None) -> NodeResult:
@@ -109,6 +123,8 @@ class NodeExecutor:
         match self._hosted.graph.nodes[firing.node]:
             case EngineKind.CPU:
                 return await self._on_cpu(walk_index, node, firing, key)
+            case EngineKind.KV if self._programs.is_asked(walk_index):
+                return await self._on_program(walk_index, node, firing, key)
             case EngineKind.KV:
                 return await self._on_kv(walk_index, firing, key)
             case EngineKind.STATELESS:
@@ -122,7 +138,8 @@ class NodeExecutor:
         args = self._ready.walks[walk_index].args
         work = partial(self._hosted.processing.run, firing.node, key, inputs, args)
         tenant = self._ready.tenant
-        result = await self._hosted.pool.run(work, tenant=tenant, is_large=is_large(args))
+        async with self._held_media(args):
+            result = await self._hosted.pool.run(work, tenant=tenant, is_large=is_large(args))
         if result.guide is not None:
             await self._hosted.guides.check(result.guide, tenant)
         values = {name: _cpu_value(f"{key}/{name}", value) for name, value in result.outputs.items()}
@@ -131,7 +148,24 @@ class NodeExecutor:
             for name, value in values.items()
             if name not in node.streamed
         }
-        return NodeResult(outputs=outputs, streamed=_items(node, values), facts=result.facts)
+        return NodeResult(
+            outputs=outputs,
+            streamed=_items(node, values),
+            facts=result.facts,
+            progress=result.progress,
+            previews={name: _as_array(_cpu_value(name, value)) for name, value in result.previews.items()},
+        )
+
+    @asynccontextmanager
+    async def _held_media(self, args: Mapping[str, Any]) -> AsyncGenerator[None, None]:
+        """Hold local copies of the request's media while a node reads them, so that its thread never waits."""
+        files = args.get("inputs", {}).get("files", [])
+        if not files or self._hosted.copies is None:
+            yield
+            return
+        media = msgspec.convert(files, list[Media])
+        async with self._hosted.copies.held(media, self._ready.tenant or None):
+            yield
 
     async def _cpu_output(
         self, walk_index: int, node: CompiledNode, name: str, key: str, value: Value
@@ -170,13 +204,32 @@ class NodeExecutor:
             if name not in node.streamed
         }
         items = _items(node, fired.outputs)
-        return NodeResult(outputs=outputs, streamed=items, facts=fired.facts, stops=fired.stops)
+        return NodeResult(
+            outputs=outputs,
+            streamed=items,
+            facts=fired.facts,
+            stops=fired.stops,
+            progress=fired.progress,
+            previews=fired.previews,
+        )
 
     async def _on_kv(self, walk_index: int, firing: Firing, key: str) -> NodeResult:
         if any(isinstance(value, Array) for value in firing.inputs.values()):
             inputs = {name: await self._inline(name, value) for name, value in firing.inputs.items()}
             firing = Firing(firing.node, inputs, firing.path)
         return await self._kv_nodes.fire(walk_index, firing, key)
+
+    async def _on_program(self, walk_index: int, node: CompiledNode, firing: Firing, key: str) -> NodeResult:
+        handles = [value for value in firing.inputs.values() if isinstance(value, Handle)]
+        inputs = {name: await self._tensors.for_engine(value) for name, value in firing.inputs.items()}
+        made = await self._programs.run(walk_index, firing, inputs)
+        self._tensors.check(handles)
+        outputs = {
+            name: await self._value(walk_index, node, name, f"{key}/{name}", array)
+            for name, array in made.items()
+            if name in node.outputs
+        }
+        return NodeResult(outputs=outputs)
 
     # ---- values ------------------------------------------------------------------------------------
     async def _inline(self, name: str, value: Value) -> Handle:
@@ -218,6 +271,10 @@ class NodeExecutor:
         if handle.data is None or len(handle.data) <= INLINE_BYTES:
             return handle
         return await self._tensors.put(handle.key, as_array(handle))
+
+
+def _as_array(value: Value) -> Array:
+    return value if isinstance(value, Array) else as_array(value)
 
 
 def _cpu_value(key: str, value: "Handle | npt.NDArray[Any]") -> Value:

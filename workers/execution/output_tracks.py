@@ -12,16 +12,20 @@ Chunks beyond the released ones are new and are emitted. Tokens are not computed
 `workers.execution.kv_nodes` replays them.
 """
 
+import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from contextlib import suppress
+from typing import Any, Final, TypeAlias
 
-from shared.errors import Divergence
+from shared.errors import CapacityError, Divergence
 from shared.events import OutputChunk, OutputTotals
-from shared.output_pieces import piece_of
+from shared.output_pieces import PIECE, PIECE_BYTES, piece_of
 from workers.execution.recovered_output import RecoveredTrack
 from workers.generation.output_chunks import Chunker, OutputState, OutputStream, PostChunk
 from workers.orders.inbox import StepKey
+
+_LOGGER: Final = logging.getLogger(__name__)
 
 ReleasedValue: TypeAlias = Sequence[OutputChunk]
 """The chunks of one value that an earlier attempt has released: one, or the pieces of a tensor."""
@@ -46,6 +50,10 @@ class OutputTracks:
         choice: int = 0,
         kept: Mapping[str, frozenset[str]] | None = None,
     ) -> None:
+        self._key = key
+        self._choice = choice
+        self._post = post
+        self._advised = 0
         self._tracks = tracks
         self._kept = kept or {}
         self._recovered = {
@@ -100,6 +108,28 @@ class OutputTracks:
                 "the same inputs"
             )
         return True
+
+    # ---- advice ------------------------------------------------------------------------------------
+    def advise(self, node: str, content: Mapping[str, Any]) -> None:
+        """Post an advisory chunk of any node: once, and only if the log has room for it now."""
+        key = self._key
+        self._advised += 1
+        chunk = OutputChunk(
+            id=f"{key.request_id}.adv.{key.attempt}.{key.step}.{node}.{self._advised}",
+            request_id=key.request_id,
+            attempt=key.attempt,
+            index=-1,
+            choice=self._choice,
+            track=node,
+            advisory=True,
+            **content,
+        )
+        if piece_of(chunk.metadata) is not None:
+            if chunk.metadata[PIECE] == 0:
+                _LOGGER.warning("node %s: a preview above %d bytes was not sent", node, PIECE_BYTES)
+            return
+        with suppress(CapacityError):
+            self._post(chunk, _ignore_position)
 
     # ---- released values that stand ----------------------------------------------------------------
     def keeps(self, node: str, modality: str) -> bool:
@@ -161,6 +191,10 @@ class OutputTracks:
         nodes = (node for node, name in self._tracks.items() if name == track)
         kept = {modality for node in nodes for modality in self._kept.get(node, ())}
         return sum(chunk.modality not in kept for chunk in self._released[track])
+
+
+def _ignore_position(_seq: int) -> None:
+    """Do nothing when an advisory chunk is stored: nobody waits for it."""
 
 
 def _next_value(chunks: Iterable[OutputChunk]) -> tuple[list[OutputChunk], bool]:

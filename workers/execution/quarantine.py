@@ -7,9 +7,9 @@ quarantine, and the rank reports once (`walk.progressed`) when all its output no
   again count as the first;
 - any other node, once a chunk is stored that no earlier attempt had emitted.
 
-An echo is no progress, because the prompt is emitted before it is computed. A rank without output nodes
-reports no progress; its completed step is report enough. Pure: the input is the stored chunks of this
-attempt.
+An echo is no progress, because the prompt is emitted before it is computed; nor is an advisory chunk. A rank
+without output nodes reports no progress; its completed step is report enough. Pure: the input is the stored
+chunks of this attempt.
 """
 
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ class QuarantineProgress:
         """Take a stored chunk of this attempt; return True once, when the step has made enough progress."""
         if chunk.token_ids and chunk.track in self._new_tokens:
             self._new_tokens[chunk.track] += len(chunk.token_ids)
-        elif not chunk.token_ids and not chunk.is_echo:
+        elif not (chunk.token_ids or chunk.is_echo or chunk.advisory):
             self._without_progress.discard(chunk.track)
         is_further = not self._without_progress and all(
             count >= TOKENS for count in self._new_tokens.values()

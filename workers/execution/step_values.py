@@ -7,7 +7,7 @@ rank derives that from its own copy of the walks.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from models.base import EngineKind, ModelGraph
+from models.base import TOKEN, EngineKind, ModelGraph
 from shared.events import WalkCall
 from shared.tensors import Handle
 from shared.walks import CompiledNode, CompiledWalk, Emission, Firing, ToClient
@@ -18,7 +18,8 @@ from workers.execution import output_values
 from workers.execution.output_tracks import OutputTracks
 from workers.execution.step_placement import StepPlacement
 
-TEXT: Final = "text"
+PROGRESS: Final = "progress"
+"""The modality of advisory chunks whose metadata are a node's progress."""
 
 
 class StepValues:
@@ -47,9 +48,9 @@ class StepValues:
     async def emit(self, node: str, edge: str, to: ToClient, value: Any) -> None:
         """Emit a value of a node that is sent to the client.
 
-        The text of a KV node is not emitted here: its sequence emits each token when it is sampled.
+        The tokens of a KV node are not emitted here: its sequence emits each one when it is sampled.
         """
-        if self._graph.nodes[node] is EngineKind.KV and to.modality == TEXT:
+        if self._graph.nodes[node] is EngineKind.KV and edge == TOKEN:
             return
         for tensor in value if isinstance(value, list) else [value]:
             await self._emit_tensor(node, edge, to.modality, tensor)
@@ -75,6 +76,15 @@ class StepValues:
             else:
                 self._tracks.release(node, content)
             await output.wait_for_room()
+
+    def advise(self, node: str, progress: Mapping[str, Any], previews: Mapping[str, Array]) -> None:
+        """Show progress and previews of a node to the client, if the log has room for them."""
+        if progress:
+            self._tracks.advise(node, {"modality": PROGRESS, "metadata": {"node": node, **progress}})
+        for modality, array in previews.items():
+            media = self._graph.media.get(modality, {})
+            for content in output_values.contents(node, modality, array, array.data.tobytes(), media):
+                self._tracks.advise(node, content)
 
     # ---- values that an earlier attempt has released -----------------------------------------------
     async def as_released(

@@ -30,12 +30,15 @@ class StatelessFiring:
 class FiringResult:
     """The result of a firing: outputs by edge, facts for the plan, and the loops that it ends.
 
-    An output is a handle where it was published from GPU memory.
+    An output is a handle where it was published from GPU memory. `progress` and `previews` (by modality) are
+    advice for the client.
     """
 
     outputs: Mapping[str, Array | Handle]
     facts: Mapping[str, Any] = field(default_factory=dict)
     stops: tuple[str, ...] = ()
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    previews: Mapping[str, Array] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -102,13 +102,20 @@ def _fired(firing: StatelessFiring, result: StatelessResult | Exception) -> Firi
         return _failure(node, result)
     try:
         outputs = {name: _output(tensor, firing.publish.get(name)) for name, tensor in result.outputs.items()}
+        previews = {modality: to_array(tensor) for modality, tensor in result.previews.items()}
     except (
         RuntimeError,
         AttributeError,
         TypeError,
     ) as error:  # the device failed, or the output is not a tensor
         return _failure(node, error)
-    return FiringResult(outputs=outputs, facts=result.facts, stops=result.stops)
+    return FiringResult(
+        outputs=outputs,
+        facts=result.facts,
+        stops=result.stops,
+        progress=result.progress,
+        previews=previews,
+    )
 
 
 def _output(tensor: torch.Tensor, publish_on_device: PublishOnDevice | None) -> Array | Handle:
