@@ -85,7 +85,7 @@ def _safetensors(head: TensorHead, data: Iterable[bytes], nbytes: int) -> Iterat
 
 def _npz(head: TensorHead, data: Iterable[bytes], nbytes: int) -> Iterator[bytes]:
     sink = _Sink()
-    with zipfile.ZipFile(sink, "w") as archive:  # type: ignore[call-overload] # needs `write` only
+    with zipfile.ZipFile(sink, "w") as archive:
         member = zipfile.ZipInfo(f"{head.name}.npy")
         with archive.open(member, "w", force_zip64=2 * nbytes >= _ZIP64_BYTES) as file:
             file.write(_npy_header(head))
