@@ -29,6 +29,9 @@ SecondsOrNone: TypeAlias = Annotated[float, Meta(ge=0, le=604_800)]
 """Seconds, from 0 to a week; 0 usually means no limit."""
 
 
+_HOST_PATTERN: Final = r"^(\*|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?\Z"
+
+
 class ConfigError(ClientError):
     """A configuration that cannot be served. The message names file, key, value and what was expected."""
 
@@ -278,9 +281,9 @@ class MediaSettings(
         max_frames: frames that a model may take from one video.
         max_seconds: duration of audio or of a video, in seconds.
         allowed_hosts: hosts from which the gateway loads media that a request names by an `http(s)` address:
-            `images.example`, `host:port`, `*.example` for all names below it, or `*` for all. Private
-            addresses are only reached if their host is listed by name, loopback only as `localhost` or by
-            its address. By default none.
+            `images.example`, `host:port`, `[v6]:port`, `*.example` for all names below it, or `*` for all.
+            Private addresses are only reached if their host is listed by name, loopback only as `localhost`
+            or by its address. By default none.
         fetch_timeout_s: time to load one file from such a host.
         store_bytes: size limit of the stored media. Default: half of the size limit of the log.
         cache_bytes: size of a worker's local copies of media.
@@ -294,7 +297,7 @@ class MediaSettings(
     max_pixels: Annotated[int, Meta(ge=1)] = 64 * 1024 * 1024
     max_frames: Annotated[int, Meta(ge=1)] = 2048
     max_seconds: Annotated[float, Meta(gt=0)] = 3600.0
-    allowed_hosts: list[Annotated[str, Meta(min_length=1)]] = []
+    allowed_hosts: list[Annotated[str, Meta(pattern=_HOST_PATTERN)]] = []
     fetch_timeout_s: Seconds = 30.0
     store_bytes: Annotated[int, Meta(ge=1 << 20)] | None = None
     cache_bytes: Annotated[int, Meta(ge=1 << 20)] = 4 << 30

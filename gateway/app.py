@@ -7,7 +7,8 @@ gateway that is stopped finishes its answers (for up to `drain_s`), refuses new 
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Final
@@ -26,6 +27,7 @@ from gateway import errors, openapi
 from gateway.errors import ErrorResponse, HttpError
 from gateway.generate.routes import generate_routes
 from gateway.http import server
+from gateway.media.file_routes import file_routes
 from gateway.middleware.stack import GatewayApp
 from gateway.openai.embeddings import embedding_routes
 from gateway.openai.routes import openai_routes
@@ -39,13 +41,15 @@ from shared.errors import DalSegnoError
 from shared.log.nats import jetstream
 from shared.log.nats.credentials import ANONYMOUS, Credentials
 from shared.log.port import DurabilityError, LogRegressedError, LogUnavailableError
+from shared.media import jetstream as media_jetstream
+from shared.media.store import MediaStore
 from shared.subjects import Subjects
 
 _LOGGER: Final = logging.getLogger(__name__)
 _RETRY_S: Final = 0.2
 _LONGEST_PATH: Final = 200
 _NEAR: Final = 0.8
-_METHODS: Final = ("DELETE", "GET", "HEAD", "POST")
+_METHODS: Final = ("DELETE", "GET", "HEAD", "POST", "PUT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +71,9 @@ async def run(options: GatewayOptions, listening: Callable[[str], None] | None =
     settings = options.config.gateway
     keys = api_keys(settings)
     listener = server.bind(settings.host, settings.port)
-    gateway = Gateway(ServedModel.of(options.config), Subjects(options.prefix), new_origin(), settings)
+    gateway = Gateway(
+        ServedModel.of(options.config), Subjects(options.prefix), new_origin(), settings, options.config.media
+    )
     app = create_app(gateway, keys, logs_requests=options.config.logs.requests)
     _LOGGER.info("listening on %s", server.url_of(listener))
     if listening is not None:
@@ -96,6 +102,7 @@ def create_app(
         generate_routes,
         speech_routes,
         embedding_routes,
+        file_routes,
         openai_routes,
         request_routes,
     ):
@@ -140,12 +147,29 @@ async def _follow(gateway: Gateway, options: GatewayOptions) -> None:
             continue
         warned = ""
         try:
-            await gateway.follower.follow(log)
+            async with _media_store(gateway, options) as media:
+                await gateway.follower.follow(log, media)
         except* (LogRegressedError, LogUnavailableError) as group:
             _LOGGER.warning("reconnecting to the log: %s", group.exceptions)
         finally:
             await log.close()
         await asyncio.sleep(_RETRY_S)
+
+
+@asynccontextmanager
+async def _media_store(gateway: Gateway, options: GatewayOptions) -> AsyncGenerator[MediaStore, None]:
+    """The media store on the log's server, over a connection of its own."""
+    store = await media_jetstream.connect(
+        options.nats_url,
+        credentials=options.credentials,
+        subjects=gateway.subjects,
+        name=f"gateway {gateway.origin}",
+        may_delete=True,
+    )
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 async def _drain(gateway: Gateway, deadline_s: float) -> None:

@@ -12,7 +12,7 @@ from fastapi.openapi.utils import get_openapi
 
 from gateway.middleware.paths import is_open
 
-_METHODS: Final = frozenset({"get", "post", "delete"})
+_METHODS: Final = frozenset({"get", "post", "put", "delete"})
 ERROR: Final[dict[str, Any]] = {
     "type": "object",
     "required": ["error"],
@@ -71,7 +71,9 @@ def _complete_operation(path: str, method: str, operation: dict[str, Any], *, ne
         del responses["422"]
     if path in _STREAMS and method == "post":
         responses["200"]["content"][_STREAMS[path]] = {}
-    errors = (_POST_ERRORS if method == "post" else _OTHER_ERRORS) + (_KEY_ERRORS if needs_key else ())
+    errors = (_POST_ERRORS if method in {"post", "put"} else _OTHER_ERRORS) + (
+        _KEY_ERRORS if needs_key else ()
+    )
     for status in errors:
         responses.setdefault(
             str(status),

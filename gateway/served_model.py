@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from configs.deployment import DeploymentConfig
 from models import registry
 from shared.errors import ModelNotFoundError
@@ -18,6 +20,7 @@ class ServedModel:
         modalities: the input modalities; `outputs` are the output modalities.
         media: for each modality, the meaning of its bytes.
         voices: the voices of a model that speaks, the default one first.
+        options: the family's own request parameters; None: it has none.
     """
 
     name: str
@@ -28,6 +31,12 @@ class ServedModel:
     outputs: tuple[str, ...] = ("text",)
     media: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     voices: tuple[str, ...] = ()
+    options: type[msgspec.Struct] | None = None
+
+    @property
+    def takes_media(self) -> bool:
+        """The model takes anything but text."""
+        return not set(self.modalities) <= {"text"}
 
     @classmethod
     def of(cls, config: DeploymentConfig) -> "ServedModel":
@@ -41,6 +50,7 @@ class ServedModel:
             outputs=graph.outputs,
             media=graph.media,
             voices=config.known_voices,
+            options=graph.options,
         )
 
     def check_model(self, name: str | None) -> None:

@@ -186,7 +186,11 @@ class Cluster:
             return []
         new = list(self._unscheduled.values())
         self._unscheduled.clear()
-        refused = [refusal for request in new if (refusal := rejection(request, deployment))]
+        refused = [
+            refusal
+            for request in new
+            if (refusal := rejection(request, deployment, self.graph_of(deployment.family)))
+        ]
         for refusal in refused:
             self.waiting.pop(str(refusal.request_id))
         given = schedule(

@@ -25,8 +25,11 @@ from conductor.core import queue, weights
 from conductor.core.replicas import Memory, Place, Policy, Ranks
 from conductor.core.request import Request, World, ranks_of
 from configs.placement import PlacedGroup, assign
-from shared.errors import ModelNotFoundError
+from models import options
+from models.base import ModelGraph
+from shared.errors import ClientError, ModelNotFoundError
 from shared.events import Failure, Limits, Pins, RequestAdmitted, RequestRejected, RequestResumed
+from shared.media.request_check import check_media
 from shared.subjects import worker_writer
 
 _TOO_MANY: Final = 429
@@ -115,11 +118,21 @@ def place_of(event: RequestAdmitted | RequestResumed, request: Request) -> Place
     )
 
 
-def rejection(request: Request, deployment: Deployment) -> RequestRejected | None:
-    """The rejection of a request that can never be served here; None if it may wait."""
-    if request.submission.model == deployment.model:
+def rejection(request: Request, deployment: Deployment, graph: ModelGraph) -> RequestRejected | None:
+    """The rejection of a request that can never be served here; None if it may wait.
+
+    `graph` is that of the deployment's family: its options, and the modalities it takes.
+    """
+    submission = request.submission
+    try:
+        if submission.model != deployment.model:
+            raise ModelNotFoundError(submission.model, deployment.model)
+        options.check(graph.options, submission.params.options)
+        check_media(submission.inputs, graph.modalities)
+    except ClientError as refused:
+        error = refused
+    else:
         return None
-    error = ModelNotFoundError(request.submission.model, deployment.model)
     return _rejected(request, Failure(code=error.code, message=error.message, status=error.status))
 
 

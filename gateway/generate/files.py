@@ -63,7 +63,7 @@ def _of_object(where: str, file: Mapping[str, Any]) -> MediaSource:
         found = " and ".join(given) or "none of them"
         raise InvalidParamError(where, f"{where}: expected one of {', '.join(_FROM)}, found {found}")
     value: Any = file[given[0]]
-    name = file.get("name")
+    name: Any = file.get("name")
     if given == ["data"]:
         return sources.of_base64(f"{where}.data", value, declared=file.get("content_type", ""), name=name)
     return sources.of_text(f"{where}.{given[0]}", value, name=name)

@@ -14,7 +14,8 @@ from starlette.requests import Request
 from shared.errors import ClientError
 
 URL_ENCODED: Final = "application/x-www-form-urlencoded"
-FORMS: Final = ("multipart/form-data", URL_ENCODED)
+MULTIPART: Final = "multipart/form-data"
+FORMS: Final = (MULTIPART, URL_ENCODED)
 _JSON: Final = "application/json"
 _CURL: Final = "curl/"
 _OF_BROWSERS: Final = ("origin", "referer", "sec-")

@@ -6,7 +6,7 @@ the body was read closes the connection.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
 from starlette.datastructures import MutableHeaders
@@ -58,12 +58,24 @@ class BodiesTooLargeError(CapacityError):
         )
 
 
+class _Budget:
+    """The size limit of one body of a kind, and the bytes of all of them."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.all_bytes = LARGEST_AT_ONCE * limit_bytes
+        self.held_bytes = 0
+
+
 class BodyLimit(Middleware):
     """Limits the size and the duration of request bodies.
 
     A body is held until its request is answered; all bodies together may be `LARGEST_AT_ONCE` times as large
     as one. A client may pause for `timeout_s`. On average it must send `SLOWEST_BYTES_PER_S`, so that it
     cannot keep a body open by sending a byte before each pause ends.
+
+    Uploads go to disk, and have limits of their own, `upload_bytes` each: forms that are sent to one of
+    `upload_paths`, and bytes that are PUT below one of them.
     """
 
     def __init__(
@@ -72,17 +84,21 @@ class BodyLimit(Middleware):
         *,
         limit_bytes: int,
         timeout_s: float,
+        upload_bytes: int = 0,
+        upload_paths: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(app)
-        self._limit_bytes = limit_bytes
+        self._in_memory = _Budget(limit_bytes)
+        self._on_disk = _Budget(upload_bytes)
+        self._upload_paths = upload_paths
         self._timeout_s = timeout_s
         self._clock = clock
-        self._held_bytes = 0
 
     def handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if (_content_length(scope) or 0) > self._limit_bytes:
-            refusal = errors.of_exception(BodyTooLargeError(self._limit_bytes))
+        budget = self._on_disk if self._is_upload(scope) else self._in_memory
+        if (_content_length(scope) or 0) > budget.limit_bytes:
+            refusal = errors.of_exception(BodyTooLargeError(budget.limit_bytes))
             return ErrorResponse(refusal)(scope, receive, send)
         received_bytes = 0
         is_whole = False
@@ -100,19 +116,28 @@ class BodyLimit(Middleware):
                 raise BodyTimeoutError(self._timeout_s) from None
             size = len(message.get("body", b""))
             received_bytes += size
-            self._held_bytes += size
+            budget.held_bytes += size
             is_whole = message["type"] != "http.request" or not message.get("more_body", False)
-            if received_bytes > self._limit_bytes:
-                raise BodyTooLargeError(self._limit_bytes)
-            if self._held_bytes > LARGEST_AT_ONCE * self._limit_bytes:
-                raise BodiesTooLargeError(LARGEST_AT_ONCE * self._limit_bytes)
+            if received_bytes > budget.limit_bytes:
+                raise BodyTooLargeError(budget.limit_bytes)
+            if budget.held_bytes > budget.all_bytes:
+                raise BodiesTooLargeError(budget.all_bytes)
             return message
 
         def release(error: BaseException | None) -> None:
-            self._held_bytes -= received_bytes
+            budget.held_bytes -= received_bytes
 
         exchange.on_end(release)
         return self._next(exchange, scope, receive_limited, send)
+
+    def _is_upload(self, scope: Scope) -> bool:
+        if not self._upload_paths:
+            return False
+        path = scope["path"]
+        if scope["method"] == "PUT":
+            return path.rpartition("/")[0] in self._upload_paths
+        kind = header(scope["headers"], b"content-type") or ""
+        return path in self._upload_paths and kind.lower().lstrip().startswith("multipart/form-data")
 
 
 class UnreadBody(Middleware):

@@ -40,12 +40,14 @@ from gateway.middleware.tracing import ServerSpan
 from gateway.requests.response import DURABILITY
 from gateway.requests.service import Gateway
 
-_METHODS: Final = ("GET", "POST", "DELETE")
+_METHODS: Final = ("GET", "POST", "PUT", "DELETE")
 _EXPOSED_HEADERS: Final = (
     request_id.HEADER, request_id.OWN_HEADER, DURABILITY, "retry-after", *rate_limit.HEADERS,
 )  # fmt: skip
 """Response headers that a page of another origin may read."""
 _PREFLIGHT_S: Final = 600
+UPLOAD_PATHS: Final = ("/v1/files", "/generate")
+"""The routes that take files; the second one only if the model takes media."""
 
 
 class GatewayApp(fastapi.FastAPI):
@@ -71,7 +73,13 @@ def with_middleware(
     """`app` inside the middleware that the gateway's settings ask for."""
     settings = gateway.settings
     app = ServerSpan(app)
-    app = BodyLimit(app, limit_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s)
+    app = BodyLimit(
+        app,
+        limit_bytes=settings.max_body_bytes,
+        timeout_s=settings.body_timeout_s,
+        upload_bytes=gateway.media_settings.max_request_bytes,
+        upload_paths=UPLOAD_PATHS if gateway.served.takes_media else UPLOAD_PATHS[:1],
+    )
     app = Admission(app, gateway=gateway, limit=settings.max_in_flight)
     if settings.requests_per_minute:
         app = RateLimit(app, per_minute=settings.requests_per_minute)

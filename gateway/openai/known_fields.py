@@ -76,9 +76,14 @@ _FUNCTION: Final = ("name", "description", "parameters", "strict")
 
 
 def check_fields(
-    body: Mapping[str, Any], known: Collection[str], neutral: Mapping[str, tuple[object, ...]] = NEUTRAL
+    body: Mapping[str, Any],
+    known: Collection[str],
+    neutral: Mapping[str, tuple[object, ...]] = NEUTRAL,
+    options: Collection[str] = (),
 ) -> None:
     """Refuse the fields of a body that are unknown, or would change the answer and are not supported.
+
+    `options` are the names of the family's options, which errors suggest as well.
 
     Raises:
         InvalidParamError: there is one; it suggests the closest name.
@@ -87,7 +92,7 @@ def check_fields(
         if value is None or name in known or name in ABOUT_THE_CLIENT:
             continue
         if name not in neutral:
-            check_known(name, known, hint=_INSTEAD.get(name), what="no field of this route")
+            check_known(name, (*known, *options), hint=_INSTEAD.get(name), what="no field of this route")
         elif value not in neutral[name]:
             allowed = " or ".join(msgspec.json.encode(one).decode() for one in neutral[name]) or "null"
             raise NotSupportedError(name, value, allowed)

@@ -16,6 +16,7 @@ from configs.deployment import GatewaySettings
 from gateway import request_limits
 from gateway.errors import InvalidParamError, NotSupportedError
 from gateway.http.bodies import converted, params_of
+from gateway.media.parts import PART_TYPES, is_placed
 from gateway.openai.known_fields import (
     CHAT_NEUTRAL,
     COMPLETION_NEUTRAL,
@@ -25,6 +26,8 @@ from gateway.openai.known_fields import (
 )
 from gateway.openai.prompts import prompt_inputs, prompt_list
 from gateway.requests.parsed_request import ModelRequest
+from models import options
+from models.options import Options
 from shared.events import MAX_LOGPROBS, MAX_TOOLS, Inputs, NamedTool, Params, Tool
 from shared.validation_errors import described
 
@@ -41,8 +44,9 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
 class _Request(ModelRequest, frozen=True, kw_only=True):
     """The fields that both routes have in common.
 
-    `guide`, `top_k`, `min_p`, `repetition_penalty`, `bad_words`, `min_tokens`, `stop_token_ids` and
-    `ignore_eos` are ours. `neutral` maps each unsupported field to the values that it may have.
+    `guide`, `top_k`, `min_p`, `repetition_penalty`, `bad_words`, `min_tokens`, `stop_token_ids`,
+    `ignore_eos` and `options` are ours; each of the model's options may also be a field of its own.
+    `neutral` maps each unsupported field to the values that it may have.
     """
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]]
@@ -66,6 +70,7 @@ class _Request(ModelRequest, frozen=True, kw_only=True):
     stop_token_ids: list[Any] | None = None
     ignore_eos: bool | None = None
     guide: dict[str, Any] | None = None
+    options: dict[str, Any] | None = None
 
     @property
     def limit_tokens(self) -> tuple[str, int | None]:
@@ -272,20 +277,43 @@ class CompletionRequest(_Request, frozen=True, kw_only=True):
 _R = TypeVar("_R", ChatRequest, CompletionRequest)
 
 
-def parse(kind: type[_R], body: dict[str, Any]) -> _R:
-    """Parse a JSON object.
+def parse(kind: type[_R], body: dict[str, Any], family: Options | None = None) -> _R:
+    """Parse a JSON object; `family` declares the options of the model's family.
+
+    The media of a chat's messages have been taken out before (`gateway.media.parts`).
 
     Raises:
         InvalidParamError: a field is of the wrong type, missing, or not supported.
     """
     _refuse_fields_of_other_apis(kind, body)
-    check_fields(body, kind.__struct_fields__, kind.neutral)
+    body = _with_options(body, kind, family)
+    check_fields(body, kind.__struct_fields__, kind.neutral, options.names(family))
     if kind is ChatRequest:
         _refuse_other_tools(body)
         check_chat_fields(body)
     request = converted(body, kind)
     check_stream_options(body.get("stream_options"), is_stream=bool(request.stream))
     return request
+
+
+def _with_options(body: dict[str, Any], kind: type[_Request], family: Options | None) -> dict[str, Any]:
+    """The body with the options of the model's family under `options`, checked; null is absent.
+
+    A field of the route is never an option, also if an option has the same name.
+    """
+    fields = set(kind.__struct_fields__) | set(kind.neutral)
+    own = [name for name in options.names(family) if name in body and name not in fields]
+    nested = body.get("options")
+    if nested is not None and not isinstance(nested, dict):
+        raise InvalidParamError("options", f"options: expected an object, found {described(nested)}")
+    nested = {name: value for name, value in (nested or {}).items() if value is not None}
+    options.check(family, nested)
+    given = {name: body[name] for name in own if body[name] is not None}
+    options.check(family, given, "")
+    for name in given.keys() & nested.keys():
+        raise InvalidParamError(name, f"{name}: expected it once, found it also in options")
+    rest = {name: value for name, value in body.items() if name not in own and name != "options"}
+    return {**rest, "options": {**nested, **given}} if nested or given else rest
 
 
 def _refuse_fields_of_other_apis(kind: type[_Request], body: dict[str, Any]) -> None:
@@ -313,9 +341,6 @@ def _refuse_other_tools(body: dict[str, Any]) -> None:
         kind = found.get("type") if isinstance(found, dict) else None
         if kind in ("custom", "allowed_tools"):
             raise NotSupportedError(f"{where}.type", kind, '"function"')
-
-
-_TEXT_PARTS: Final = ("text",)
 
 
 def _check_message(where: str, message: dict[str, Any], calls: set[str]) -> None:
@@ -362,11 +387,12 @@ def _check_part(where: str, part: object) -> None:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or not isinstance(kind, str):
         raise InvalidParamError(where, f"{where}: expected an object with a type, found {described(part)}")
-    if kind not in _TEXT_PARTS:
+    if is_placed(part):
+        return
+    if kind != "text":
         raise InvalidParamError(
             where,
-            f"{where}: this model takes parts of type 'text' only, found {described(kind)}",
-            code="unsupported_modality",
+            f"{where}: expected a part of the type text, {', '.join(PART_TYPES)}, found {described(kind)}",
         )
     if not isinstance(part.get("text"), str):
         raise InvalidParamError(

@@ -10,7 +10,10 @@ from typing import Any, Final, TypeVar
 from fastapi import APIRouter, Request, Response
 
 from gateway.http.bodies import body_schema, read_object
+from gateway.media import parts
+from gateway.media.intake import MediaIntake
 from gateway.openai.answers import AnswerHead, ChatDocument, ChatStream, CompletionDocument, CompletionStream
+from gateway.openai.models import model_document
 from gateway.openai.requests import ChatRequest, CompletionRequest, parse
 from gateway.openai.tool_calls import ToolCalling
 from gateway.requests import resume
@@ -29,7 +32,7 @@ CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 NOT_SERVED: Final = (
     "assistants", "audio/transcriptions", "audio/translations", "audio/voices", "batches", "containers",
-    "conversations", "evals", "files", "fine_tuning", "images", "moderations", "organization",
+    "conversations", "evals", "fine_tuning", "images", "moderations", "organization",
     "realtime", "responses", "threads", "uploads", "vector_stores", "videos",
 )  # fmt: skip
 """OpenAI's other routes, by their path after `/v1/`."""
@@ -71,32 +74,41 @@ class NotServedError(ClientError):
     def __init__(self, method: str, path: str) -> None:
         super().__init__(
             f"{method} {path[:200]} is a route of OpenAI that is not served here; expected one of "
-            f"POST {CHAT}, POST {COMPLETIONS}, POST /v1/embeddings, POST /v1/audio/speech, GET /v1/models"
+            f"POST {CHAT}, POST {COMPLETIONS}, POST /v1/embeddings, POST /v1/audio/speech, POST /v1/files, "
+            "GET /v1/models"
         )
 
 
 def openai_routes(gateway: Gateway) -> APIRouter:
     """The routes of one gateway."""
     router = APIRouter(prefix="/v1", tags=["OpenAI"])
+    intake = MediaIntake(gateway)
 
     @router.get("/models", summary="The model this deployment serves")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model(gateway)]}
+        return {"object": "list", "data": [model_document(gateway)]}
 
     @router.get("/models/{model:path}", summary="One model")
     async def one_model(model: str) -> dict[str, Any]:
         gateway.served.check_model(model)
-        return _model(gateway)
+        return model_document(gateway)
 
     @router.post("/chat/completions", summary="Answer a chat", openapi_extra=body_schema(ChatRequest))
     async def chat(request: Request) -> Response:
-        body = parse(ChatRequest, await read_object(request))
-        return _answer(gateway, body, request, CHAT, "chatcmpl", (ChatStream, ChatDocument))
+        fields = await read_object(request)
+        placed = parts.place(fields.get("messages"), check_modality=intake.check_modality)
+        if placed.sources:
+            fields = {**fields, "messages": placed.messages}
+        body = parse(ChatRequest, fields, gateway.served.options)
+        group, position = _group(gateway, body, request, CHAT, "chatcmpl")
+        group = replace(group, requests=await intake.attach(group.requests, placed.sources))
+        return _answer(gateway, body, group, position, (ChatStream, ChatDocument))
 
     @router.post("/completions", summary="Continue a prompt", openapi_extra=body_schema(CompletionRequest))
     async def completions(request: Request) -> Response:
-        body = parse(CompletionRequest, await read_object(request))
-        return _answer(gateway, body, request, COMPLETIONS, "cmpl", (CompletionStream, CompletionDocument))
+        body = parse(CompletionRequest, await read_object(request), gateway.served.options)
+        group, position = _group(gateway, body, request, COMPLETIONS, "cmpl")
+        return _answer(gateway, body, group, position, (CompletionStream, CompletionDocument))
 
     for name in NOT_SERVED:
         for path in (f"/{name}", f"/{name}/{{rest:path}}"):
@@ -113,14 +125,12 @@ async def _not_served(request: Request) -> Response:
 
 def _answer(
     gateway: Gateway,
-    body: _R,
-    request: Request,
-    route: str,
-    prefix: str,
+    body: ChatRequest | CompletionRequest,
+    group: RequestGroup,
+    position: StreamPosition,
     formats: tuple[type[ChatStream | CompletionStream], type[ChatDocument | CompletionDocument]],
 ) -> AnswerResponse:
     """The response, in the first of the formats if it is streamed, else in the second."""
-    group, position = _group(gateway, body, request, route, prefix)
     stream, document = formats
 
     def make_format(recorded: SubmissionRecord) -> AnswerFormat:
@@ -170,14 +180,3 @@ def _tool_calling(gateway: Gateway, inputs: Inputs) -> ToolCalling | None:
     if gateway.tool_calls is None or offered(inputs) is None:
         return None
     return ToolCalling(gateway.tool_calls, frozenset(tool.function.name for tool in inputs.tools))
-
-
-def _model(gateway: Gateway) -> dict[str, Any]:
-    return {
-        "id": gateway.served.name,
-        "object": "model",
-        "created": gateway.started_s,
-        "owned_by": "dalsegno",
-        "max_model_len": gateway.served.max_seq_len,
-        "tool_calls": gateway.tool_calls.name if gateway.tool_calls is not None else None,
-    }

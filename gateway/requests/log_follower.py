@@ -24,6 +24,7 @@ from shared.errors import DalSegnoError
 from shared.events import Failure, RequestResumed, WorkerJoined, WorkerLeaving, WorkerLost
 from shared.log.capacity_watch import CapacityWatch
 from shared.log.port import Log, LogRegressedError, LogState, LogUnavailableError, StoredRecord
+from shared.media.store import MediaStore
 from shared.subjects import Address, Subjects
 
 _RESUMED: Final = b"request.resumed.v1"
@@ -38,9 +39,10 @@ PROBE_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LogConnection:
-    """One log while it is followed."""
+    """One log while it is followed, and the media store beside it."""
 
     log: Log
+    media: MediaStore
     submissions: Submissions
     room: CapacityWatch
 
@@ -88,8 +90,8 @@ class LogFollower:
         """The format in which the model writes tool calls; None if it has none, or none that is known."""
         return next((FORMATS[name] for name in self._tool_calls.values() if name in FORMATS), None)
 
-    async def follow(self, log: Log) -> None:
-        """Follow `log` until cancelled.
+    async def follow(self, log: Log, media: MediaStore) -> None:
+        """Follow `log` until cancelled; `media` is the media store of the same server.
 
         Raises:
             LogRegressedError: the log was replaced by another one (in an exception group).
@@ -113,7 +115,7 @@ class LogFollower:
                 submissions = Submissions(
                     log, self._subjects, self._origin, router, tasks, self._numbers, room, self._max_unread
                 )
-                self.connection = LogConnection(log, submissions, room)
+                self.connection = LogConnection(log, media, submissions, room)
                 self.followed.set()
                 await self._route_records(log, router, state.last_seq + 1, submissions)
         except* LogRegressedError:

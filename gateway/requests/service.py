@@ -11,7 +11,7 @@ from importlib.metadata import version
 from itertools import count
 from typing import Any
 
-from configs.deployment import GatewaySettings
+from configs.deployment import GatewaySettings, MediaSettings
 from gateway.meters.answers import Meter
 from gateway.requests.liveness import Liveness
 from gateway.requests.log_follower import LogConnection, LogFollower
@@ -22,6 +22,7 @@ from models.text.tool_calls import CallFormat
 from shared.errors import CapacityError
 from shared.log.port import Log, LogState, LogStats, LogUnavailableError
 from shared.log.reader_capacity import reader_alarm
+from shared.media.store import MediaStore
 from shared.subjects import Subjects
 
 
@@ -74,10 +75,16 @@ class Gateway:
     """One gateway. `origin` is its name on the log, new for every process."""
 
     def __init__(
-        self, served: ServedModel, subjects: Subjects, origin: str, settings: GatewaySettings | None = None
+        self,
+        served: ServedModel,
+        subjects: Subjects,
+        origin: str,
+        settings: GatewaySettings | None = None,
+        media: MediaSettings | None = None,
     ) -> None:
         self.served = served
         self.settings = settings or GatewaySettings()
+        self.media_settings = media or MediaSettings()
         self.meter = Meter()
         self.subjects = subjects
         self.origin = origin
@@ -117,6 +124,11 @@ class Gateway:
         connection = self.follower.connection
         return None if connection is None else connection.log.stats()
 
+    @property
+    def media_store(self) -> MediaStore:
+        """The store of the media, beside the log that is followed now; raises like `connection`."""
+        return self.connection.media
+
     def next_number(self) -> int:
         """The number of this gateway's next event."""
         return next(self._numbers)
@@ -136,6 +148,14 @@ class Gateway:
             CapacityError: the gateway drains, has no log, or a worker has never been ready.
             ClientError: the request cannot be taken.
         """
+        return await self.check_open().submissions.submit(request, on_subscribed)
+
+    def check_open(self) -> LogConnection:
+        """Return the connection if this gateway takes new requests.
+
+        Raises:
+            CapacityError: it drains, has no log, or a worker has never been ready.
+        """
         if self.is_draining:
             raise DrainingError
         connection = self.connection
@@ -143,7 +163,7 @@ class Gateway:
             raise NotReadyError(
                 f"the model {self.served.name!r} is not loaded yet; see /health and try again"
             )
-        return await connection.submissions.submit(request, on_subscribed)
+        return connection
 
     # ---- health -------------------------------------------------------------------------------------
     async def health(self) -> dict[str, Any]:

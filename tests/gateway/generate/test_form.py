@@ -75,8 +75,8 @@ async def test_a_stream_is_lines_of_a_modality_base64_and_metadata() -> None:
 
 async def test_a_chat_with_a_file_is_a_form_of_parts_and_a_text_model_says_that_it_takes_none() -> None:
     fields = {"output_modalities": "text,audio", "streaming": "false", "text": "hi", "model_kwargs": "{}"}
-    for told, param in ((fields | {"output_modalities": "text"}, "files"), (fields, "output_modalities")):
-        files = {"cat.png": b"\x89PNG"} if param == "files" else {}
+    for told, param in ((fields | {"output_modalities": "text"}, "files[0]"), (fields, "output_modalities")):
+        files = {"cat.png": b"\x89PNG"} if param == "files[0]" else {}
         async with deployment() as world:
             response = await world.client.post(
                 "/generate", content=multipart(told, files), headers=_MULTIPART

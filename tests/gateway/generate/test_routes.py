@@ -296,7 +296,7 @@ async def test_files_are_refused_by_a_text_model() -> None:
 
     assert response.status_code == 400
     error = response.json()["error"]
-    assert (error["param"], error["code"]) == ("files", "unsupported_modality")
+    assert (error["param"], error["code"]) == ("files[0]", "unsupported_modality")
     assert "cat.png" in error["message"]
     assert empty.status_code == 200
 

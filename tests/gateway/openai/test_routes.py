@@ -361,7 +361,7 @@ async def test_a_prompt_is_raw_text_or_token_ids(
         ({"messages": [{"role": "user"}]}, "messages[0].content", "invalid_value"),
         ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage", "invalid_value"),
         ({"model": "x" * 257}, "model", "invalid_value"),
-        (_parts({"type": "image_url"}), "messages[0].content[0]", "unsupported_modality"),
+        (_parts({"type": "image_url"}), "messages[0].content[0].image_url", "unsupported_modality"),
         (_parts({"type": "text"}), "messages[0].content[0].text", "invalid_value"),
         (_parts("text"), "messages[0].content[0]", "invalid_value"),
         ({"request_id": "a.b"}, None, "invalid_request_id"),

@@ -14,6 +14,7 @@ from gateway.requests.service import Gateway
 from shared.events import Inputs, RequestCancel, RequestSubmitted, RequestWatched, decode, encode
 from shared.log.memory import MemoryLog, MemoryStore
 from shared.log.port import LogRegressedError, StoredRecord
+from shared.media.memory import MemoryMediaStore
 from shared.subjects import Subjects
 from tests.gateway.requests.test_disconnect import raw, wait_for_cancel
 from tests.gateway.world import ORIGIN, World, deployment, listening
@@ -31,7 +32,7 @@ async def another(world: World, origin: str = OTHER) -> AsyncIterator[str]:
 
     async def follow() -> None:
         try:
-            await gateway.follower.follow(MemoryLog(world.server))
+            await gateway.follower.follow(MemoryLog(world.server), MemoryMediaStore())
         except* LogRegressedError:
             pass
 

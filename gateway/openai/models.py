@@ -1,0 +1,44 @@
+"""The document of `GET /v1/models/{id}`: what a client may send to the model, and within which limits."""
+
+from typing import Any
+
+from gateway.requests.service import Gateway
+from models import options
+
+
+def model_document(gateway: Gateway) -> dict[str, Any]:
+    """Return OpenAI's fields of the model, and ours.
+
+    `options` is the JSON schema of the parameters that only this model's family has. `limits` are those of
+    one request; sizes are in bytes.
+    """
+    served, settings, media = gateway.served, gateway.settings, gateway.media_settings
+    limits: dict[str, Any] = {
+        "max_tokens": min(settings.max_tokens, served.max_seq_len),
+        "max_choices": settings.max_choices,
+        "max_body_bytes": settings.max_body_bytes,
+    }
+    if served.takes_media:
+        limits |= {
+            "max_files": media.max_files,
+            "max_file_bytes": media.max_bytes,
+            "max_request_bytes": media.max_request_bytes,
+            "max_pixels": media.max_pixels,
+            "max_frames": media.max_frames,
+            "max_seconds": media.max_seconds,
+        }
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": gateway.started_s,
+        "owned_by": "dalsegno",
+        "max_model_len": served.max_seq_len,
+        "tool_calls": gateway.tool_calls.name if gateway.tool_calls is not None else None,
+        "family": served.family,
+        "input_modalities": list(served.modalities),
+        "output_modalities": list(served.outputs),
+        "media": {name: dict(facts) for name, facts in served.media.items()},
+        "voices": list(served.voices),
+        "limits": limits,
+        "options": options.schema(served.options),
+    }
