@@ -2,14 +2,16 @@
 
 from pathlib import Path
 
-from configs.deployment import NatsSettings
+from configs.deployment import MediaSettings, NatsSettings
 from configs.secrets import secret_in
 from shared.log.nats.credentials import Credentials
 from shared.log.nats.durability import StreamPolicy
 
 
-def stream_policy(settings: NatsSettings, *, syncs_always: bool = False) -> StreamPolicy:
-    """The retention and durability that are required of the stream.
+def stream_policy(
+    settings: NatsSettings, media: MediaSettings, *, syncs_always: bool = False
+) -> StreamPolicy:
+    """The retention and durability that are required of the streams of the log and of media.
 
     `syncs_always`: the server is a private one that was configured to sync every write.
     """
@@ -20,6 +22,7 @@ def stream_policy(settings: NatsSettings, *, syncs_always: bool = False) -> Stre
         max_bytes=settings.max_bytes,
         max_age_s=settings.max_age_s,
         max_consumers=settings.max_consumers,
+        media_max_bytes=media.store_bytes,
     )
 
 

@@ -42,7 +42,7 @@ from shared.telemetry.log_fields import quoting
 from workers import settings
 from workers.data_plane.port import TensorStore
 from workers.execution.executor import OrderExecutor
-from workers.execution.node_executor import HostedModel
+from workers.execution.node_executor import HostedModel, MediaCopies
 from workers.generation.engine_client import EngineClient
 from workers.guides.guide_queue import GuideQueue
 from workers.kv_engine.counters import EngineStats
@@ -50,6 +50,7 @@ from workers.loading.model import Loaded, LocalModel, Model
 from workers.loading.tensor_store import open_tensors
 from workers.loading.weights import RankWeights, rank_digest
 from workers.machine.cpu_pool import CpuPool
+from workers.media import assembly as media_assembly
 from workers.membership.event_writer import EventWriter
 from workers.membership.heartbeat import Heartbeat
 from workers.membership.incarnation import FINAL_EVENTS_S, SupersededError, repeat_join, until_cancelled
@@ -150,8 +151,18 @@ async def _work(
     try:
         is_shared = len(config.tp_group_of(rank)) > 1
         gather = partial(group.gather, log, subjects, config, rank) if is_shared else None
-        model = LocalModel(config, engine_settings, rank, store.allocate, gather)
-        await live(Worker(log, subjects, config, rank, model, store), heartbeat)
+        async with media_assembly.opened(
+            config,
+            rank,
+            options.nats_url,
+            options.credentials,
+            subjects,
+            patience_s=jetstream.ROLE_PATIENCE_S,
+        ) as media:
+            reader = None if media is None else media.reader
+            model = LocalModel(config, engine_settings, rank, store.allocate, gather, reader)
+            copies = None if media is None else media.copies
+            await live(Worker(log, subjects, config, rank, model, store, copies), heartbeat)
     finally:
         await store.close()
 
@@ -209,6 +220,7 @@ class Worker:
         rank: Rank,
         model: Model,
         store: TensorStore,
+        copies: MediaCopies | None = None,
     ) -> None:
         self._log = log
         self._subjects = subjects
@@ -216,6 +228,7 @@ class Worker:
         self._rank = rank
         self._model = model
         self._store = store
+        self._copies = copies
         self._counts = EdgeCounters()
         self._guides: GuideQueue | None = None
         self._out_of_order = OutOfOrderBuffer()
@@ -247,6 +260,7 @@ class Worker:
             pool=pool,
             store=self._store,
             stateless=loaded.stateless,
+            copies=self._copies,
         )
         self._guides = hosted.guides
         try:

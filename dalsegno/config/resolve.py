@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from configs import files, nats_access, secrets
-from configs.deployment import ConfigError, DeploymentConfig, NatsSettings, SealingSettings
+from configs.deployment import ConfigError, DeploymentConfig, MediaSettings, NatsSettings, SealingSettings
 from configs.files import Base
 from dalsegno.config import address, environment, layers
 from dalsegno.config.layers import Effective, Setting
@@ -41,6 +41,7 @@ class Reach:
     """The location of a log, as far as it is known without a model. `data_dir` is absolute."""
 
     nats: NatsSettings
+    media: MediaSettings
     data_dir: Path | None
 
 
@@ -91,6 +92,7 @@ def reach(flags: Sequence[Setting]) -> Reach:
     data_dir = values.get("data_dir")
     return Reach(
         nats=msgspec.convert(values.get("nats", {}), NatsSettings),
+        media=msgspec.convert(values.get("media", {}), MediaSettings),
         data_dir=Path(data_dir) if data_dir is not None else None,
     )
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 @click.command()
 @options.of_log
 def provision(**flags: Any) -> None:
-    """Create a deployment's stream in a NATS server.
+    """Create a deployment's streams in a NATS server: the log, and the media of requests.
 
-    An existing stream is kept, with everything it holds.
+    Existing streams are kept, with everything they hold.
     """
     import asyncio
 
@@ -27,14 +27,13 @@ def provision(**flags: Any) -> None:
     from shared.log.nats.permissions import PROVISIONER
     from shared.subjects import Subjects
 
-    nats = resolve.reach(options.settings_in(flags)).nats
+    config = resolve.reach(options.settings_in(flags))
+    nats, policy = config.nats, stream_policy(config.nats, config.media)
     if nats.url is None:
         raise click.UsageError("no NATS server: name it with --nats, or in DALSEGNO_NATS_URL")
     url, credentials = address.nats_url(nats.url), nats_credentials(nats, PROVISIONER)
-    asyncio.run(
-        jetstream.provision(url, credentials, Subjects(nats.prefix), stream_policy(nats), timeout_s=0.0)
-    )
-    click.echo(f"The stream of prefix {nats.prefix!r} is in {url}: {PROMISES[nats.durability]}.")
+    asyncio.run(jetstream.provision(url, credentials, Subjects(nats.prefix), policy, timeout_s=0.0))
+    click.echo(f"The streams of prefix {nats.prefix!r} are in {url}: {PROMISES[nats.durability]}.")
 
 
 @click.command()

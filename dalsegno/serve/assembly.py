@@ -114,7 +114,7 @@ async def _serve(
     is_synced = config.nats.durability == "host"
     roles = private_roles(config.ranks) if config.nats.url is None else _joined_credentials(config)
     nats = _private(data, config, roles, syncs_always=is_synced) if config.nats.url is None else None
-    policy = stream_policy(config.nats, syncs_always=is_synced and nats is not None)
+    policy = stream_policy(config.nats, config.media, syncs_always=is_synced and nats is not None)
     try:
         url = await _start(nats) if nats is not None else await _join(config, roles)
         launcher = Launcher(
@@ -166,7 +166,7 @@ async def _join(config: DeploymentConfig, roles: Mapping[str, Credentials]) -> s
     url = resolve.nats_url(config)
     # First: an unsuitable server is one line of error.
     await jetstream.provision(
-        url, roles[PROVISIONER], Subjects(config.nats.prefix), stream_policy(config.nats)
+        url, roles[PROVISIONER], Subjects(config.nats.prefix), stream_policy(config.nats, config.media)
     )
     await _require_unused_prefix(url, roles[READER], config.nats.prefix)
     return url

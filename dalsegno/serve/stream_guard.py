@@ -1,8 +1,8 @@
-"""The stream guard: creates the log's stream, recreates a lost one, fits its byte limit to the disk.
+"""The stream guard: creates the streams of the log and of media, fits their byte limits to the disk.
 
-    the stream is gone       created again; every role sees that it is another log, and starts over on it
-    others fill the disk     the stream's byte limit is lowered to the space that is left, so that new events
-                             are refused before the disk is full; it is raised again when space is freed
+    a stream is gone         created again; every role sees that it is another log, and starts over on it
+    others fill the disk     the byte limits are lowered to the space that is left, so that new events and
+                             media are refused before the disk is full; raised again when space is freed
     a write has failed       the server stores nothing more and does not resume by itself: restarted, once
                              the disk has space
 
@@ -62,11 +62,11 @@ def byte_limit(stored: int, disk: Disk, max_bytes: int) -> int:
 
 
 class StreamGuard:
-    """Maintains the stream of one log.
+    """Maintains the streams of one deployment.
 
     Args:
-        provisioner: manages its stream; connected by the caller.
-        policy: the stream's configured retention and durability.
+        provisioner: manages its streams; connected by the caller.
+        policy: the streams' configured retention and durability.
         report: reports a text and its severity to the operator.
         folder: the server's storage folder; None for a server that is not the launcher's.
         failed_write: returns the server's last failed write; empty if there is none.
@@ -94,7 +94,7 @@ class StreamGuard:
         self._wake = asyncio.Event()
 
     async def prepare(self, patience_s: float) -> None:
-        """Create or update the stream, retrying while the server is away.
+        """Create or update the streams, retrying while the server is away.
 
         Raises:
             LogUnavailableError: the server did not answer, or refused, for `patience_s` seconds.
@@ -104,14 +104,14 @@ class StreamGuard:
         deadline = loop.time() + patience_s
         while True:
             try:
-                return await self._provisioner.provide(self._bounded_policy(await self._provisioner.state()))
+                return await self._provisioner.provide(self._bounded_policy(*await self._states()))
             except LogUnavailableError:
                 if loop.time() > deadline:
                     raise
             await asyncio.sleep(_RETRY_S)
 
     async def run(self) -> None:
-        """Check the stream once a second until cancelled."""
+        """Check the streams once a second until cancelled."""
         while True:
             with suppress(LogUnavailableError):  # the server is being started
                 await self.check()
@@ -125,39 +125,55 @@ class StreamGuard:
         self._wake.set()
 
     async def check(self) -> None:
-        """Check once, and correct the stream.
+        """Check once, and correct the streams.
 
         Raises:
             LogUnavailableError: the server does not answer.
         """
         if self._folder is not None and self._has_restarted(disk_of(self._folder)):
             return
-        state = await self._provisioner.state()
+        state, media = await self._states()
         if state is None:
             self._report(
                 "the log has lost its stream: it is created again; everything it held is gone", "warning"
             )
-        if state is None or self._must_change(state):  # a completely full disk refuses even an update
-            await self._provisioner.provide(self._bounded_policy(state))
+        elif media is None:
+            self._report("the stream of media is lost: it is created again, without the media", "warning")
+        policy = self._bounded_policy(state, media)
+        if (
+            state is None
+            or media is None
+            or self._must_change(state, policy.max_bytes, self._max_bytes)
+            or self._must_change(media, policy.media_max_bytes, self._policy.media_max_bytes)
+        ):  # a completely full disk refuses even an update
+            await self._provisioner.provide(policy)
 
-    def _bounded_policy(self, state: LogState | None) -> StreamPolicy:
+    async def _states(self) -> tuple[LogState | None, LogState | None]:
+        return await self._provisioner.state(), await self._provisioner.media_state()
+
+    def _bounded_policy(self, state: LogState | None, media: LogState | None) -> StreamPolicy:
+        """The policy with the limits that the disk allows."""
         if self._folder is None:
             return self._policy
-        return replace(self._policy, max_bytes=self._byte_limit(state, disk_of(self._folder)))
-
-    def _byte_limit(self, state: LogState | None, disk: Disk) -> int:
+        disk = disk_of(self._folder)
         stored = state.bytes if state is not None else 0
+        stored_media = media.bytes if media is not None else 0
         if self._max_bytes is None:
             self._max_bytes = default_byte_limit(stored, disk)
-        return byte_limit(stored, disk, self._max_bytes)
+        media_limit = replace(self._policy, max_bytes=self._max_bytes).media_limit
+        assert media_limit is not None  # there is a limit of the log
+        return replace(
+            self._policy,
+            max_bytes=byte_limit(stored, disk, self._max_bytes),
+            media_max_bytes=byte_limit(stored_media, disk, media_limit),
+        )
 
-    def _must_change(self, state: LogState) -> bool:
-        if self._folder is None:
+    def _must_change(self, state: LogState, wanted: int | None, configured: int | None) -> bool:
+        if self._folder is None or wanted is None:
             return False
-        wanted, found = self._byte_limit(state, disk_of(self._folder)), state.max_bytes
-        if found is None:
+        if state.max_bytes is None:
             return True
-        return abs(wanted - found) > (0 if wanted == self._max_bytes else found * _MIN_CHANGE)
+        return abs(wanted - state.max_bytes) > (0 if wanted == configured else state.max_bytes * _MIN_CHANGE)
 
     def _has_restarted(self, disk: Disk) -> bool:
         failed = self._failed_write()

@@ -16,7 +16,7 @@ def owner_token(tenant: str | None) -> str:
     A tenant's name may contain any characters, so its token is `t-` and the first 32 hex digits of the name's
     SHA-256.
     """
-    if tenant is None:
+    if not tenant:
         return NO_TENANT
     return f"t-{hashlib.sha256(tenant.encode()).hexdigest()[:_OWNER_DIGITS]}"
 

@@ -2,9 +2,9 @@
 
 from typing import Final
 
-AGE_FACTOR: Final = 1.25
-"""The age limit of media, as a multiple of the log's."""
-_RENEWED_AFTER: Final = 1 - 1 / AGE_FACTOR
+from shared.log.nats.durability import MEDIA_AGE_FACTOR
+
+_RENEWED_AFTER: Final = 1 - 1 / MEDIA_AGE_FACTOR
 """The share of its age limit after which a medium is renewed when it is used: the rest is the log's limit."""
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from configs.deployment import ConfigError, DeploymentConfig
 from models import registry
-from models.base import EngineKind, ModelGraph, Processing
+from models.base import EngineKind, MediaReader, ModelGraph, Processing
 from workers.generation.engine_client import EngineClient, EnginePort
 from workers.kv_engine.counters import EngineStats
 from workers.kv_engine.thread import EngineThread
@@ -96,6 +96,7 @@ class LocalModel:
     Attributes:
         export_to: allocates the slots for exported keys and values (`TensorStore.allocate`).
         gather: gathers the tensor-parallel group, where the KV node is shared.
+        media: reads the media of requests; None where none are taken.
     """
 
     config: DeploymentConfig
@@ -103,6 +104,7 @@ class LocalModel:
     rank: int
     export_to: "Allocate | None" = None
     gather: Callable[[], Awaitable[GroupMembership]] | None = None
+    media: MediaReader | None = None
     progress: float = 0.0
     _weights: RankWeights | None = field(default=None, init=False)
     _group: GroupMembership | None = field(default=None, init=False)
@@ -197,6 +199,7 @@ class LocalModel:
             Path(self.config.checkpoint),
             max_seq_len=self.config.max_seq_len,
             voices=self.config.known_voices if self.config.voices else (),
+            media=self.media,
         )
         _check_members(loaded, self.config.model)
         return loaded

@@ -18,6 +18,9 @@ import msgspec
 from shared.log.nats.api import StreamInfo
 from shared.log.port import Durability, DurabilityError
 
+MEDIA_AGE_FACTOR: Final = 1.25
+"""The age limit of media, as a multiple of the log's: a medium that is used may be as old as the difference,
+and outlives the event that names it (`shared.media.ages`)."""
 METADATA: Final = "dalsegno.durability"
 REPLICAS: Final[Mapping[Durability, int]] = {"process": 1, "host": 1, "cluster": 3}
 PROMISES: Final[Mapping[Durability, str]] = {
@@ -49,6 +52,10 @@ class StreamPolicy:
     max_age_s: float = 7 * 24 * 3600.0
     max_consumers: int = 2048
     media_max_bytes: int | None = None
+
+    @property
+    def media_max_age_s(self) -> float:
+        return self.max_age_s * MEDIA_AGE_FACTOR
 
     @property
     def media_limit(self) -> int | None:

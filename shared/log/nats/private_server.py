@@ -218,8 +218,9 @@ class NatsServer:
         ]
         if self._jetstream:
             synced = ", sync_interval: always" if self._syncs_always else ""
-            # The stream has its own limit, which follows the disk; the server's would be fixed at its start.
-            most = shutil.disk_usage(self._dir).total
+            # Both streams have limits that follow the disk, the server's would be fixed at its start. The
+            # server adds up the streams' limits, each of which may be all that is free.
+            most = 2 * shutil.disk_usage(self._dir).total
             store = f"store_dir: {quoted(str(self._dir))}, max_file_store: {most}{synced}"
             lines.append(f"jetstream {{ {store} }}")
         descriptor = os.open(self._config_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -18,7 +18,6 @@ from shared.log.nats.durability import (
     check_synced,
 )
 from shared.log.port import Durability, DurabilityError, LogState, LogUnavailableError
-from shared.media.ages import AGE_FACTOR
 from shared.subjects import Subjects
 
 
@@ -124,14 +123,14 @@ async def _make(
 
 
 async def _make_media(connection: NatsConnection, subjects: Subjects, policy: StreamPolicy) -> None:
-    """Create or update the stream of media. It keeps them longer than the log keeps events (`AGE_FACTOR`)."""
+    """Create or update the stream of media, which keeps them longer than the log keeps events."""
 
     def request(replicas: int) -> bytes:
         return api.media_stream_request(
             subjects.media_stream,
             subjects.media(),
             max_bytes=policy.media_limit,
-            max_age_s=policy.max_age_s * AGE_FACTOR,
+            max_age_s=policy.media_max_age_s,
             replicas=replicas,
         )
 

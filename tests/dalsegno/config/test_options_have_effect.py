@@ -396,7 +396,7 @@ def how_the_log_is_kept(name: str) -> Observe:
     """What the stream is made with; that it is made so is `tests.shared.log`'s."""
 
     async def observe(config: DeploymentConfig) -> object:
-        return getattr(stream_policy(config.nats), name)
+        return getattr(stream_policy(config.nats, config.media), name)
 
     return observe
 
@@ -972,7 +972,7 @@ TABLE: Final = [
     Row(key="media.max_seconds", said="9", observe=media("max_seconds"), without=3600.0, with_=9.0),
     Row(key="media.allowed_hosts", said="[a.b]", observe=media("allowed_hosts"), without=[], with_=["a.b"]),
     Row(key="media.fetch_timeout_s", said="9", observe=media("fetch_timeout_s"), without=30.0, with_=9.0),
-    Row(key="media.store_bytes", said="9000000", observe=media("store_bytes"), without=None, with_=9000000),
+    Row(key="media.store_bytes", said="9000000", observe=how_the_log_is_kept("media_max_bytes"), without=None, with_=9000000),
     Row(
         key="media.cache_bytes", said="9000000", observe=media("cache_bytes"), without=1 << 32, with_=9000000
     ),

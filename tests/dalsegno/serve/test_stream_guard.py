@@ -162,6 +162,43 @@ async def test_a_bound_that_was_told_is_kept_while_the_disk_allows_it(
     assert await kept.look() == 5 * MIB
 
 
+@pytest.mark.processes
+async def test_the_bound_of_media_is_half_of_the_logs_and_follows_the_disk(
+    server: NatsServer, keep: Callable[..., Kept], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(total=GIB, free=GIB)
+    monkeypatch.setattr(stream_guard, "disk_of", lambda _: disk)
+    kept = keep()
+    await kept.provisioner.open(server.credentials, timeout_s=5)
+    bounds = []
+    for free in (GIB, 300 * MIB, 0, GIB):
+        disk = Disk(total=GIB, free=free)
+        await kept.look()
+        media = await kept.provisioner.media_state()
+        assert media is not None
+        bounds.append(media.max_bytes)
+    left = 300 * MIB - Disk(total=GIB, free=0).margin
+    assert bounds == [round(0.75 * GIB) // 2, left, 1, round(0.75 * GIB) // 2]
+
+
+@pytest.mark.processes
+async def test_a_lost_stream_of_media_is_made_again_and_the_log_stays(
+    server: NatsServer, subjects: Subjects, keep: Callable[..., Kept]
+) -> None:
+    kept = keep()
+    await kept.provisioner.open(server.credentials, timeout_s=5)
+    await kept.look()
+    before = await kept.provisioner.state()
+    await delete_stream(server, subjects.media_stream)
+    kept.said.clear()
+    await kept.look()
+    assert kept.said == ["the stream of media is lost: it is created again, without the media"]
+    after = await kept.provisioner.state()
+    assert before is not None
+    assert after is not None
+    assert after.created_ns == before.created_ns
+
+
 # ---- on a real disk ---------------------------------------------------------------------------------
 
 

@@ -9,11 +9,10 @@ import pytest
 
 from shared.log.nats import api
 from shared.log.nats.connection import NatsConnection
-from shared.log.nats.durability import StreamPolicy
+from shared.log.nats.durability import MEDIA_AGE_FACTOR, StreamPolicy
 from shared.log.nats.jetstream import provision
 from shared.log.nats.private_server import NatsServer
 from shared.media.addresses import owner_token
-from shared.media.ages import AGE_FACTOR
 from shared.media.jetstream import connect
 from shared.media.store import MediaStore, MediaStoreUnavailableError
 from shared.subjects import Subjects
@@ -30,7 +29,7 @@ class OnNats:
     def __init__(self, server: NatsServer, subjects: Subjects) -> None:
         self.server = server
         self.subjects = subjects
-        self.policy = StreamPolicy(max_age_s=self.limit_s / AGE_FACTOR)
+        self.policy = StreamPolicy(max_age_s=self.limit_s / MEDIA_AGE_FACTOR)
         self._ahead_ns = 0
         self._stores: list[MediaStore] = []
         self._connection = NatsConnection(server.url)
