@@ -17,16 +17,15 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from models.checkpoints.claims import CheckpointInfo, Claim
-from models.media.kinds import ChooseFrames, Video
+from models.media.reader import MediaReader as MediaReader  # noqa: PLC0414 - a part of the contract
 from models.options import check_declaration
 from shared.errors import BugError
-from shared.events import Guide, Media, digest_of
+from shared.events import Guide, digest_of
 from shared.plans import Plan, PlanRequest
 from shared.tensors import Handle
 from shared.walks import CompiledWalk, InputPort, StreamLink, ToClient, WalkError, link_streams
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
     import torch
 
@@ -310,38 +309,6 @@ class StatelessNode(Protocol):
 
         An exception in the place of a result fails that item alone; an exception that is raised fails all.
         """
-        ...
-
-
-class MediaReader(Protocol):
-    """Decodes the media of requests, within the deployment's limits.
-
-    A family whose `processing.load` has a parameter `media` gets one. The methods block, and are called from
-    `Processing.run`, with media of the request (`Inputs.files`) and no others. The same medium gives the same
-    array. All of them raise `models.media.kinds.MediaError` for a medium that is damaged, too large or of
-    another kind, and `CapacityError` if no decoder is free in time.
-    """
-
-    def image(self, medium: Media) -> "npt.NDArray[np.uint8]":
-        """Decode an image to (H, W, 3) uint8, RGB, rotated as its EXIF data say.
-
-        Of an animation it is the first frame; transparency is dropped, as pillow's `convert("RGB")` does.
-        """
-        ...
-
-    def video(self, medium: Media, *, choose: ChooseFrames) -> Video:
-        """Decode the frames of a video, or of an animated image, that `choose` chooses."""
-        ...
-
-    def audio(self, medium: Media, *, rate: int) -> "npt.NDArray[np.float32]":
-        """Decode audio, or the audio of a video, to (N,) float32 from -1 to 1.
-
-        It is mixed to one channel, and resampled to `rate` samples per second.
-        """
-        ...
-
-    def tensors(self, medium: Media) -> "Mapping[str, npt.NDArray[Any]]":
-        """Read the arrays of an npz or safetensors file, by name."""
         ...
 
 

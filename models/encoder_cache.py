@@ -4,15 +4,14 @@ A node that encodes media (a stateless node) has one as its attribute `encoder_c
 counters. The key must name everything that the rows depend on apart from the node's weights: the digest of
 the medium, and the arguments of its preprocessing. The cache is as old as the node, so weights need no key.
 
-    rows = self.encoder_cache.get((part.digest, item.args["size"]))
-    if rows is None:
-        rows = self.encoder_cache.put((part.digest, item.args["size"]), self._encode(pixels))
+    keys = [(item.args["digest"], item.args["size"]) for item in items]
+    rows = self.encoder_cache.fill(keys, lambda new: self._encode([items[index] for index in new]))
 
 Only the thread of the node may call it; the counters may be read by any thread.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -81,3 +80,25 @@ class EncoderCache:
             self.counters.evicted += 1
         self.counters.entries = len(self._rows)
         return rows
+
+    def fill(
+        self, keys: Sequence[Hashable], compute: "Callable[[Sequence[int]], Sequence[torch.Tensor]]"
+    ) -> "list[torch.Tensor]":
+        """Return the rows of all keys; those that are missing are computed together, each once.
+
+        `compute` gets indices into `keys`, and returns the rows of each.
+        """
+        found: dict[Hashable, torch.Tensor] = {}
+        new: list[int] = []
+        for index, key in enumerate(keys):
+            if keys.index(key) != index:
+                continue
+            rows = self.get(key)
+            if rows is None:
+                new.append(index)
+            else:
+                found[key] = rows
+        if new:
+            for index, computed in zip(new, compute(new), strict=True):
+                found[keys[index]] = self.put(keys[index], computed)
+        return [found[key] for key in keys]

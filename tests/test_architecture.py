@@ -9,7 +9,7 @@ import pytest
 
 ROOT: Final = Path(__file__).parents[1]
 PACKAGES: Final = ("configs", "conductor", "dalsegno", "gateway", "models", "shared", "workers")
-TREE: Final = re.compile(r"^(?P<indent> *)(?P<name>[a-z_]+)/ +(?P<line>\S.*)$")
+TREE: Final = re.compile(r"^(?P<indent> *)(?P<name>[a-z0-9_]+)/ +(?P<line>\S.*)$")
 
 
 @pytest.fixture(scope="module")

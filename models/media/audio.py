@@ -5,11 +5,11 @@ from typing import Any, BinaryIO, Final
 
 import av
 import numpy as np
-import numpy.typing as npt
 from av.audio.resampler import AudioResampler
 
 from models.media.containers import av_reported, check_codec, open_container
-from models.media.kinds import MediaError, MediaLimits, MediaTooLargeError, UnsupportedMediaError
+from models.media.kinds import MediaLimits, MediaTooLargeError, UnsupportedMediaError
+from models.media.waveforms import Samples, check_rate, join
 
 CODECS: Final = frozenset(
     {"aac", "mp3", "mp3float", "mp2", "mp2float", "flac", "opus", "libopus", "vorbis", "libvorbis", "alac"}
@@ -17,11 +17,6 @@ CODECS: Final = frozenset(
     | {f"pcm_{kind}" for kind in ("f32le", "f32be", "f64le", "f64be", "alaw", "mulaw")}
 )
 """The audio codecs that are decoded."""
-MIN_RATE: Final = 1_000
-MAX_RATE: Final = 384_000
-"""The sample rates that audio is resampled to."""
-
-Samples = npt.NDArray[np.float32]
 
 
 def decode_audio(file: BinaryIO, rate: int, limits: MediaLimits) -> Samples:
@@ -33,21 +28,9 @@ def decode_audio(file: BinaryIO, rate: int, limits: MediaLimits) -> Samples:
     return join([*audio_blocks(file, rate, limits)])
 
 
-def join(blocks: list[Samples]) -> Samples:
-    """Join blocks of samples.
-
-    Raises:
-        MediaError: there are none.
-    """
-    if not blocks:
-        raise MediaError("expected audio with samples, found none")
-    return np.concatenate(blocks)
-
-
 def audio_blocks(file: BinaryIO, rate: int, limits: MediaLimits) -> Iterator[Samples]:
     """Decode a file's audio block by block, see `decode_audio`."""
-    if not MIN_RATE <= rate <= MAX_RATE:
-        raise ValueError(f"expected a rate from {MIN_RATE} to {MAX_RATE} samples per second, found {rate}")
+    check_rate(rate)
     count = 0
     with open_container(file, "audio (WAV, FLAC, MP3, AAC, OGG, M4A) or a video with audio") as container:
         if not container.streams.audio:

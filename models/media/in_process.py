@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from models.media.arrays import Arrays, read_arrays
 from models.media.audio import decode_audio
+from models.media.chosen_frames import read_video
 from models.media.images import decode_image
 from models.media.kinds import ChooseFrames, MediaLimits, Video
-from models.media.videos import open_video, read_video
+from models.media.videos import open_video
 from shared.events import Media
 
 

@@ -92,6 +92,8 @@ def _decode(sock: socket.socket, job: dict[str, Any], file: BinaryIO) -> None:
             _send_arrays(sock, (("", block) for block in audio_blocks(file, job["rate"], limits)))
         case "video":
             _send_video(sock, file, limits)
+        case _:
+            raise ValueError(f"expected a kind of media, found {job['kind']!r}")
 
 
 def _send_arrays(sock: socket.socket, arrays: Iterable[tuple[str, np.ndarray[Any, Any]]]) -> None:
@@ -103,7 +105,7 @@ def _send_arrays(sock: socket.socket, arrays: Iterable[tuple[str, np.ndarray[Any
 def _send_array(sock: socket.socket, fields: dict[str, Any], array: np.ndarray[Any, Any]) -> None:
     plain = np.ascontiguousarray(array)
     wire.send(sock, fields | {"dtype": plain.dtype.str, "shape": list(array.shape)})
-    sock.sendall(plain.reshape(-1).view(np.uint8))
+    sock.sendall(plain.reshape(-1).view(np.uint8).data)
 
 
 def _send_video(sock: socket.socket, file: BinaryIO, limits: MediaLimits) -> None:

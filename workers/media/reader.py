@@ -7,16 +7,18 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from models.media.audio import MAX_RATE, MIN_RATE, join
+from models.media.chosen_frames import Frame, read_video
 from models.media.kinds import ChooseFrames, MediaError, MediaLimits, MediaTooLargeError, Video, VideoInfo
-from models.media.videos import Frame, read_video
+from models.media.waveforms import check_rate, join
 from shared.events import Media
 from workers.media.decoders import DecoderLostError, Decoders, Job
+
+_T = TypeVar("_T")
 
 _MAX_DIMENSIONS: Final = 8
 _MAX_ARRAYS: Final = 65_536
@@ -50,10 +52,7 @@ class DecodingReader:
         return self._run("video", medium, use)
 
     def audio(self, medium: Media, *, rate: int) -> npt.NDArray[np.float32]:
-        if not MIN_RATE <= rate <= MAX_RATE:
-            raise ValueError(
-                f"expected a rate from {MIN_RATE} to {MAX_RATE} samples per second, found {rate}"
-            )
+        check_rate(rate)
 
         def use(job: Job) -> npt.NDArray[np.float32]:
             return join([block for _, block in _arrays(job, self._limits)])
@@ -71,7 +70,7 @@ class DecodingReader:
     def _limits(self) -> MediaLimits:
         return self._decoders.limits
 
-    def _run(self, kind: str, medium: Media, use: Callable[[Job], Any], **fields: Any) -> Any:
+    def _run(self, kind: str, medium: Media, use: Callable[[Job], _T], **fields: Any) -> _T:
         with self._path_of(medium).open("rb") as file, _named(medium):
             return self._decoders.run(kind, file, use, **fields)
 
@@ -128,7 +127,7 @@ def _array(job: Job, message: dict[str, Any], most_bytes: int) -> npt.NDArray[An
             f"expected at most {most_bytes:,} bytes of arrays, found {dtype}{list(shape)}"
         )
     array = np.empty(shape, dtype)
-    job.read_into(memoryview(array.reshape(-1).view(np.uint8)))
+    job.read_into(array.reshape(-1).view(np.uint8).data)
     return array
 
 

@@ -7,6 +7,7 @@ import av
 import numpy as np
 import pytest
 
+from models.media.chosen_frames import read_video
 from models.media.kinds import (
     ChooseFrames,
     MediaError,
@@ -16,7 +17,7 @@ from models.media.kinds import (
     Video,
     VideoInfo,
 )
-from models.media.videos import open_video, read_video
+from models.media.videos import open_video
 from tests.models.media import samples
 
 LIMITS = MediaLimits(max_pixels=1_000_000, max_seconds=60.0)

@@ -168,7 +168,7 @@ def test_a_job_is_repeated_if_its_decoder_was_killed_from_outside(make: Any, fol
     video = folder.add(samples.video("mp4"))
     reader.image(folder.add(samples.image("PNG")))
     (pid,) = decoders.pids
-    killed = []
+    killed: list[int] = []
 
     def kill_once(info: VideoInfo) -> list[int]:
         if not killed:
@@ -267,7 +267,7 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
                 found[at : at + 4] = chance.choice([b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", bytes(4)])
             case 3:
                 del found[at : at + chance.randint(1, 64)]
-            case 4:
+            case _:
                 found[at:at] = found[at : at + chance.randint(1, 64)]
     return bytes(found if chance.random() < 0.8 else found[: chance.randrange(len(found) or 1)])
 

@@ -1,0 +1,1 @@
+"""V-JEPA 2: a video or an image in, features out. `graph`, `processing` and `nodes`."""
