@@ -75,10 +75,15 @@ class DecoderLM:
     def forward(self, inputs: torch.Tensor, step: TokenStep) -> torch.Tensor:
         given = {"inputs_embeds" if inputs.is_floating_point() else "input_ids": inputs[None]}
         output = self._model.base_model(
-            **given, position_ids=step.positions[None], attention_mask=self._no_mask, use_cache=False
+            **given, position_ids=step.positions.unsqueeze(-2), attention_mask=self._no_mask, use_cache=False
         )
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
+
+    def splice(self, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings of the tokens, of which those at `at` are `rows`."""
+        embeds: torch.Tensor = self._model.get_input_embeddings()(token_ids)
+        return embeds.index_copy(0, at, rows.to(embeds.dtype))
 
     def head(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         # By the model's own `forward`: some models scale or cap their logits after the matrix.
@@ -105,6 +110,9 @@ class _BodyOutput(MoeModelOutputWithPast):  # type: ignore[misc] # transformers 
     """The output of a model body with all attributes that heads read, most of them None."""
 
     cross_attentions: None = None
+    image_hidden_states: None = None
+    video_hidden_states: None = None
+    rope_deltas: None = None
 
 
 class _Given(torch.nn.Module):

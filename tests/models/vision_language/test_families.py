@@ -79,7 +79,11 @@ def test_the_reference_of_the_language_half_is_that_of_the_whole_model(family: V
     with torch.inference_mode():
         theirs = vlm.model(input_ids=ids[None]).logits[0]
 
+        hidden = vlm.model.model(input_ids=ids[None]).last_hidden_state[0]
+        headed = vlm.llm.head(hidden, torch.tensor([0, 54]))
+
     torch.testing.assert_close(vlm.llm.reference(ids), theirs)
+    torch.testing.assert_close(headed, theirs[[0, 54]])
     assert vlm.llm.vocab_size == 512
     assert vlm.llm.parameters < sum(one.numel() for one in vlm.model.parameters())
 
