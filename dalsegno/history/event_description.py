@@ -66,6 +66,8 @@ def summary_of(event: AnyEvent) -> str:  # one branch per event type
                 if event.data is None
                 else f"{len(event.data)} bytes {event.modality}"
             )
+            if event.advisory:
+                return f"advisory chunk{track}: {content} {_short(repr(event.metadata))}"
             return f"chunk {event.index}{track}: {_count(len(event.token_ids), 'token')} {content}"
         case NodeReady():
             walks = "+".join(walk.name for walk in event.walks)

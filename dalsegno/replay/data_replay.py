@@ -13,6 +13,7 @@ expected to be exact; for another machine the user states a tolerance.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -56,6 +57,7 @@ from shared.ids import Rank
 from shared.log.memory import MemoryLog, MemoryStore
 from shared.subjects import CONDUCTOR_WRITER, Subjects, worker_writer
 from shared.tensors import Handle
+from shared.walks import ToClient
 
 MAX_FORCED: Final = 16
 """An answer is resumed after at most this many differing tokens."""
@@ -151,11 +153,22 @@ async def _executed(
         request_id=request_id,
         source=history.source,
         tolerance=tolerance,
-        edges=run_comparison.compared(recorded, found, tolerance, excused),
+        edges=run_comparison.compared(recorded, found, tolerance, excused, kept_modalities(bench.config)),
         forced=[one.text for one in forced],
         unfinished=unfinished,
         other_weights=weights.changed(history.weights(request_id), bench.weights),
     )
+
+
+def kept_modalities(config: DeploymentConfig) -> dict[str, frozenset[str]]:
+    """By output track, the modalities whose released values stand (`Edge.on_resume`)."""
+    graph = registry.graph(config.model)
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for walk in graph.walks.values():
+        for route in (route for node in walk.node_table for route in node.routes):
+            if route.keeps_released and isinstance(route.to, ToClient):
+                found[graph.tracks[route.source]].add(route.to.modality)
+    return {track: frozenset(modalities) for track, modalities in found.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ the client. The first edge that diverges is the one to investigate: later ones m
 
 Inline tensors are compared byte by byte; of others only type and shape are known, because their bytes were
 freed with the request. Sound is compared sample by sample, tokens one by one.
+
+Values that stand once they are released are compared by `dalsegno.replay.kept_values`.
 """
 
 from array import array
@@ -14,8 +16,10 @@ from typing import Any, Final
 import msgspec
 
 from dalsegno.bundle.bundle_file import LeftOut, digest_of
+from dalsegno.replay import kept_values
 from dalsegno.replay.recorded_run import RecordedStep, Run
 from shared.events import OutputChunk, TokenLogprobs
+from shared.output_pieces import without_void_pieces
 from shared.tensors import Handle
 
 FULL_SCALE: Final = 32768
@@ -39,7 +43,11 @@ class ComparedEdge(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compared(
-    recorded: Run, found: Run, tolerance: float | None, excused: Mapping[str, str] | None = None
+    recorded: Run,
+    found: Run,
+    tolerance: float | None,
+    excused: Mapping[str, str] | None = None,
+    kept: Mapping[str, frozenset[str]] | None = None,
 ) -> list[ComparedEdge]:
     """Compare every edge, in the order of output as far as it is known.
 
@@ -51,6 +59,7 @@ def compared(
         found: the repeated run.
         tolerance: a share of full scale for samples, a difference for log probabilities; None is exact.
         excused: the tracks whose tokens differ within the tolerance, with a note each.
+        kept: by track, the modalities whose released values stand.
     """
     tracks = list(dict.fromkeys((*recorded.tracks, *found.tracks)))
     parts = any(recorded.tokens(track) != found.tokens(track) for track in tracks)
@@ -61,9 +70,10 @@ def compared(
         edges = list(_of_step(index, step, found.steps.get(index), follows=follows))
         steps_before_output = recorded.steps_before_output
         (earlier if steps_before_output is None or number < steps_before_output else later).extend(edges)
-    spoken = [
-        edge for track in tracks for edge in _of_track(track, recorded, found, tolerance, excused or {})
-    ]
+    spoken: list[ComparedEdge] = []
+    for track in tracks:
+        spoken += _of_track(track, recorded, found, tolerance, excused or {})
+        spoken += _of_modalities(track, recorded, found, tolerance, (kept or {}).get(track, frozenset()))
     return [*earlier, *spoken, *later]
 
 
@@ -123,13 +133,33 @@ def _of_track(
         yield ComparedEdge(name=f"text{named}", compared=0, note=_FOLLOWS)
     elif recorded.text(track) or found.text(track):
         yield _of_text(f"text{named}", recorded.text(track), found.text(track))
-    if any(one.modality != "text" for one in (*recorded.tracks.get(track, ()), *found.tracks.get(track, ()))):
-        yield _of_data(f"{_modality(track, recorded, found)}{named}", track, recorded, found, tolerance)
 
 
-def _modality(track: str, recorded: Run, found: Run) -> str:
-    chunks = (*recorded.tracks.get(track, ()), *found.tracks.get(track, ()))
-    return next((one.modality for one in chunks if one.modality != "text"), "data")
+def _of_modalities(
+    track: str, recorded: Run, found: Run, tolerance: float | None, kept: frozenset[str]
+) -> Iterable[ComparedEdge]:
+    """Compare a track's outputs of every modality but text."""
+    sides = (_values(track, recorded), _values(track, found))
+    for modality in dict.fromkeys(chunk.modality for side in sides for chunk, _ in side):
+        was, becomes = ([one for one in side if one[0].modality == modality] for side in sides)
+        name = f"{modality} of {track}" if track else modality
+        chunks, gone, others = [c for c, _ in was], [left for _, left in was], [c for c, _ in becomes]
+        if any(left is not None for left in gone):
+            edge = _of_digests(name, chunks, gone, others)
+            yield _excused(edge) if modality in kept else edge
+        elif modality in kept:
+            compared = kept_values.compare(chunks, others, tolerance)
+            yield ComparedEdge(name=name, **msgspec.structs.asdict(compared))
+        else:
+            yield _of_data(name, chunks, others, tolerance)
+
+
+def _values(track: str, run: Run) -> list[tuple[OutputChunk, LeftOut | None]]:
+    """The chunks of a track's outputs but text, without pieces that a later attempt has voided."""
+    chunks = run.tracks.get(track, [])
+    left_out = run.left_out.get(track) or [None] * len(chunks)
+    pairs = zip(chunks, left_out, strict=True)
+    return without_void_pieces((pair[0].metadata, pair) for pair in pairs if pair[0].modality != "text")
 
 
 def _of_tokens(name: str, track: str, recorded: Run, found: Run, excuse: str | None) -> ComparedEdge:
@@ -204,11 +234,9 @@ def _of_text(name: str, was: str, becomes: str) -> ComparedEdge:
     return ComparedEdge(name=name, compared=len(was), diverges=shown)
 
 
-def _of_data(name: str, track: str, recorded: Run, found: Run, tolerance: float | None) -> ComparedEdge:
-    chunks, others = recorded.tracks.get(track, []), found.tracks.get(track, [])
-    gone = recorded.left_out.get(track, [])
-    if any(one is not None for one in gone):
-        return _of_digests(name, chunks, gone, others)
+def _of_data(
+    name: str, chunks: Sequence[OutputChunk], others: Sequence[OutputChunk], tolerance: float | None
+) -> ComparedEdge:
     was, becomes = (b"".join(one.data or b"" for one in side) for side in (chunks, others))
     if was == becomes:
         return ComparedEdge(name=name, compared=len(was))
@@ -218,6 +246,14 @@ def _of_data(name: str, track: str, recorded: Run, found: Run, tolerance: float 
             name=name, compared=len(was), diverges=f"at byte {place} of {len(was)}, found are {len(becomes)}"
         )
     return _of_samples(name, was, becomes, tolerance)
+
+
+def _excused(edge: ComparedEdge) -> ComparedEdge:
+    """An edge whose released values stand, of which only digests are known."""
+    if edge.diverges is None:
+        return edge
+    note = f"{edge.diverges}; the released values stand, and numbers can be compared with --payloads only"
+    return ComparedEdge(name=edge.name, compared=edge.compared, note=note)
 
 
 def _of_digests(

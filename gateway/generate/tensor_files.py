@@ -46,7 +46,9 @@ def tensor_head(modality: str, metadata: Mapping[str, Any]) -> TensorHead | None
     """The head of a tensor in the answer; None for text, for an encoded file and for samples of sound."""
     dtype, shape = metadata.get("dtype"), metadata.get("shape")
     is_encoded = "content_type" in metadata or "format" in metadata
-    if modality == "text" or is_encoded or dtype not in ITEM_BYTES or not isinstance(shape, list):
+    if modality == "text" or is_encoded or not isinstance(dtype, str) or not isinstance(shape, list):
+        return None
+    if dtype not in ITEM_BYTES:
         return None
     return TensorHead(modality, dtype, tuple(shape))
 
