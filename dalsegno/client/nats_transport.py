@@ -34,6 +34,7 @@ from shared.ids import parse_request_id
 from shared.log.nats import jetstream
 from shared.log.nats.credentials import ANONYMOUS, Credentials
 from shared.log.port import Log, LogUnavailableError, WrongLastSequenceError
+from shared.media import jetstream as media_jetstream
 from shared.media.store import MediaStore
 from shared.subjects import Subjects
 
@@ -107,6 +108,8 @@ class NatsTransport:
     async def close(self) -> None:
         if self._log is not None:
             await self._log.close()
+        if self._media is not None:
+            await self._media.close()
 
     # ---- requests -------------------------------------------------------------------------------------
     async def _connected(self) -> Log:
@@ -156,14 +159,31 @@ class NatsTransport:
         return relay
 
     async def _store_media(self, request: ClientRequest) -> None:
-        """Store the files of a request, so that the log needs to name them only."""
+        """Store the files of a request, which the log only names."""
         for file, medium in zip(request.files, request.inputs.files, strict=True):
             store = await self._media_store()
-            await store.put(file.data, tenant=None, content_type=medium.content_type, digest=medium.digest)
+            await store.put(
+                file.data,
+                tenant=None,
+                content_type=medium.content_type,
+                name=file.name,
+                digest=medium.digest,
+            )
 
     async def _media_store(self) -> MediaStore:
-        assert self._media is not None
-        return self._media
+        async with self._connecting:
+            if self._media is None:
+                try:
+                    self._media = await media_jetstream.connect(
+                        self._url,
+                        credentials=self._credentials,
+                        subjects=self._subjects,
+                        name=_WRITER,
+                        timeout_s=_CONNECT_S,
+                    )
+                except LogUnavailableError as error:
+                    raise UnreachableError(error.message) from error
+            return self._media
 
     async def _served(self, log: Log) -> str:
         if self._model is None:

@@ -158,7 +158,7 @@ class NodeExecutor:
 
     @asynccontextmanager
     async def _held_media(self, args: Mapping[str, Any]) -> AsyncGenerator[None, None]:
-        """Hold local copies of the request's media while a node reads them, so that its thread never waits."""
+        """Hold local copies of the request's media while a node reads them: its thread does not wait."""
         files = args.get("inputs", {}).get("files", [])
         if not files or self._hosted.copies is None:
             yield
