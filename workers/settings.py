@@ -16,6 +16,7 @@ from configs.deployment import ConfigError, DeploymentConfig
 from configs.renamed_keys import RENAMED, warning, with_current_names
 from models import registry
 from shared.validation_errors import validation_problem
+from workers.kv_engine.config import MAX_PASS_TOKENS
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -28,6 +29,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         device: of the ranks that `devices` does not name; `auto` is this rank's GPU, or the CPU without one.
         block_size: tokens per block of the KV pool.
         max_step_tokens: the token budget of a step; None follows the device.
+        max_pass_tokens: the most tokens of the forward passes of programs (image generation, for example) in
+            a step, in addition to `max_step_tokens`. A longer pass is refused, because none is split.
         max_sequences: the most sequences that run at a time; None follows the device.
         prefix_cache: keep computed prefixes for later prompts that begin with them.
         warm_prefixes: prefixes that are computed before the rank is ready: raw texts, or chats, which the
@@ -48,6 +51,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     device: Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     block_size: Annotated[int, Meta(ge=1, le=1024)] = 16
     max_step_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_pass_tokens: Annotated[int, Meta(ge=1)] = MAX_PASS_TOKENS
     max_sequences: Annotated[int, Meta(ge=1, le=4096)] | None = None
     prefix_cache: bool = True
     warm_prefixes: list[Annotated[str, Meta(min_length=1)] | list[dict[str, Any]]] = []

@@ -2,7 +2,8 @@
 
 It is made from a loaded node, and packs the weights layer by layer. Transformers' modules still compute the
 embedding, and the angles of positions of one or more axes. Everything from there to the last norm is one
-call per step, whatever the number of layers and requests. No result depends on the other sequences in the step.
+call per step, whatever the number of layers and requests. No result depends on the other sequences in the
+step.
 
 `workers.kv_engine.kernel_models` lists the supported models. As for every node, the results are checked
 at load against transformers' model (`workers.kv_engine.selfcheck`).

@@ -370,12 +370,12 @@ class OrderExecutor:
         order.task.cancel()
 
     async def _release(self, order: _RunningOrder) -> int:
-        """Release an order's resources; return the number of engine steps that still held its sequences."""
+        """Release an order's resources; return the number of engine steps that still computed for it."""
         if order.chain is None:
             return 0
         order.chain.tracks.close()
         drop = self._hosted.engine.drop
-        steps = [await drop(sequence.key) for sequence in order.chain.sequences.values()]
+        steps = [await drop(key) for key in order.chain.engine_keys]
         order.chain.close()  # only now: no engine step computes into its tensors any more
         return max(steps, default=0)
 

@@ -17,6 +17,7 @@ from workers.data_plane.step_tensors import StepTensors
 from workers.execution.kv_nodes import KvNodes
 from workers.execution.node_executor import HostedModel, NodeExecutor
 from workers.execution.output_tracks import OutputTracks
+from workers.execution.program_runs import ProgramRuns
 from workers.execution.recovered_output import RecoveredTrack
 from workers.execution.step_placement import StepPlacement
 from workers.execution.step_streams import StepStreams
@@ -80,6 +81,7 @@ class WalkChain:
             on_item=self._step_streams.on_item,
             read=self._report_read,
         )
+        self._programs = ProgramRuns(key, ready, hosted.engine)
         self._parts = StepParts(
             key=key,
             placement=placement,
@@ -89,6 +91,7 @@ class WalkChain:
                 placement,
                 tensors=self._tensors,
                 kv_nodes=self._kv_nodes,
+                programs=self._programs,
                 streams=self._step_streams,
             ),
             kv_nodes=self._kv_nodes,
@@ -106,6 +109,11 @@ class WalkChain:
     def sequences(self) -> Mapping[str, SequenceHandle]:
         """The step's sequences in the engine, by node."""
         return self._kv_nodes.sequences
+
+    @property
+    def engine_keys(self) -> list[str]:
+        """The keys of the step's sequences and runs of programs in the engine."""
+        return [*(sequence.key for sequence in self.sequences.values()), *self._programs.keys]
 
     async def run(self, span: Span = INVALID_SPAN) -> tuple[list[WalkResult], dict[str, float]]:
         """Run all walks; return their results, and the seconds each took. Each has a child span of `span`."""

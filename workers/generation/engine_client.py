@@ -14,17 +14,32 @@ from typing import Final, Protocol
 from shared import faults
 from shared.errors import BugError, DalSegnoError
 from shared.telemetry.log_fields import MAY_QUOTE
-from workers.generation.sequence_handle import SequenceHandle
 from workers.kv_engine.outputs import Output
+from workers.kv_engine.programs.spec import ProgramSpec
 from workers.kv_engine.sequence_spec import SequenceSpec
 
 _LOGGER: Final = logging.getLogger(__name__)
 
 
+class EngineHandle(Protocol):
+    """What the client keeps of a sequence, or of a run of a program, in the engine.
+
+    Attributes:
+        ended: done once nothing more is wanted of it.
+    """
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def ended(self) -> "asyncio.Future[None]": ...
+    def take(self, output: Output) -> None: ...
+    def fail(self, error: Exception) -> None: ...
+
+
 class EnginePort(Protocol):
     """The engine thread as the client uses it (`workers.kv_engine.thread.EngineThread`)."""
 
-    def submit(self, spec: SequenceSpec) -> None: ...
+    def submit(self, spec: SequenceSpec | ProgramSpec) -> None: ...
     def cancel(self, key: str) -> None: ...
     def hold(self, key: str) -> None: ...
     def resume(self, key: str) -> None: ...
@@ -35,12 +50,12 @@ class EngineClient:
 
     def __init__(self) -> None:
         self.engine: EnginePort | None = None
-        self._handles: dict[str, SequenceHandle] = {}
+        self._handles: dict[str, EngineHandle] = {}
         self._drops: dict[str, asyncio.Future[int]] = {}
         self._holders: dict[str, set[object]] = {}
 
-    def submit(self, spec: SequenceSpec, handle: SequenceHandle) -> None:
-        """Submit a sequence to the engine.
+    def submit(self, spec: SequenceSpec | ProgramSpec, handle: EngineHandle) -> None:
+        """Submit a sequence, or a run of a program, to the engine.
 
         Raises:
             CapacityError: the engine has too many sequences.
@@ -111,7 +126,7 @@ class EngineClient:
         if dropped is not None and not dropped.done():
             dropped.set_result(steps_after)
 
-    def _settle(self, handle: SequenceHandle, *, in_engine: bool) -> None:
+    def _settle(self, handle: EngineHandle, *, in_engine: bool) -> None:
         """Forget the sequence if its text, or the engine, has ended it."""
         if not handle.ended.done() and not in_engine:
             handle.fail(BugError(f"the engine ended sequence {handle.key} before its generated text ended"))
@@ -122,6 +137,6 @@ class EngineClient:
             assert self.engine is not None
             self.engine.cancel(handle.key)
 
-    def _forget(self, key: str) -> SequenceHandle | None:
+    def _forget(self, key: str) -> EngineHandle | None:
         self._holders.pop(key, None)
         return self._handles.pop(key, None)

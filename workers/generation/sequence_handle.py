@@ -11,13 +11,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from shared.errors import BugError
 from shared.events import TokenLogprobs
 from shared.tensors import Handle
 from workers.data_plane.port import Array
 from workers.generation.generated_text import STOP, GeneratedText
 from workers.generation.output_chunks import OutputStream
 from workers.generation.prompt_echo import ScoredEcho, token_logprobs
-from workers.kv_engine.outputs import Output, PromptOutput, TokenOutput, TokenScore
+from workers.kv_engine.outputs import Output, ProgramOutput, PromptOutput, TokenOutput, TokenScore
 
 OnItem: TypeAlias = Callable[[int, int], None]
 """Takes a token that goes into a stream: (token id, index in the generated text)."""
@@ -70,6 +71,8 @@ class SequenceHandle:
                 if output.finish is not None:
                     self.vector, self.cached_tokens = output.vector, output.cached_tokens
                     self.end()
+            case ProgramOutput():
+                raise BugError(f"sequence {self.key}: expected tokens, found the outputs of a program")
 
     def end(self) -> None:
         """End the sequence."""
@@ -134,6 +137,8 @@ class HandoverHandle(SequenceHandle):
         if isinstance(output, PromptOutput):
             self.prompt_scores += output.scores
             return
+        if isinstance(output, ProgramOutput):
+            raise BugError(f"sequence {self.key}: expected tokens, found the outputs of a program")
         self.generated.push(output.token_id)
         self.last_token = output.token_id
         self.token_ids.append(output.token_id)

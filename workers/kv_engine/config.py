@@ -5,6 +5,8 @@ from typing import Final
 
 DECODE_SLOWDOWN_LIMIT: Final = 1.7
 """The default of `KVEngineConfig.decode_slowdown_limit`."""
+MAX_PASS_TOKENS: Final = 8192
+"""The default of `KVEngineConfig.max_pass_tokens`: an image of 1024 x 1024 is often 4,098 tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +21,8 @@ class KVEngineConfig:
         prefix_cache: keep keys and values for later sequences that begin with the same tokens.
         decode_slowdown_limit: how many times as long as its decodes alone a step with prompts may take
             (`workers.kv_engine.prefill_budget`); None is without a limit.
+        max_pass_tokens: the most tokens of the passes of programs in one step, in addition to
+            `max_step_tokens`; a pass is never split.
         speculative_tokens: the most tokens that are drafted per sequence and step; unused without a proposer.
     """
 
@@ -30,3 +34,4 @@ class KVEngineConfig:
     prefix_cache: bool = True
     decode_slowdown_limit: float | None = DECODE_SLOWDOWN_LIMIT
     speculative_tokens: int = 4
+    max_pass_tokens: int = MAX_PASS_TOKENS

@@ -24,11 +24,14 @@ from workers.kv_engine.gpu.cuda_graphs import GraphCapture
 from workers.kv_engine.gpu.run_ahead import plan_step_ahead
 from workers.kv_engine.guide_state import GuideState
 from workers.kv_engine.kv_transfer import Allocate, KVTransfer
-from workers.kv_engine.node import KVNode
+from workers.kv_engine.node import KVNode, programs_of
 from workers.kv_engine.outputs import Output, StepFailedError
 from workers.kv_engine.parallel.connection import GroupLostError
 from workers.kv_engine.parallel.lockstep import Followers
 from workers.kv_engine.prefill_budget import PrefillBudget
+from workers.kv_engine.programs.engine import Programs, keys_of
+from workers.kv_engine.programs.passes import PassSpan
+from workers.kv_engine.programs.spec import ProgramSpec
 from workers.kv_engine.runner import LaunchedStep, Runner
 from workers.kv_engine.scheduler import Scheduler
 from workers.kv_engine.selfcheck import check_node
@@ -82,6 +85,8 @@ class KVEngine:
         self._scheduler = _scheduler(node, config)
         self._sequences: dict[str, Sequence] = {}
         blocks = self._scheduler.blocks
+        pass_tokens = config.max_pass_tokens if programs_of(node) else 0
+        max_blocks = min(config.num_blocks, blocks.blocks_for(node.max_positions + pass_tokens))
         # The pool has one block more than the scheduler, for padding.
         self._pool = PagedPool.of(node, slots=blocks.capacity_tokens + config.block_size, kernel=kernel)
         node.use_attention(ATTENTION)
@@ -91,8 +96,8 @@ class KVEngine:
             self._pool,
             StepBuilder(
                 max_sequences=config.max_sequences,
-                max_step_tokens=config.max_step_tokens,
-                max_blocks=min(config.num_blocks, blocks.blocks_for(node.max_positions)),
+                max_step_tokens=config.max_step_tokens + pass_tokens,
+                max_blocks=max_blocks,
                 block_size=config.block_size,
                 device=node.device,
                 padding_block=config.num_blocks,
@@ -102,6 +107,14 @@ class KVEngine:
             followers=followers,
             capture=capture,
             laps=self._laps,
+        )
+        self._programs = Programs(
+            node,
+            self._pool,
+            self._scheduler,
+            max_pass_tokens=pass_tokens,
+            max_blocks=max_blocks,
+            is_shared=followers is not None,
         )
         self._transfer = KVTransfer(node, self._pool, block_size=config.block_size, export_to=export_to)
         self._outputs = OutputBuilder(self._scheduler, self._runner, self._transfer)
@@ -125,7 +138,7 @@ class KVEngine:
     @property
     def has_work(self) -> bool:
         """True if a step would compute or admit anything."""
-        return self._under_way is not None or self._scheduler.has_work
+        return self._under_way is not None or self._scheduler.has_work or self._programs.has_work
 
     def stats(self) -> EngineStats:
         """Return the state of the engine; other threads may call it."""
@@ -133,8 +146,8 @@ class KVEngine:
         return EngineStats(
             kernels=self.node.kernels,
             forwards=self.forwards,
-            running=len(self._scheduler.running),
-            waiting=len(self._scheduler.waiting),
+            running=len(self._scheduler.running) + self._programs.running,
+            waiting=len(self._scheduler.waiting) + self._programs.waiting,
             held=sum(sequence.held for sequence in self._scheduler.running),
             kv_used=(blocks.num_blocks - blocks.free) * blocks.block_size,
             kv_evictable=blocks.evictable * blocks.block_size,
@@ -142,6 +155,17 @@ class KVEngine:
             cache=self._scheduler.counters,
             work=self._work,
         )
+
+    def add_program(self, spec: ProgramSpec) -> None:
+        """Queue a run of a program.
+
+        Raises:
+            ClientError: its arguments are invalid, or it can never run here.
+            DalSegnoError: the node cannot run it.
+        """
+        if spec.key in self._sequences or spec.key in self._programs:
+            raise BugError(f"sequence {spec.key!r} is in the engine already")
+        self._programs.add(spec)
 
     def add(self, spec: SequenceSpec) -> None:
         """Queue a sequence.
@@ -162,7 +186,9 @@ class KVEngine:
         self._work.sequences += 1
 
     def cancel(self, key: str) -> bool:
-        """Remove a sequence; return False if it is not in the engine (any more)."""
+        """Remove a sequence or a run of a program; return False if it is not in the engine (any more)."""
+        if self._programs.cancel(key):
+            return True
         sequence = self._sequences.pop(key, None)
         if sequence is None:
             return False
@@ -199,12 +225,13 @@ class KVEngine:
             self._laps.begin()
         launched, spans = self._take_under_way()
         failures: dict[str, DalSegnoError] = {}
+        passes: list[PassSpan] = []
         if launched is None:
-            spans, failures = self._schedule()
+            spans, passes, failures = self._schedule()
         else:
             begun_s = self._read_s
-        self.step_keys = tuple(span.sequence.spec.key for span in spans)
-        if not spans:
+        self.step_keys = (*(span.sequence.spec.key for span in spans), *keys_of(passes))
+        if not spans and not passes:
             return self._end(StepOutcome(failures=failures))
         decodes = sum(span.count == 1 for span in spans)
         if self._laps is not None:
@@ -213,7 +240,7 @@ class KVEngine:
             if launched is None:
                 if self._drafter is not None:
                     self._drafter.extend(spans)
-                launched = self._runner.launch(spans)
+                launched = self._runner.launch(spans, passes)
             ahead = self._launch_ahead(launched, spans)
             result = launched.read()
         except GroupLostError:
@@ -229,25 +256,34 @@ class KVEngine:
         if self._laps is not None:
             self._laps.lap("sample")
         self._under_way, self._read_s = ahead, time.perf_counter()
-        took_s, computed = self._read_s - begun_s, sum(span.count for span in spans)
+        pass_tokens = sum(one.span.count for one in passes)
+        took_s, computed = self._read_s - begun_s, sum(span.count for span in spans) + pass_tokens
         if self._scheduler.prefill_budget is not None:
-            prompts = sum(span.count for span in spans if not span.is_decode)
+            prompts = sum(span.count for span in spans if not span.is_decode) + pass_tokens
             self._scheduler.prefill_budget.observe(decodes=decodes, prefill_tokens=prompts, took_s=took_s)
         tokens = accept_drafts(spans, launched.tokens_of(spans, result), self._scheduler.counters)
         sampled = sum(map(len, tokens))
-        self._work.count_step(sequences=len(spans), computed=computed, sampled=sampled, took_s=took_s)
+        self._work.count_step(
+            sequences=len(spans) + len(passes), computed=computed, sampled=sampled, took_s=took_s
+        )
         self._scheduler.advance(spans)
-        outputs = self._end(self._outputs.build(spans, tokens, result, failures, step=launched.number))
+        made, failed = self._programs.take(passes, result.pass_states, step=launched.number)
+        outcome = self._outputs.build(spans, tokens, result, failures | failed, step=launched.number)
+        outcome.outputs += made
+        outputs = self._end(outcome)
         if self._laps is not None:
             self._laps.end(rows=len(spans), computed=computed, sampled=sampled)
         return outputs
 
-    def _schedule(self) -> tuple[list[Span], dict[str, DalSegnoError]]:
-        """Return the spans of the next step, and the sequences whose import of keys and values failed."""
+    def _schedule(self) -> tuple[list[Span], list[PassSpan], dict[str, DalSegnoError]]:
+        """Return the spans and passes of the next step, and the errors of those that cannot be computed."""
         scheduled = self._scheduler.schedule()
+        decodes = sum(span.is_decode for span in scheduled)
+        prompt_tokens = sum(span.count for span in scheduled if not span.is_decode)
+        passes, failures = self._programs.schedule(decodes=decodes, prompt_tokens=prompt_tokens)
         self._pool.mark_used(self._scheduler.blocks.high_water * self._scheduler.blocks.block_size)
-        failures = self._transfer.import_all(span.sequence for span in scheduled)
-        return [span for span in scheduled if span.sequence.spec.key not in failures], failures
+        failures |= self._transfer.import_all(span.sequence for span in scheduled)
+        return [span for span in scheduled if span.sequence.spec.key not in failures], passes, failures
 
     def _take_under_way(self) -> tuple[LaunchedStep | None, list[Span]]:
         """Return the step under way, and its spans without sequences that have left or are held since."""
@@ -264,7 +300,7 @@ class KVEngine:
 
     def _launch_ahead(self, launched: LaunchedStep, spans: list[Span]) -> LaunchedStep | None:
         """Launch the next step already, unless it depends on the tokens of this one."""
-        if not self.runs_ahead or launched.tokens is None:
+        if not self.runs_ahead or launched.tokens is None or self._programs.has_work:
             return None
         planned = plan_step_ahead(spans, self._scheduler)
         if planned is None:

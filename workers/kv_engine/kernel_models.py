@@ -17,6 +17,7 @@ import torch
 
 from models.base import KVLayout
 from models.sequence_request import PromptPart
+from workers.kv_engine.node import embed_width_of, masks_of, position_axes_of, programs_of
 
 _WINDOWS: Final[dict[str, Callable[[Any], int | None]]] = {
     "LlamaModel": lambda _: None,
@@ -128,9 +129,10 @@ class LlamaLike:
         self.parameters: Final[int] = node.parameters
         self.device: Final[torch.device] = node.device
         self.dtype: Final[torch.dtype] = node.dtype
-        self.position_axes: Final[int] = getattr(node, "position_axes", 1)
-        self.embed_width: Final[int] = getattr(node, "embed_width", 0)
-        self.masks: Final[frozenset[str]] = getattr(node, "masks", frozenset({"causal"}))
+        self.position_axes: Final = position_axes_of(node)
+        self.embed_width: Final = embed_width_of(node)
+        self.programs: Final = programs_of(node)
+        self.masks: Final = masks_of(node)
         self._hidden: Final[int] = text.config.hidden_size
         self._embed: Final = text.body.embed_tokens
         self._angles: Final = text.body.rotary_emb

@@ -4,15 +4,30 @@
                     forward(inputs, step)   hidden states; its layers attend over the paged pool
     language head   head(hidden, indices)   logits at chosen tokens
 
+    prompts with media positions, splice    of nodes whose prompts have images or video (`MediaBackbone`)
+    programs            programs            of nodes that run programs (`models.programs`)
+
 A node knows no sequences, blocks or requests. It computes one packed batch of T tokens; the attention
 function separates the sequences in it. All methods are called in the engine's thread.
+
+The last two parts are optional. `position_axes_of`, `embed_width_of`, `masks_of` and `programs_of` read them
+of any node.
 """
 
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
 
 import torch
 
 from models.base import KVLayout, TokenStep
+from models.programs import Program
+from models.sequence_request import PromptPart
+from shared.errors import BugError
+
+FULL: Final = "full"
+"""The mask of tokens that see later ones: of an image, or of a pass of a program."""
+CAUSAL_ONLY: Final = frozenset({"causal"})
+"""The masks of a node, or an attention kernel, that declares none."""
 
 
 class Backbone(Protocol):
@@ -109,3 +124,82 @@ class KVNode(Backbone, LanguageHead, Protocol):
             token_ids: (T,) int64, the ids of one sequence from its beginning.
         """
         ...
+
+
+class MediaBackbone(Backbone, Protocol):
+    """A backbone whose prompts may have images or video: rows that replace embeddings of their tokens.
+
+    Attributes:
+        position_axes: the number of rotary positions of a token. With several, `Step.positions` is (axes, T).
+        embed_width: the numbers in a row: the hidden size, and once more for each of the first layers after
+            which a row is added to the token's state. 0 for a node that takes none.
+        masks: the masks of its prompts and programs: `causal`, and `full` if tokens may see later ones.
+    """
+
+    @property
+    def position_axes(self) -> int: ...
+    @property
+    def embed_width(self) -> int: ...
+    @property
+    def masks(self) -> frozenset[str]: ...
+
+    def positions(self, prompt_ids: Sequence[int], parts: Sequence[PromptPart]) -> tuple[torch.Tensor, int]:
+        """Return the positions of a prompt, (axes, T) int32 on the CPU, and the one of the next token."""
+        ...
+
+    def splice(self, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> Any:
+        """Return the input of `forward` for tokens of which some are replaced by rows.
+
+        Args:
+            token_ids: (T,) int32.
+            rows: (N, `embed_width`), or (N, hidden) where nothing is added after layers.
+            at: (N,) int64, the tokens that they replace.
+        """
+        ...
+
+
+class ProgramNode(Backbone, Protocol):
+    """A backbone that runs programs.
+
+    Attributes:
+        programs: by name. Their passes may bring embeddings (`MediaBackbone.splice`, which then is required).
+    """
+
+    @property
+    def programs(self) -> Mapping[str, Program]: ...
+
+
+def position_axes_of(node: Backbone) -> int:
+    """Return the number of rotary positions of a token; 1 for a node that declares none."""
+    axes: int = getattr(node, "position_axes", 1)
+    return axes
+
+
+def embed_width_of(node: Backbone) -> int:
+    """Return the numbers in a row that replaces an embedding; 0 for a node that takes none."""
+    width: int = getattr(node, "embed_width", 0)
+    return width
+
+
+def masks_of(node: Backbone) -> frozenset[str]:
+    """Return the masks of a node's prompts and programs; only `causal` for a node that declares none."""
+    masks: frozenset[str] = getattr(node, "masks", CAUSAL_ONLY)
+    return masks
+
+
+def programs_of(node: Backbone) -> Mapping[str, Program]:
+    """Return a node's programs by name; empty for a node without."""
+    programs: Mapping[str, Program] = getattr(node, "programs", {})
+    return programs
+
+
+def splice(node: Backbone, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> Any:
+    """Return the input of `forward` for tokens of which some are replaced (`MediaBackbone.splice`).
+
+    Raises:
+        BugError: the node takes no embeddings.
+    """
+    own = getattr(node, "splice", None)
+    if own is None:
+        raise BugError(f"node {node.name!r} has no method splice: expected one, because embeddings are given")
+    return own(token_ids, rows, at)

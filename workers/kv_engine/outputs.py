@@ -68,7 +68,22 @@ class TokenOutput:
     kv: Handle | None = None
 
 
-Output: TypeAlias = PromptOutput | TokenOutput
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramOutput:
+    """The outputs of an ended run of a program (`workers.kv_engine.programs`).
+
+    Attributes:
+        values: by edge, in main memory.
+        step: the number of the engine step that ended it, from 1.
+    """
+
+    key: str
+    values: Mapping[str, Array]
+    step: int
+    finish: FinishReason = FinishReason.STOP
+
+
+Output: TypeAlias = PromptOutput | TokenOutput | ProgramOutput
 """One result of a step. All prompt outputs of a sequence come before its first token output."""
 
 

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -23,16 +23,17 @@ from shared.telemetry.timeline import Laps
 from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.gpu.cuda_graphs import DecodeGraphs, GraphCapture
-from workers.kv_engine.node import KVNode
+from workers.kv_engine.node import KVNode, splice
 from workers.kv_engine.outputs import TokenScore, as_dalsegno_error
 from workers.kv_engine.parallel.lockstep import Followers
+from workers.kv_engine.programs.passes import PassSpan, add_passes, embedded_rows, states_of
 from workers.kv_engine.sampling.grammar_masks import GuideThread, StepMasks
 from workers.kv_engine.sampling.logits_processors import adjust
 from workers.kv_engine.sampling.logprobs import score
 from workers.kv_engine.sampling.pooling import StatePooler
 from workers.kv_engine.sampling.sampler import NOT_A_TOKEN, node_key, sample
 from workers.kv_engine.sequence import Span
-from workers.kv_engine.step import StepBuilder, UnreadTokens
+from workers.kv_engine.step import Step, StepBuilder, UnreadTokens
 
 _PLACEHOLDER: Final = 0
 """The id in a sequence of a token that is known only on the device."""
@@ -46,12 +47,14 @@ class ForwardResult:
         tokens: the sampled tokens, in the order of the spans.
         scores: the scores of those tokens whose sequences request them.
         prompt_scores: the scores of prompt tokens, in the order of the spans.
+        pass_states: the hidden states of the passes of programs, (T, hidden) each, in their order.
         failures: the errors of sequences without a valid token, by key.
     """
 
     tokens: list[int]
     scores: list[TokenScore] = field(default_factory=list)
     prompt_scores: list[TokenScore] = field(default_factory=list)
+    pass_states: list[torch.Tensor] = field(default_factory=list)
     failures: dict[str, DalSegnoError] = field(default_factory=dict)
 
 
@@ -122,10 +125,10 @@ class Runner:
                 node, pool, builder, capture, max_sequences=max_sequences, key=self._node_key
             )
 
-    def launch(self, spans: list[Span]) -> LaunchedStep:
-        """Launch one forward; all earlier ones have been read."""
+    def launch(self, spans: list[Span], passes: Items[PassSpan] = ()) -> LaunchedStep:
+        """Launch one forward over spans of sequences and passes of programs; all earlier ones are read."""
         self.forwards += 1
-        return self._launch(spans, None)
+        return self._launch(spans, None, passes)
 
     def launch_after(self, before: LaunchedStep, spans: list[Span]) -> LaunchedStep:
         """Launch the forward after a replayed one that is not read yet.
@@ -152,10 +155,14 @@ class Runner:
         self.poolers.pop(key, None)
 
     @torch.inference_mode()
-    def _launch(self, spans: list[Span], unread: UnreadTokens | None) -> LaunchedStep:
-        recorded = self._graphs.recorded(spans) if self._graphs is not None else None
+    def _launch(
+        self, spans: list[Span], unread: UnreadTokens | None, passes: Items[PassSpan] = ()
+    ) -> LaunchedStep:
+        recorded = self._graphs.recorded(spans) if self._graphs is not None and not passes else None
         rows = recorded.rows if recorded is not None else 0
-        step = self._builder.build(spans, rows=rows, unread=unread)
+        step = self._builder.build([*spans, *(one.span for one in passes)], rows=rows, unread=unread)
+        if passes:
+            step = add_passes(step, passes)
         masks = self._guides.begin(spans)
         if self._laps is not None:
             self._laps.lap("build")
@@ -166,8 +173,9 @@ class Runner:
                 attention_context(self._pool, step),
                 self._followers.computing(step) if self._followers is not None else nullcontext(),
             ):
-                hidden = self._node.forward(self._node.embed(step.token_ids), step)
+                hidden = self._node.forward(self._inputs_of(step, passes), step)
         self._pool_states(spans, hidden)
+        pass_states = states_of(passes, hidden)
         if self._laps is not None:
             self._laps.lap("forward")
         wanted, scores, prompt_scores = step.scored, list[TokenScore](), list[TokenScore]()
@@ -178,7 +186,7 @@ class Runner:
             )
         if not step.logit_indices.numel():
             return LaunchedStep(
-                number=self.forwards, spans=spans, read=partial(_finish, hidden, prompt_scores)
+                number=self.forwards, spans=spans, read=partial(_finish, hidden, prompt_scores, pass_states)
             )
         if recorded is None:
             logits = self._node.head(hidden, step.logit_indices)
@@ -198,7 +206,9 @@ class Runner:
         arriving = self._arrivals.begin(tokens)
 
         def read() -> ForwardResult:
-            result = ForwardResult(tokens=arriving(), scores=scores, prompt_scores=prompt_scores)
+            result = ForwardResult(
+                tokens=arriving(), scores=scores, prompt_scores=prompt_scores, pass_states=pass_states
+            )
             if masks is not None:
                 result.failures.update({key: as_dalsegno_error(error) for key, error in failures.items()})
                 _find_stuck(masks, result, lambda row: self._node.head(hidden, step.logit_indices[row, None]))
@@ -207,6 +217,15 @@ class Runner:
         return LaunchedStep(
             number=self.forwards, spans=spans, read=read, tokens=tokens if recorded is not None else None
         )
+
+    def _inputs_of(self, step: Step, passes: Items[PassSpan]) -> Any:
+        """The input of the node's `forward`: token ids, and the embeddings that passes bring."""
+        tokens = sum(one.span.count for one in passes)
+        rows, at = embedded_rows(passes, len(step.token_ids) - tokens)
+        if not rows:
+            return self._node.embed(step.token_ids)
+        where = torch.tensor(at, dtype=torch.int64, device=step.token_ids.device)
+        return splice(self._node, step.token_ids, torch.cat(rows), where)
 
     def _pool_states(self, spans: Items[Span], hidden: torch.Tensor) -> None:
         """Add the hidden states of pooled prompts to their poolers, each state once."""
@@ -254,11 +273,13 @@ class _HostBuffer:
         return found
 
 
-def _finish(hidden: torch.Tensor, prompt_scores: list[TokenScore]) -> ForwardResult:
+def _finish(
+    hidden: torch.Tensor, prompt_scores: list[TokenScore], pass_states: list[torch.Tensor]
+) -> ForwardResult:
     """Wait for a step that samples nothing: its duration is measured."""
     if hidden.is_cuda:
         torch.cuda.current_stream(hidden.device).synchronize()
-    return ForwardResult(tokens=[], prompt_scores=prompt_scores)
+    return ForwardResult(tokens=[], prompt_scores=prompt_scores, pass_states=pass_states)
 
 
 def _raise(error: Exception) -> ForwardResult:

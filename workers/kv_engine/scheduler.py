@@ -22,6 +22,7 @@ refused. `tests/workers/kv_engine/test_scheduler.py` simulates the scheduler wit
 
 from collections import Counter, deque
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from math import inf
 from typing import Final
 
@@ -44,6 +45,10 @@ class Scheduler:
         max_step_tokens: the most tokens of a step. At least `max_sequences`, so that all decodes fit.
         prefix_cache: keep computed blocks for later sequences with the same prefix.
         prefill_budget: limits prompt tokens next to decodes; None is no limit.
+
+    Attributes:
+        barrier: sequences that arrived after this number are not admitted; None admits all. Set while
+            something waits for rows and blocks of its own (`reserve`).
     """
 
     def __init__(
@@ -69,6 +74,9 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.counters = CacheCounters()
+        self.max_sequences = max_sequences
+        self.barrier: int | None = None
+        self._reserved_rows = 0
         self._free_rows = deque(range(max_sequences))
         self._arrivals = 0
         self._served: Counter[str] = Counter()
@@ -77,14 +85,15 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """True if a step would compute or admit a sequence."""
-        return any(not sequence.held for sequence in self.running) or (
-            bool(self.waiting) and self._admission_path(min(self.waiting, key=self._order)) is not None
-        )
+        if any(not sequence.held for sequence in self.running):
+            return True
+        able = self._before_barrier()
+        return bool(able) and self._admission_path(min(able, key=self._order)) is not None
 
     @property
     def can_admit(self) -> bool:
         """True if a waiting sequence could be admitted now."""
-        for sequence in sorted(self.waiting, key=self._order):
+        for sequence in sorted(self._before_barrier(), key=self._order):
             path = self._cached(sequence)
             if not self._is_being_computed(sequence, path):
                 return self._fits(sequence, path)
@@ -107,10 +116,33 @@ class Scheduler:
                 "answer); shorten the prompt or max_tokens",
                 code="context_length_exceeded",
             )
-        self._arrivals += 1
-        sequence.arrival = self._arrivals
+        sequence.arrival = self.next_arrival()
         self._count_in(sequence.spec.tenant)
         self.waiting.append(sequence)
+
+    def next_arrival(self) -> int:
+        """Return the number of an arrival, from 1."""
+        self._arrivals += 1
+        return self._arrivals
+
+    def can_reserve(self, rows: int, blocks: int) -> bool:
+        """True if so many rows and blocks are free, besides one block for each running sequence."""
+        return rows <= len(self._free_rows) and blocks + len(self.running) <= self.blocks.free
+
+    def reserve(self, rows: int, blocks: int) -> tuple[list[int], list[int]]:
+        """Take rows and blocks that belong to no sequence of the scheduler, until `release`."""
+        self._reserved_rows += rows
+        return [self._free_rows.popleft() for _ in range(rows)], self.blocks.allocate(blocks)
+
+    def release(self, rows: Items[int], blocks: Items[int]) -> None:
+        """Give back what `reserve` returned."""
+        self._reserved_rows -= len(rows)
+        self._free_rows.extend(rows)
+        self.blocks.release(blocks)
+
+    def count_served(self, tenant: str, tokens: int) -> None:
+        """Count tokens that were computed for a tenant outside of its sequences."""
+        self._served[tenant] += tokens
 
     def schedule(self) -> list[Span]:
         """Admit sequences, allocate blocks, and return the spans of the next step: decodes first."""
@@ -188,15 +220,20 @@ class Scheduler:
 
     # ---- admission ---------------------------------------------------------------------------------
     def _admit(self) -> None:
-        for sequence in sorted(self.waiting, key=self._order):
+        for sequence in sorted(self._before_barrier(), key=self._order):
             path = self._cached(sequence)
             if self._is_being_computed(sequence, path):
                 continue
             if not self._fits(sequence, path):
                 break
             self._admit_one(sequence, path)
-        if self.waiting and not self.running:
+        if self.waiting and not self.running and not self._reserved_rows and self.barrier is None:
             raise BugError("the pool is idle, but its first waiting sequence does not fit")
+
+    def _before_barrier(self) -> list[Sequence]:
+        if self.barrier is None:
+            return self.waiting
+        return [sequence for sequence in self.waiting if sequence.arrival < self.barrier]
 
     def _admission_path(self, sequence: Sequence) -> list[PrefixNode] | None:
         """Return the cached path of a sequence that could be admitted now; None if it could not."""

@@ -37,6 +37,8 @@ class Spans:
     kv_lengths: Int32s  # (B,)
     block_tables: Int32s  # (B, blocks)
     block_size: int
+    key_ends: Int32s | None = None  # (T,), as in `Step`
+    full_starts: Int32s | None = None  # (T,), as in `Step`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

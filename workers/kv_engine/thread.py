@@ -17,6 +17,7 @@ from shared.errors import BugError, CapacityError, ClientError, DalSegnoError, W
 from shared.telemetry.log_fields import quoting
 from workers.kv_engine.counters import EngineStats
 from workers.kv_engine.outputs import Output, StepFailedError
+from workers.kv_engine.programs.spec import ProgramSpec
 from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.threads.mailbox import Mailbox
 from workers.threads.owner_thread import OwnerThread
@@ -35,6 +36,7 @@ class Engine(Protocol):
     @property
     def step_keys(self) -> tuple[str, ...]: ...
     def add(self, spec: SequenceSpec) -> None: ...
+    def add_program(self, spec: ProgramSpec) -> None: ...
     def cancel(self, key: str) -> bool: ...
     def hold(self, key: str) -> bool: ...
     def resume(self, key: str) -> bool: ...
@@ -66,7 +68,7 @@ class _Cancelled:
     steps_after: int
 
 
-_Command: TypeAlias = SequenceSpec | _Cancel | _Hold
+_Command: TypeAlias = SequenceSpec | ProgramSpec | _Cancel | _Hold
 _Report: TypeAlias = list[Output] | _Failed | _Cancelled
 
 
@@ -113,8 +115,8 @@ class EngineThread(OwnerThread[Engine]):
         self._outbox.close()
         await self.join()
 
-    def submit(self, spec: SequenceSpec) -> None:
-        """Send a sequence to the engine.
+    def submit(self, spec: SequenceSpec | ProgramSpec) -> None:
+        """Send a sequence, or a run of a program, to the engine.
 
         Raises:
             CapacityError: too many commands are queued, or the engine is closed.
@@ -170,7 +172,7 @@ class EngineThread(OwnerThread[Engine]):
     def _execute(self, engine: Engine, commands: Iterable[_Command]) -> None:
         for command in commands:
             match command:
-                case SequenceSpec():
+                case SequenceSpec() | ProgramSpec():
                     self._add(engine, command)
                 case _Cancel(key):
                     engine.cancel(key)
@@ -178,9 +180,12 @@ class EngineThread(OwnerThread[Engine]):
                 case _Hold(key, held):
                     _ = engine.hold(key) if held else engine.resume(key)
 
-    def _add(self, engine: Engine, spec: SequenceSpec) -> None:
+    def _add(self, engine: Engine, spec: SequenceSpec | ProgramSpec) -> None:
         try:
-            engine.add(spec)
+            if isinstance(spec, ProgramSpec):
+                engine.add_program(spec)
+            else:
+                engine.add(spec)
         except (ClientError, WorkerError, BugError) as error:
             self._report(_Failed((spec.key,), error))
 

@@ -93,6 +93,7 @@ def make_kv_engine(
             prefix_cache=settings.prefix_cache,
             decode_slowdown_limit=settings.decode_slowdown_limit,
             speculative_tokens=settings.speculative_tokens,
+            max_pass_tokens=settings.max_pass_tokens,
         ),
         export_to=export_to,
         proposer=_proposer(draft, node, settings, blocks, sequences, step_tokens),

@@ -102,7 +102,7 @@ def scores(outputs: Iterable[Output]) -> list[TokenScore]:
     for output in outputs:
         if isinstance(output, PromptOutput):
             found += output.scores
-        elif output.score is not None:
+        elif isinstance(output, TokenOutput) and output.score is not None:
             found.append(output.score)
     return found
 

@@ -20,6 +20,7 @@ from workers.kv_engine.counters import EngineStats
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.gpu.cuda_graphs import GraphCapture
 from workers.kv_engine.outputs import Output, StepFailedError, TokenOutput
+from workers.kv_engine.programs.spec import ProgramSpec
 from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.kv_engine.thread import Engine, EngineThread
 from workers.threads.mailbox import Mailbox
@@ -50,6 +51,9 @@ class ScriptedEngine:
         if spec.max_tokens > 100:
             raise ClientError("too long", code="context_length_exceeded")
         self.live.append(spec.key)
+
+    def add_program(self, spec: ProgramSpec) -> None:
+        raise AssertionError(spec)
 
     def cancel(self, key: str) -> bool:
         if key not in self.live:

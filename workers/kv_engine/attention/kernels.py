@@ -18,14 +18,17 @@ from typing import Final, Literal, Protocol, runtime_checkable
 import torch
 
 from configs.deployment import ConfigError
-from workers.kv_engine.node import KVNode
+from workers.kv_engine.node import CAUSAL_ONLY, KVNode
 from workers.kv_engine.step import Step
 
 _LOGGER: Final = logging.getLogger(__name__)
 
 
 class AttentionKernel(Protocol):
-    """An attention kernel: each token of a step attends to its span in the pool, (T, H, D) to (T, H, D)."""
+    """An attention kernel: each token of a step attends to its span in the pool, (T, H, D) to (T, H, D).
+
+    A kernel for more masks than the causal one has an attribute `masks` (`masks_of`).
+    """
 
     def __call__(
         self,
@@ -55,6 +58,26 @@ class PlanningKernel(AttentionKernel, Protocol):
     def recorded(self) -> RecordedKernel:
         """Return a kernel for recorded steps of one size, whose buffers keep their addresses."""
         ...
+
+
+def masks_of(kernel: AttentionKernel) -> frozenset[str]:
+    """Return the masks that a kernel computes: `causal`, and `full` for ranges of keys (`Step.key_ends`)."""
+    masks: frozenset[str] = getattr(kernel, "masks", CAUSAL_ONLY)
+    return masks
+
+
+def warn_of_mask(kernel: AttentionKernel) -> None:
+    """Log, once per kernel, that torch computes steps whose mask the kernel lacks."""
+    _warn_of_mask(getattr(kernel, "__name__", type(kernel).__name__))
+
+
+@cache
+def _warn_of_mask(kernel: str) -> None:
+    _LOGGER.warning(
+        "torch computes attention in steps with tokens that see later ones (images, programs): the kernel %s "
+        "is for causal masks; those steps are slower",
+        kernel,
+    )
 
 
 def choose_attention(node: KVNode, wanted: Literal["auto", "triton", "flashinfer"]) -> AttentionKernel | None:

@@ -9,7 +9,9 @@ Torch computes spans of similar shape together, with padding (`span_groups`). Th
 step for all layers with the same window.
 
 In a layer with a sliding window of W, the query at position i sees the keys j with i - W < j <= i, as in
-transformers' masks. Older keys stay in the pool, but are not gathered.
+transformers' masks. Older keys stay in the pool, but are not gathered. Tokens of a full part, such as an
+image, see one another: a step with such tokens has a range of keys for each token (`Step.key_ends`), and
+torch computes it if the kernel declares no such mask.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,8 +25,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from shared.errors import BugError
+from workers.kv_engine.attention.kernels import AttentionKernel, masks_of, warn_of_mask
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.attention.span_groups import Group, group_spans
+from workers.kv_engine.node import FULL
 from workers.kv_engine.step import Step
 
 ATTENTION: Final = "dalsegno_paged"
@@ -51,6 +55,7 @@ class _Context:
         self.pool: Final = pool
         self.step: Final = step
         self.slots: Final = step.slots.long()  # (T,)
+        self.kernel: Final = _kernel_for(pool, step)
         self._spans: Final = step.spans
         self._longest: Final = int(step.spans.kv_lengths.max())
         self._groups: Final[dict[int | None, Sequence[Group]]] = {}
@@ -63,6 +68,14 @@ class _Context:
             device, dtype = self.slots.device, self.pool.keys[0].dtype
             self._groups[window] = group_spans(self._spans, window, device=device, dtype=dtype)
         return self._groups[window]
+
+
+def _kernel_for(pool: PagedPool, step: Step) -> AttentionKernel | None:
+    """The pool's kernel if it computes the masks of the step; None stands for torch."""
+    if pool.kernel is None or step.key_ends is None or FULL in masks_of(pool.kernel):
+        return pool.kernel
+    warn_of_mask(pool.kernel)
+    return None
 
 
 _thread: Final = local()
@@ -106,19 +119,42 @@ def paged_attention(
     keys.index_copy_(0, context.slots, key[0].transpose(0, 1))
     values.index_copy_(0, context.slots, value[0].transpose(0, 1))
 
-    queries = query[0].transpose(0, 1)  # (T, H, D)
-    if context.pool.kernel is not None:
-        out = context.pool.kernel(
-            queries, keys, values, context.step, scaling=scaling, window=sliding_window, softcap=softcap
+    scores = Scores(scaling=scaling, softcap=softcap)
+    return _over_pool(context, query[0].transpose(0, 1), layer, scores, sliding_window)[None], None
+
+
+def attend(
+    queries: torch.Tensor, layer: int, *, scaling: float | None = None, window: int | None = None
+) -> torch.Tensor:
+    """Return the attention of a layer, (T, H, D), over keys and values that are in the pool already."""
+    context: _Context | None = getattr(_thread, "context", None)
+    if context is None:
+        raise BugError("attention was called outside of an engine step")
+    return _over_pool(context, queries, layer, Scores(scaling=scaling), window)
+
+
+def _over_pool(
+    context: _Context, queries: torch.Tensor, layer: int, scores: Scores, window: int | None
+) -> torch.Tensor:
+    """Attend by the step's kernel, or by torch: (T, H, D) from queries of that shape."""
+    keys, values = context.pool.keys[layer], context.pool.values[layer]
+    if context.kernel is not None:
+        return context.kernel(
+            queries,
+            keys,
+            values,
+            context.step,
+            scaling=scores.scaling,
+            window=window,
+            softcap=scores.softcap,
         )
-        return out[None], None
-    groups, scores = context.groups(sliding_window), Scores(scaling=scaling, softcap=softcap)
+    groups = context.groups(window)
     if len(groups) == 1:  # the group has all tokens, in order
-        return _attend(queries, keys, values, groups[0], scores)[None], None
+        return _attend(queries, keys, values, groups[0], scores)
     out = queries.new_empty(queries.shape)
     for group in groups:
         out.index_copy_(0, group.tokens, _attend(queries, keys, values, group, scores))
-    return out[None], None
+    return out
 
 
 AttentionInterface.register(ATTENTION, paged_attention)

@@ -2,7 +2,7 @@
 
 `group_spans` makes the groups of a step, once for all layers with the same window. Spans share a group if
 padding them to one shape adds little work. Padding repeats a cell or a query of the same span, so no
-sequence ever reads another's keys.
+sequence ever reads another's keys. Each query sees one range of keys (`Step.key_ends`).
 """
 
 from dataclasses import dataclass
@@ -41,11 +41,14 @@ def group_spans(
 
 
 def _first_keys(spans: Spans, window: int | None) -> Int32s:
-    """The position of the first key that each span's first query sees: (B,)."""
+    """The first key that any query of each span sees: (B,)."""
     if window is None:
         return np.zeros_like(spans.kv_lengths)
     starts = spans.kv_lengths - np.diff(spans.query_offsets)
-    return np.maximum(starts - window + 1, 0)
+    firsts = starts - window + 1
+    if spans.full_starts is not None:
+        firsts = np.minimum(firsts, np.minimum.reduceat(spans.full_starts, spans.query_offsets[:-1]))
+    return np.maximum(firsts, 0)
 
 
 def partition(spans: Spans, window: int | None = None) -> list[list[int]]:
@@ -81,15 +84,19 @@ def _make_group(
     blocks = np.take_along_axis(spans.block_tables[members], cells // spans.block_size, axis=1)
     # (B, Q): padding repeats the span's last query.
     ordinals = np.minimum(np.arange(counts.max()), counts[:, None] - 1)
-    seen = ((lengths - counts)[:, None] + ordinals)[:, :, None]
-    visible = places[:, None, :] <= seen  # (B, Q, L)
+    queries = starts[:, None] + ordinals
+    own = (lengths - counts)[:, None] + ordinals  # the place of each query in its sequence
+    key_ends = own + 1 if spans.key_ends is None else spans.key_ends[queries]
+    visible = places[:, None, :] < key_ends[:, :, None]  # (B, Q, L)
     if window is not None:
-        visible &= places[:, None, :] > seen - window
+        key_starts = own - window + 1
+        if spans.full_starts is not None:
+            key_starts = np.minimum(key_starts, spans.full_starts[queries])
+        visible &= places[:, None, :] >= key_starts[:, :, None]
 
     def on_device(array: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(device)
 
-    queries = starts[:, None] + ordinals
     is_kept = np.arange(counts.max()) < counts[:, None]
     is_single = bool(counts.max() == 1)
     return Group(

@@ -76,7 +76,6 @@ class FusedDecoder(LlamaLike):
 
     def forward(self, inputs: Inputs, step: TokenStep) -> torch.Tensor:
         pool, batch = paged.current()
-        assert pool.kernel is not None, "use_gpu_kernels requires an attention kernel"
         embedded = inputs.embeds if isinstance(inputs, SplicedInputs) else inputs
         # Always a copy: the layers add to it in place.
         states = embedded.to(self.dtype, copy=True) if embedded.is_floating_point() else self._embed(embedded)
@@ -86,9 +85,7 @@ class FusedDecoder(LlamaLike):
             keys, values = pool.keys[number], pool.values[number]
             product = linear(normed, layer.qkv, layer.qkv_bias)
             queries = rotate_and_store(product, layer.norms, self._eps, cos, sin, batch.slots, keys, values)
-            attended = pool.kernel(
-                queries, keys, values, batch, scaling=layer.scaling, window=layer.window, softcap=None
-            )
+            attended = paged.attend(queries, number, scaling=layer.scaling, window=layer.window)
             normed = add_rms_norm(states, layer.out(attended.flatten(1)), layer.norm_post, self._eps)
             mlp = layer.down(silu_and_mul(linear(normed, layer.gate_up)))
             if isinstance(inputs, SplicedInputs) and (rows := inputs.rows_after(number)) is not None:

@@ -1,0 +1,129 @@
+"""The contexts of one run of a program: tokens with keys and values, forks, copies on write. No torch.
+
+A context is a `Sequence` without a prompt, so a step is built of its spans as of any other. A fork shares the
+blocks of the context it begins with. A block that has free cells and several users is copied before one of
+them writes to it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from models.programs import Pass
+from shared.errors import BugError, ClientError
+from workers.kv_engine.programs.pages import Pages
+from workers.kv_engine.sequence import Sequence as EngineSequence
+from workers.kv_engine.sequence_spec import SequenceSpec
+
+CopyCells = Callable[[int, int, int], None]
+"""Copies the first cells of one block to another one, in all layers: (source, target, cells)."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Context:
+    """A context of a run.
+
+    Attributes:
+        sequence: its row and blocks; `computed` is its number of committed tokens.
+        next_position: the position after its committed tokens.
+    """
+
+    sequence: EngineSequence
+    next_position: int = 0
+
+    @property
+    def length(self) -> int:
+        """The number of its committed tokens."""
+        return self.sequence.computed
+
+
+class Contexts:
+    """All contexts of a run.
+
+    Args:
+        key: the key of the run.
+        rows: the rows of the step's tables that the run may use.
+        max_blocks: the most blocks of a row.
+        copy_cells: copies keys and values.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        *,
+        rows: Sequence[int],
+        pages: Pages,
+        block_size: int,
+        max_blocks: int,
+        copy_cells: CopyCells,
+    ) -> None:
+        self.rows: Final = tuple(rows)
+        self.pages: Final = pages
+        self._key = key
+        self._block_size = block_size
+        self._max_blocks = max_blocks
+        self._copy_cells = copy_cells
+        self._free_rows = deque(rows)
+        self._contexts: dict[str, Context] = {}
+
+    def of(self, asked: Pass) -> Context:
+        """Return the context of a pass."""
+        return self._contexts[asked.context]
+
+    def open(self, asked: Pass) -> None:
+        """Open the context of a pass, if it is its first one.
+
+        Raises:
+            BugError: there are more contexts than declared, or a fork of an unknown context.
+        """
+        if asked.context in self._contexts:
+            if asked.forks:
+                raise BugError(f"context {asked.context!r} exists: only its first pass can fork another one")
+            return
+        if not self._free_rows:
+            raise BugError(
+                f"a program opens more than {len(self.rows)} contexts: expected its driver to declare "
+                "max_contexts"
+            )
+        sequence = EngineSequence(
+            SequenceSpec(key=f"{self._key}/{asked.context}", prompt_ids=[], max_tokens=0)
+        )
+        sequence.row = self._free_rows.popleft()
+        context = self._contexts[asked.context] = Context(sequence=sequence)
+        if asked.forks:
+            self._fork(context, asked.forks)
+
+    def make_room(self, context: Context, tokens: int) -> None:
+        """Take blocks so that `tokens` more tokens can be written after a context's committed ones.
+
+        Raises:
+            ClientError: the context would be longer than the model supports.
+            BugError: the driver declared too few tokens.
+        """
+        blocks, length = context.sequence.blocks, context.length
+        if length + tokens > self._max_blocks * self._block_size:
+            raise ClientError(
+                f"the request needs a context of {length + tokens} tokens, but the model supports "
+                f"{self._max_blocks * self._block_size}: ask for less",
+                code="context_length_exceeded",
+            )
+        number, cells = divmod(length, self._block_size)
+        if cells and self.pages.is_shared(blocks[number]):
+            old, blocks[number] = blocks[number], self.pages.take()
+            self._copy_cells(old, blocks[number], cells)
+            self.pages.leave(old)
+            context.sequence.admissions += 1  # its row of the block table is written again
+        while len(blocks) * self._block_size < length + tokens:
+            blocks.append(self.pages.take())
+
+    def _fork(self, context: Context, name: str) -> None:
+        origin = self._contexts.get(name)
+        if origin is None:
+            raise BugError(f"a program forks {name!r}: expected one of its contexts {sorted(self._contexts)}")
+        shared = origin.sequence.blocks[: -(-origin.length // self._block_size)]
+        self.pages.share(shared)
+        context.sequence.blocks = list(shared)
+        context.sequence.ids = list(origin.sequence.ids[: origin.length])
+        context.sequence.computed = origin.length
+        context.next_position = origin.next_position

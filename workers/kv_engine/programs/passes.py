@@ -1,0 +1,147 @@
+"""Passes in a step: their spans, and what a step knows of them besides: positions, masks, embeddings.
+
+The passes of a step come after its sequences in the packed tokens. Without a pass that is not causal, a step
+has no ranges of keys, and every kernel computes it as before.
+"""
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import torch
+
+from models.programs import Mask, Pass
+from shared.errors import BugError
+from workers.kv_engine.programs.contexts import Context
+from workers.kv_engine.sequence import Span
+from workers.kv_engine.step import Int32s, Step
+
+_NO_ID: Final = 0
+"""The id of a token whose embedding is given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PassSpan:
+    """A pass that is computed in one step.
+
+    Attributes:
+        key: the key of its run.
+        positions: (axes, T) int32, on the CPU.
+    """
+
+    key: str
+    asked: Pass
+    context: Context
+    span: Span
+    positions: torch.Tensor
+
+    @property
+    def key_ends(self) -> Int32s:
+        """The number of keys that each token sees, (T,)."""
+        start, count, asked = self.span.start, self.span.count, self.asked
+        if asked.mask is Mask.FULL:
+            return np.full(count, start + count, np.int32)
+        index = np.arange(count, dtype=np.int32)
+        if asked.mask is Mask.FRAMES:
+            return start + (index // asked.frame_tokens + 1) * asked.frame_tokens
+        return start + index + 1
+
+    @property
+    def full_starts(self) -> Int32s:
+        """The first token that each token sees in both directions, (T,); itself in a causal pass."""
+        start, count, asked = self.span.start, self.span.count, self.asked
+        if asked.mask is Mask.FULL:
+            return np.full(count, start, np.int32)
+        index = np.arange(count, dtype=np.int32)
+        if asked.mask is Mask.FRAMES:
+            return start + index // asked.frame_tokens * asked.frame_tokens
+        return start + index
+
+
+def make_span(key: str, asked: Pass, context: Context, *, axes: int) -> PassSpan:
+    """Return a pass as a span of its context; the context has room for it.
+
+    Raises:
+        BugError: the positions do not fit the pass.
+    """
+    sequence, count = context.sequence, asked.tokens
+    ids = list(asked.ids) if asked.ids is not None else [_NO_ID] * count
+    sequence.ids = [*sequence.ids[: context.length], *ids]
+    return PassSpan(
+        key=key,
+        asked=asked,
+        context=context,
+        span=Span(sequence, context.length, count),
+        positions=_positions(asked, context.next_position, axes),
+    )
+
+
+def commit(done: PassSpan) -> None:
+    """Extend the context by the tokens of a computed pass, if it commits them."""
+    if not done.asked.commits:
+        del done.context.sequence.ids[done.span.start :]
+        return
+    done.context.sequence.computed += done.span.count
+    done.context.next_position = int(done.positions.max()) + 1
+
+
+def add_passes(step: Step, passes: Items[PassSpan]) -> Step:
+    """Return the step with the positions and the ranges of keys of its passes, its last spans."""
+    tokens = sum(one.span.count for one in passes)
+    positions = torch.cat([one.positions for one in passes], dim=1)
+    place = step.positions[..., -tokens:]
+    place.copy_(positions.reshape(place.shape))
+    if all(one.asked.mask is Mask.CAUSAL for one in passes):
+        return step
+    starts = step.spans.kv_lengths - np.diff(step.spans.query_offsets)
+    own = np.concatenate(
+        [np.arange(start, end) for start, end in zip(starts, step.spans.kv_lengths, strict=True)]
+    )
+    ends, full = (own + 1).astype(np.int32), own.astype(np.int32)
+    ends[-tokens:] = np.concatenate([one.key_ends for one in passes])
+    full[-tokens:] = np.concatenate([one.full_starts for one in passes])
+    return replace(
+        step,
+        spans=replace(step.spans, key_ends=ends, full_starts=full),
+        key_ends=torch.from_numpy(ends).to(step.slots.device),
+        full_starts=torch.from_numpy(full).to(step.slots.device),
+    )
+
+
+def embedded_rows(passes: Items[PassSpan], first: int) -> tuple[list[torch.Tensor], list[int]]:
+    """Return the embeddings that passes bring, and the tokens of the step that they replace.
+
+    Args:
+        passes: in the order of the step.
+        first: the index of their first token in the step.
+    """
+    rows: list[torch.Tensor] = []
+    at: list[int] = []
+    for one in passes:
+        if one.asked.embeds is not None:
+            rows.append(one.asked.embeds)
+            at += range(first, first + one.span.count)
+        first += one.span.count
+    return rows, at
+
+
+def states_of(passes: Items[PassSpan], hidden: torch.Tensor) -> list[torch.Tensor]:
+    """Return the hidden states of each pass, (T, hidden): the last ones of a step."""
+    counts = [one.span.count for one in passes]
+    return list(torch.split(hidden[len(hidden) - sum(counts) :], counts)) if counts else []
+
+
+def _positions(asked: Pass, following: int, axes: int) -> torch.Tensor:
+    count, given = asked.tokens, asked.positions
+    if given is None:
+        return torch.arange(following, following + count, dtype=torch.int32).repeat(axes, 1)
+    if isinstance(given, int):
+        return torch.full((axes, count), given, dtype=torch.int32)
+    found = given.to("cpu", torch.int32)
+    if tuple(found.shape) not in ((count,), (axes, count)):
+        raise BugError(
+            f"a pass of {count} tokens has positions of shape {tuple(found.shape)}: expected ({count},) or "
+            f"({axes}, {count})"
+        )
+    return found.expand(axes, count)

@@ -1,0 +1,30 @@
+"""A call of a program for the engine. Imports no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from workers.data_plane.port import Array, DeviceArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramSpec:
+    """A call of a program.
+
+    Attributes:
+        key: the caller's name for the run; unique among the live runs and sequences.
+        program: the name of the program in the node.
+        inputs: the inputs of the node call, by edge.
+        args: the arguments of the walk.
+        seed: of the request.
+        priority: runs with a higher one start first.
+        tenant: counted as served with the tokens of its passes.
+    """
+
+    key: str
+    program: str
+    inputs: Mapping[str, Array | DeviceArray]
+    args: Mapping[str, Any]
+    seed: int
+    priority: int = 0
+    tenant: str = ""
