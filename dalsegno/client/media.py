@@ -3,8 +3,8 @@
 Input: a path, bytes, `(name, bytes)`, a Pillow image, an `Audio`, or a NumPy array (an image as H x W (x 3 or
 4) bytes; sound as `Audio.of`). Pillow and NumPy are imported only if such a value is passed.
 
-The server determines a file's modality by the extension of its name, so bytes without a name get one by their
-signature. Sound in answers is 16-bit little-endian PCM with its `sample_rate` in the metadata.
+The server detects the type of a file from its content. Bytes without a name get one by their signature, for
+lists of files and for messages. Sound in answers is 16-bit little-endian PCM with its `sample_rate` in the metadata.
 """
 
 import io
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from models.media.detection import HEAD_BYTES, format_of
 from shared.errors import ClientError
 from shared.tensors import ITEM_BYTES
 
@@ -42,11 +43,12 @@ _SIGNATURES: Final = (
 )
 """Offset, signature, extension of the formats that a server accepts; longer matches first."""
 _EXTENSIONS: Final = {
-    "image": ("png", "jpg", "jpeg", "webp", "bmp", "tiff", "tif", "gif"),
+    "image": ("png", "jpg", "jpeg", "webp", "bmp", "tiff", "tif", "gif", "avif"),
     "audio": ("wav", "mp3", "flac", "ogg", "m4a", "aac"),
     "video": ("mp4", "avi", "mov", "mkv", "webm"),
 }
 _CONTENT_TYPES: Final = {
+    ".avif": "image/avif",
     ".webp": "image/webp",
     ".flac": "audio/flac",
     ".ogg": "audio/ogg",
@@ -82,7 +84,10 @@ class File:
 
     @property
     def content_type(self) -> str:
-        """The MIME type, by the name's extension."""
+        """The MIME type, as the server detects it; by the name's extension if it is unknown."""
+        found = format_of(self.data[:HEAD_BYTES])
+        if found is not None:
+            return found.content_type
         return mimetypes.guess_type(self.name)[0] or _CONTENT_TYPES[Path(self.name).suffix.lower()]
 
 
@@ -92,6 +97,12 @@ class Medium:
 
     data: bytes = field(repr=False)
     metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_tensor(self) -> bool:
+        """True for numbers with a dtype and shape, which `numpy` returns; false for an encoded file."""
+        is_known = self.metadata.get("dtype") in ITEM_BYTES and isinstance(self.metadata.get("shape"), list)
+        return is_known and "content_type" not in self.metadata
 
     @property
     def extension(self) -> str:
@@ -107,11 +118,11 @@ class Medium:
         """
         import numpy as np
 
-        dtype, shape = str(self.metadata.get("dtype")), self.metadata.get("shape")
-        if dtype not in ITEM_BYTES or not isinstance(shape, list) or "content_type" in self.metadata:
+        if not self.is_tensor:
             raise ClientError(
                 f"expected a tensor with dtype and shape, found {self.metadata.get('content_type', 'bytes')}"
             )
+        dtype, shape = str(self.metadata["dtype"]), self.metadata["shape"]
         if dtype == "bfloat16":
             halves = np.frombuffer(self.data, "<u2").astype(np.uint32) << 16
             return halves.view(np.float32).reshape(shape)
@@ -121,7 +132,7 @@ class Medium:
     def save(self, path: str | Path) -> Path:
         """Write it to `path`; a tensor to a path that ends in `.npy` as a NumPy file."""
         path = Path(path)
-        if path.suffix == ".npy" and "content_type" not in self.metadata:
+        if path.suffix == ".npy" and self.is_tensor:
             import numpy as np
 
             np.save(path, self.numpy())
@@ -241,7 +252,7 @@ def _checked(modality: str, name: str, data: bytes) -> File:
     known = _EXTENSIONS[modality]
     if extension not in known:
         raise ClientError(
-            f"{name!r} lacks an extension of {modality} files, which the server requires: expected one of "
+            f"{name!r} lacks an extension of {modality} files: expected one of "
             f"{', '.join(f'.{one}' for one in known)}; pass another name as ('name.{known[0]}', data)"
         )
     return File(modality, name, data)

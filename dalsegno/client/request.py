@@ -26,7 +26,9 @@ class RequestOptions(TypedDict, total=False):
     """Optional arguments of a request; the server chooses those that are not given.
 
     Exactly one of the text, the messages (a chat as OpenAI writes it) and `token_ids` is the prompt. `chat`
-    False: the text is a raw prompt. Media are one item or a list (see `dalsegno.client.media`). `guide`
+    False: the text is a raw prompt. Media are one item or a list (see `dalsegno.client.media`); parts of
+    messages such as `{"type": "image", "file": 0}` place them, or else they come before the last question.
+    `options` are the parameters that only this model's family has (`GET /v1/models/{id}` lists them). `guide`
     constrains the answer, with the fields of `shared.events.Guide`. `timeout_s` limits the time from the
     server's receipt to the end.
     """
@@ -58,6 +60,7 @@ class RequestOptions(TypedDict, total=False):
     guide: Mapping[str, Any] | None
     dimensions: int | None
     warm: bool
+    options: Mapping[str, Any]
     model: str | None
     timeout_s: float | None
 
@@ -128,6 +131,10 @@ def _wanted(how: Mapping[str, Any]) -> list[str] | None:
 
 def _inputs(prompts: Mapping[str, Any], how: Mapping[str, Any], files: Sequence[File]) -> Inputs:
     given = {name: value for name, value in prompts.items() if value is not None}
+    if files and not given:
+        given = {"text": ""}  # some models answer a file alone
+    if files and "messages" in given:
+        given["messages"] = with_places(given["messages"], files)
     if len(given) != 1:
         found = " and ".join(given) or "none of them"
         raise ClientError(f"expected one of a text, messages and token_ids; found {found}")
@@ -140,6 +147,29 @@ def _inputs(prompts: Mapping[str, Any], how: Mapping[str, Any], files: Sequence[
     }
     inputs: Inputs = _fitted(plain, Inputs)
     return msgspec.structs.replace(inputs, files=[_medium_of(file) for file in files])
+
+
+def with_places(messages: Messages, files: Sequence[File]) -> list[Mapping[str, Any]]:
+    """Return messages that place the files; those that place none get all files before the last question."""
+    changed = list(messages)
+    if any(_places_a_file(message) for message in changed):
+        return changed
+    parts: list[Any] = [{"type": file.modality, "file": number} for number, file in enumerate(files)]
+    for number in reversed(range(len(changed))):
+        message = changed[number]
+        if message.get("role") == "user":
+            content = message.get("content")
+            rest = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
+            changed[number] = {**message, "content": [*parts, *rest]}
+            break
+    return changed
+
+
+def _places_a_file(message: Mapping[str, Any]) -> bool:
+    content = message.get("content")
+    return isinstance(content, list) and any(
+        isinstance(part, Mapping) and isinstance(part.get("file"), int) for part in content
+    )
 
 
 def _medium_of(file: File) -> Media:

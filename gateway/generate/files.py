@@ -51,19 +51,19 @@ def _source(where: str, file: object) -> MediaSource:
 
 
 def _of_object(where: str, file: Mapping[str, Any]) -> MediaSource:
-    for name in file:
-        check_known(name, _NAMES, f"{where}.")
-    for name in ("name", "content_type"):
-        if not isinstance(file.get(name, ""), str):
+    for key in file:
+        check_known(key, _NAMES, f"{where}.")
+    for field in ("name", "content_type"):
+        if not isinstance(file.get(field, ""), str):
             raise InvalidParamError(
-                f"{where}.{name}", f"{where}.{name}: expected a string, found {described(file[name])}"
+                f"{where}.{field}", f"{where}.{field}: expected a string, found {described(file[field])}"
             )
     given = [name for name in _FROM if file.get(name) is not None]
     if len(given) != 1:
         found = " and ".join(given) or "none of them"
         raise InvalidParamError(where, f"{where}: expected one of {', '.join(_FROM)}, found {found}")
     value: Any = file[given[0]]
-    name: Any = file.get("name")
+    name = file.get("name")
     if given == ["data"]:
         return sources.of_base64(f"{where}.data", value, declared=file.get("content_type", ""), name=name)
     return sources.of_text(f"{where}.{given[0]}", value, name=name)

@@ -146,9 +146,8 @@ def model_kwargs(found: object, family: Options | None = None) -> Params:
         raise InvalidParamError("model_kwargs", f"model_kwargs: expected an object, found {described(found)}")
     own = options.names(family)
     for name in found:
-        check_known(name, (*MODEL_KWARGS, *own), "model_kwargs.")
-    given_options = {name: found[name] for name in own if found.get(name) is not None}
-    options.check(family, given_options, "model_kwargs.")
+        check_known(name, (*MODEL_KWARGS, "options", *own), "model_kwargs.")
+    given_options = _options(found, family)
     limits = {name: found[name] for name in _LIMITS if found.get(name) is not None}
     if len({repr(value) for value in limits.values()}) > 1:
         raise InvalidParamError(
@@ -166,6 +165,19 @@ def model_kwargs(found: object, family: Options | None = None) -> Params:
     if isinstance(given.get("stop"), str):
         given["stop"] = [given["stop"]]
     return converted(given, Params, "model_kwargs.")
+
+
+def _options(found: Mapping[str, Any], family: Options | None) -> dict[str, Any]:
+    """The options of the model's family, each of its own name or under `options`, checked."""
+    nested = found.get("options")
+    if nested is not None and not isinstance(nested, dict):
+        raise InvalidParamError(
+            "model_kwargs.options", f"model_kwargs.options: expected an object, found {described(nested)}"
+        )
+    given = {name: found[name] for name in options.names(family) if found.get(name) is not None}
+    options.check(family, nested or {}, "model_kwargs.options.")
+    options.check(family, given, "model_kwargs.")
+    return {**(nested or {}), **given}
 
 
 def _with_known_voice(params: Params, served: ServedModel) -> Params:

@@ -104,7 +104,7 @@ class RemoteMedia:
             raise InvalidParamError(
                 where, f"{where}: expected an http(s) address, found {text[:80]!r}"
             ) from error
-        if not host or url.userinfo:
+        if not host or url.userinfo or not 0 < port < 65536:
             raise InvalidParamError(
                 where, f"{where}: expected an http(s) address without a user, found {described(text[:80])}"
             )

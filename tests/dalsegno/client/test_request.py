@@ -93,3 +93,32 @@ def test_an_id_that_cannot_be_one_is_refused(request_id: str) -> None:
 def test_a_name_that_is_unknown_says_the_nearest() -> None:
     with pytest.raises(TypeError, match="unknown argument 'temprature': did you mean 'temperature'"):
         client_request("hi", None, None, {"temprature": 1})
+
+
+def test_files_come_before_the_last_question_unless_messages_place_them() -> None:
+    png = b"\x89PNG\r\n\x1a\n"
+    chat = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hi"},
+        {"role": "user", "content": "?"},
+    ]
+    placed = [{"role": "user", "content": [{"type": "text", "text": "?"}, {"type": "image", "file": 0}]}]
+
+    added = client_request(None, chat, "r1", {"images": png}).inputs
+    kept = client_request(None, placed, "r1", {"images": png}).inputs
+
+    assert added.messages is not None
+    assert added.messages[2]["content"] == [{"type": "image", "file": 0}, {"type": "text", "text": "?"}]
+    assert added.messages[:2] == chat[:2]
+    assert kept.messages == placed
+    assert added.files[0].content_type == "image/png"
+
+
+def test_a_file_alone_is_a_request() -> None:
+    inputs = client_request(None, None, "r1", {"video": ("a.mp4", b"\0\0\0\x18ftypisom")}).inputs
+
+    assert (inputs.text, inputs.files[0].content_type) == ("", "video/mp4")
+
+
+def test_options_of_the_family_are_parameters() -> None:
+    assert client_request("x", None, "r1", {"options": {"steps": 4}}).params.options == {"steps": 4}
