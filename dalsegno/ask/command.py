@@ -1,9 +1,13 @@
 """`dalsegno ask`: the command."""
 
 import sys
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import click
+
+if TYPE_CHECKING:
+    from dalsegno.ask.chat import ChatPrompt
 
 _DEFAULT_URL: Final = "http://127.0.0.1:8000"
 
@@ -15,7 +19,12 @@ _DEFAULT_URL: Final = "http://127.0.0.1:8000"
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Upper limit of new tokens.")
 @click.option("--temperature", type=click.FloatRange(0, 100), help="0 is greedy.")
 @click.option("--seed", type=int, help="The same seed gives the same answer.")
-def ask(**flags: Any) -> None:
+@click.option(
+    "--output-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Save images, sound, video and tensors of the answer here.",
+)
+def ask(output_dir: Path | None, **flags: Any) -> None:
     """Send one question to a running server and print the answer as it arrives.
 
     TEXT is the question; `-` reads it from stdin. $DALSEGNO_API_KEY is sent to servers that require a key.
@@ -26,6 +35,9 @@ def ask(**flags: Any) -> None:
     if flags["text"] == "-":
         flags["text"] = sys.stdin.read()
     prompt = ChatPrompt(**flags, api_key=environment.read().api_key)
+    if output_dir is not None:
+        _save_outputs(prompt, output_dir)
+        return
     has_begun = False
     try:
         for piece in stream_answer(prompt, lambda notice: click.echo(notice, err=True)):
@@ -34,3 +46,22 @@ def ask(**flags: Any) -> None:
     finally:
         if has_begun:
             click.echo()
+
+
+def _save_outputs(prompt: "ChatPrompt", folder: Path) -> None:
+    """Print the answer's text, and the paths of the files that its other outputs were saved to."""
+    from dalsegno.ask.outputs import ask_for_outputs
+
+    texts: list[str] = []
+
+    def show(piece: str) -> None:
+        click.echo(piece, nl=False)
+        texts.append(piece)
+
+    try:
+        saved = ask_for_outputs(prompt, folder, show=show, notice=lambda words: click.echo(words, err=True))
+    finally:
+        if texts:
+            click.echo()
+    for path in saved:
+        click.echo(str(path))

@@ -1,0 +1,76 @@
+"""A question whose answer is not only text: text is printed as it arrives, all else is saved to files.
+
+It uses `POST /generate` through the Python client, so the answer survives the loss of a connection.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from dalsegno.ask.chat import ChatPrompt
+from dalsegno.client import Answer, Client
+from shared.errors import ClientError
+from shared.ids import is_token
+
+_AUDIO: Final = "audio"
+
+
+def ask_for_outputs(
+    prompt: ChatPrompt,
+    folder: Path,
+    *,
+    show: Callable[[str], None],
+    notice: Callable[[str], None],
+    **more: Any,
+) -> list[Path]:
+    """Ask, and save the outputs of all modalities but text in `folder`; return their paths.
+
+    Args:
+        prompt: the question.
+        folder: it is made if it does not exist; files of the same names are replaced.
+        show: called with each piece of the answer's text.
+        notice: called with the progress of the request, in words.
+        more: further arguments of `Client.stream`, such as `images`.
+
+    Raises:
+        DalSegnoError: there is no server, it refuses, or the answer breaks off.
+    """
+    optional = {
+        "model": prompt.model,
+        "max_tokens": prompt.max_tokens,
+        "temperature": prompt.temperature,
+        "seed": prompt.seed,
+    }
+    given: dict[str, Any] = {name: value for name, value in optional.items() if value is not None}
+    with Client(prompt.url, api_key=prompt.api_key) as client:
+        with client.stream(prompt.text, **given, **more) as stream:
+            for chunk in stream:
+                if chunk.modality == "progress":
+                    notice(_in_words(chunk.metadata))
+                elif chunk.text and not chunk.advisory:
+                    show(chunk.text)
+        return save_outputs(stream.answer, folder)
+
+
+def save_outputs(answer: Answer, folder: Path) -> list[Path]:
+    """Save an answer's outputs but text: images and videos as they are, sound as WAV, tensors as `.npy`.
+
+    Raises:
+        ClientError: the server named a modality that cannot be part of a file's name.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    saved: list[Path] = []
+    for modality, media in answer.media.items():
+        if not is_token(modality):
+            raise ClientError(f"expected the name of a modality, found {modality!r}")
+        if modality == _AUDIO and answer.audio is not None and media[0].is_tensor:
+            saved.append(answer.audio.save(folder / "audio.wav"))
+            continue
+        for number, medium in enumerate(media):
+            extension = "npy" if medium.is_tensor else medium.extension
+            saved.append(medium.save(folder / f"{modality}-{number}.{extension}"))
+    return saved
+
+
+def _in_words(progress: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in progress.items())
