@@ -12,10 +12,12 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Timer
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from dalsegno.ask.files import message_content
 from dalsegno.client.bearer_token import bearer
 from shared.errors import CapacityError, ClientError, DalSegnoError
 
@@ -35,6 +37,7 @@ class ChatPrompt:
 
     Attributes:
         api_key: the bearer token, for servers that require one.
+        files: images, audio and video that come before the text.
     """
 
     text: str
@@ -44,6 +47,7 @@ class ChatPrompt:
     temperature: float | None = None
     seed: int | None = None
     api_key: str | None = None
+    files: tuple[Path, ...] = ()
 
 
 def stream_answer(
@@ -124,7 +128,7 @@ def _stream(prompt: ChatPrompt, model: str) -> Iterator[str]:
     }
     body = {
         "model": model,
-        "messages": [{"role": "user", "content": prompt.text}],
+        "messages": [{"role": "user", "content": _content(prompt)}],
         "stream": True,
         **{name: value for name, value in optional.items() if value is not None},
     }
@@ -141,6 +145,24 @@ def _stream(prompt: ChatPrompt, model: str) -> Iterator[str]:
                 return
             yield from _texts_in(json.loads(data))
     raise NoServerError(f"the answer broke off: {prompt.url} closed the connection before its end")
+
+
+def _content(prompt: ChatPrompt) -> Any:
+    """The content of the message; large files are stored on the server meanwhile."""
+
+    def store(path: Path, digest: str) -> None:
+        with _connected(prompt.url) as connection, path.open("rb") as file:
+            headers = _headers(prompt) | {
+                "Content-Type": "application/octet-stream",
+                "Content-Length": str(path.stat().st_size),
+            }
+            connection.request("PUT", f"/v1/files/file-{digest}", file, headers)
+            response = connection.getresponse()
+            body = response.read()
+        if response.status != http.client.OK:
+            raise _refusal(response.status, body)
+
+    return message_content(prompt.text, prompt.files, store)
 
 
 def _texts_in(event: dict[str, Any]) -> Iterator[str]:

@@ -20,6 +20,13 @@ _DEFAULT_URL: Final = "http://127.0.0.1:8000"
 @click.option("--temperature", type=click.FloatRange(0, 100), help="0 is greedy.")
 @click.option("--seed", type=int, help="The same seed gives the same answer.")
 @click.option(
+    "--file",
+    "files",
+    type=click.Path(dir_okay=False, path_type=Path),
+    multiple=True,
+    help="An image, audio or a video that the question is about. May be repeated.",
+)
+@click.option(
     "--output-dir",
     type=click.Path(file_okay=False, path_type=Path),
     help="Save images, sound, video and tensors of the answer here.",
@@ -50,6 +57,7 @@ def ask(output_dir: Path | None, **flags: Any) -> None:
 
 def _save_outputs(prompt: "ChatPrompt", folder: Path) -> None:
     """Print the answer's text, and the paths of the files that its other outputs were saved to."""
+    from dalsegno.ask.files import client_arguments
     from dalsegno.ask.outputs import ask_for_outputs
 
     texts: list[str] = []
@@ -59,7 +67,13 @@ def _save_outputs(prompt: "ChatPrompt", folder: Path) -> None:
         texts.append(piece)
 
     try:
-        saved = ask_for_outputs(prompt, folder, show=show, notice=lambda words: click.echo(words, err=True))
+        saved = ask_for_outputs(
+            prompt,
+            folder,
+            show=show,
+            notice=lambda words: click.echo(words, err=True),
+            **client_arguments(prompt.files),
+        )
     finally:
         if texts:
             click.echo()

@@ -4,7 +4,8 @@ Input: a path, bytes, `(name, bytes)`, a Pillow image, an `Audio`, or a NumPy ar
 4) bytes; sound as `Audio.of`). Pillow and NumPy are imported only if such a value is passed.
 
 The server detects the type of a file from its content. Bytes without a name get one by their signature, for
-lists of files and for messages. Sound in answers is 16-bit little-endian PCM with its `sample_rate` in the metadata.
+lists of files and for messages. Sound in answers is 16-bit little-endian PCM, with its `sample_rate` in the
+metadata.
 """
 
 import io
