@@ -69,6 +69,22 @@ class PrefixMeters(msgspec.Struct, frozen=True, kw_only=True):
     stood: int = 0
 
 
+class EncoderMeters(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters of a worker's encoder caches, which keep what encoders computed of media.
+
+    Attributes:
+        hits, misses: lookups that found rows, and those that did not.
+        evicted: entries that were dropped for newer ones.
+        entries, nbytes: the entries at present, and their size in bytes.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    evicted: int = 0
+    entries: int = 0
+    nbytes: int = 0
+
+
 class GuideMeters(msgspec.Struct, frozen=True, kw_only=True):
     """Counters of a worker's queue of guides (constrained decoding).
 
@@ -106,6 +122,7 @@ class WorkerMeters(msgspec.Struct, frozen=True, kw_only=True):
     edges: EdgeMeters = EdgeMeters()
     prefix: PrefixMeters = PrefixMeters()
     guides: GuideMeters = msgspec.field(default_factory=GuideMeters)
+    encoders: EncoderMeters = EncoderMeters()
 
 
 class ConductorMeters(msgspec.Struct, frozen=True, kw_only=True):

@@ -479,6 +479,7 @@ class Worker:
                     stood=counters.cache.accepted,
                 ),
                 guides=self._guides.meters() if self._guides is not None else GuideMeters(),
+                encoders=self._model.encoder_caches(),
             ),
         }
 

@@ -24,7 +24,15 @@ from gateway.operations.metric_families import LabelValues, counter, gauge, hist
 from gateway.requests.liveness import ReceivedHeartbeat
 from gateway.requests.service import Gateway
 from shared.log.port import LogState, LogStats
-from shared.meters import ConductorMeters, EdgeMeters, GuideMeters, PrefixMeters, TensorMeters, WorkerMeters
+from shared.meters import (
+    ConductorMeters,
+    EdgeMeters,
+    EncoderMeters,
+    GuideMeters,
+    PrefixMeters,
+    TensorMeters,
+    WorkerMeters,
+)
 
 SCHEDULER: Final = "priority"
 """The order of an engine's queue: priority, deadline, tenant, arrival (`workers.kv_engine.scheduler`)."""
@@ -90,6 +98,7 @@ _EDGE_COUNTERS: Final[_Names] = (
 _TENSOR_KINDS: Final = {"puts": "put", "gets": "got", "gone": "gone", "refused": "refused"}
 _EDGE_DIRECTIONS: Final = {"told": "sent", "heard": "received"}
 _PREFIX_KINDS: Final = {"asked": "queries", "hit": "hits"}
+_ENCODER_KINDS: Final = {"hits": "hits", "misses": "misses"}
 _GUIDE_REASONS: Final = {"invalid": "invalid", "turned_away": "turned_away"}
 _SPECULATION_KINDS: Final = {"guessed": "drafted", "stood": "accepted"}
 
@@ -253,6 +262,7 @@ class Snapshot:
         yield from _edges(_field(meters, "edges"))
         yield from _prefixes(_field(meters, "prefix"))
         yield from _guides(_field(meters, "guides"))
+        yield from _encoders(_field(meters, "encoders"))
 
 
 def _prefixes(meters: Mapping[LabelValues, PrefixMeters]) -> Iterator[Metric]:
@@ -264,6 +274,13 @@ def _prefixes(meters: Mapping[LabelValues, PrefixMeters]) -> Iterator[Metric]:
     yield counter("worker_preemptions", help_, ("rank",), _field(meters, "preempted"))
     help_ = "Tokens drafted by speculative decoding, and those that were accepted."
     yield counter("worker_speculative_tokens", help_, ("rank", "kind"), _by_kind(meters, _SPECULATION_KINDS))
+
+
+def _encoders(meters: Mapping[LabelValues, EncoderMeters]) -> Iterator[Metric]:
+    help_ = "Media that encoders looked up in their cache: found (hits), or computed (misses)."
+    yield counter("worker_encoder_cache_lookups", help_, ("rank", "kind"), _by_kind(meters, _ENCODER_KINDS))
+    help_ = "Size of what encoders keep of media, in bytes."
+    yield gauge("worker_encoder_cache_bytes", help_, ("rank",), _field(meters, "nbytes"))
 
 
 def _guides(meters: Mapping[LabelValues, GuideMeters]) -> Iterator[Metric]:

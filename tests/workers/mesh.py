@@ -17,8 +17,10 @@ import numpy.typing as npt
 from configs.deployment import DeploymentConfig
 from configs.placement import NodeGroup
 from models.base import CpuResult, EngineKind, ModelGraph, TextDecoder
+from models.encoder_cache import CacheCounters
 from shared.errors import DalSegnoError, WorkerError
 from shared.events import Usage
+from shared.meters import EncoderMeters
 from shared.plans import Finish, Plan, PlanRequest, Walk
 from shared.tensors import Handle
 from shared.walks import (
@@ -43,6 +45,7 @@ from workers.generation.engine_client import EngineClient
 from workers.kv_engine.counters import EngineStats
 from workers.loading.model import Loaded
 from workers.stateless_engine.firing import FiringResult, StatelessFiring
+from workers.stateless_engine.scheduler import BatchKey
 from workers.stateless_engine.thread import StatelessThread
 
 Floats = npt.NDArray[np.float32]
@@ -186,6 +189,16 @@ class Arithmetic:
     def max_batch(self) -> Mapping[str, int]:
         return dict.fromkeys(self.nodes, 4)
 
+    @property
+    def max_cost(self) -> Mapping[str, float]:
+        return {}
+
+    def batch_key(self, firing: StatelessFiring) -> BatchKey:
+        return BatchKey()
+
+    def encoder_caches(self) -> Sequence[CacheCounters]:
+        return ()
+
     def run(self, node: str, firings: Sequence[StatelessFiring]) -> list[FiringResult | DalSegnoError]:
         if (gate := self.gates.get(node)) is not None:
             gate.wait(20)
@@ -256,6 +269,9 @@ class MeshModel:
 
     def counters(self) -> EngineStats | None:
         return None
+
+    def encoder_caches(self) -> EncoderMeters:
+        return EncoderMeters()
 
     async def load(self, rows: EngineClient) -> Loaded:
         del rows

@@ -16,8 +16,10 @@ from configs.deployment import DeploymentConfig
 from configs.placement import NodeGroup
 from models import registry
 from models.base import CpuResult, EngineKind, ModelGraph, TextDecoder
+from models.encoder_cache import CacheCounters
 from shared.errors import DalSegnoError
 from shared.events import OutputChunk, Usage, WalkCall, decode
+from shared.meters import EncoderMeters
 from shared.output_pieces import PieceAssembler
 from shared.plans import Finish, Plan, PlanRequest, Walk
 from shared.request_output import RequestOutput
@@ -32,6 +34,7 @@ from workers.generation.engine_client import EngineClient
 from workers.kv_engine.counters import EngineStats
 from workers.loading.model import Loaded
 from workers.stateless_engine.firing import FiringResult, StatelessFiring
+from workers.stateless_engine.scheduler import BatchKey
 from workers.stateless_engine.thread import StatelessThread
 
 ERROR: Final = 2.0**-10
@@ -99,6 +102,16 @@ class Painter:
     def max_batch(self) -> Mapping[str, int]:
         return {"painter": self.limit}
 
+    @property
+    def max_cost(self) -> Mapping[str, float]:
+        return {}
+
+    def batch_key(self, firing: StatelessFiring) -> BatchKey:
+        return BatchKey()
+
+    def encoder_caches(self) -> Sequence[CacheCounters]:
+        return ()
+
     def run(self, node: str, firings: Sequence[StatelessFiring]) -> list[FiringResult | DalSegnoError]:
         if self.turns is not None:
             self.turns.acquire(timeout=20)
@@ -148,6 +161,9 @@ class PaintingModel:
 
     def counters(self) -> EngineStats | None:
         return None
+
+    def encoder_caches(self) -> EncoderMeters:
+        return EncoderMeters()
 
     async def load(self, rows: EngineClient) -> Loaded:
         self._thread = StatelessThread(lambda: self.painter)

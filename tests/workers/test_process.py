@@ -33,7 +33,7 @@ from shared.events import (
     encode,
 )
 from shared.log.memory import MemoryLog, MemoryStore
-from shared.meters import WorkerMeters
+from shared.meters import EncoderMeters, WorkerMeters
 from tests.workers import harness
 from tests.workers.harness import EOS, RANK, SUBJECTS, FakeEngine, ToyProcessing, chat
 from workers import process
@@ -71,6 +71,9 @@ class FakeModel:
 
     def counters(self) -> None:
         return None
+
+    def encoder_caches(self) -> EncoderMeters:
+        return EncoderMeters()
 
     async def load(self, rows: EngineClient) -> Loaded:
         await self.may_load.wait()

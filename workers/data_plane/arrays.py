@@ -50,6 +50,18 @@ def to_tensor(array: Array | DeviceArray, device: torch.device) -> torch.Tensor:
     return tensor.to(device, copy=True)
 
 
+def shape_only(array: Array | DeviceArray) -> torch.Tensor:
+    """Return a tensor of the array's dtype and shape, without data (on the device `meta`).
+
+    Raises:
+        ValueError: the dtype is unknown.
+    """
+    dtype = _DTYPES.get(array.dtype)
+    if dtype is None:
+        raise ValueError(f"dtype: expected one of {sorted(_DTYPES)}, found {array.dtype!r}")
+    return torch.empty(array.shape, dtype=dtype, device="meta")
+
+
 def publish(publish_on_device: PublishOnDevice, tensor: torch.Tensor) -> Handle | None:
     """Publish a tensor of the GPU from where it is; None where main memory has to be used (`to_array`)."""
     contiguous = tensor.detach().contiguous()

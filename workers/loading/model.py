@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from configs.deployment import ConfigError, DeploymentConfig
 from models import registry
 from models.base import EngineKind, MediaReader, ModelGraph, Processing
+from shared.meters import EncoderMeters
 from workers.generation.engine_client import EngineClient, EnginePort
 from workers.kv_engine.counters import EngineStats
 from workers.kv_engine.thread import EngineThread
@@ -78,6 +79,10 @@ class Model(Protocol):
 
     def counters(self) -> EngineStats | None: ...
 
+    def encoder_caches(self) -> EncoderMeters:
+        """The counters of the encoder caches of its stateless nodes."""
+        ...
+
     async def load(self, client: EngineClient) -> Loaded:
         """Load the model; the engine delivers its outputs to `client`."""
         ...
@@ -116,6 +121,9 @@ class LocalModel:
 
     def counters(self) -> EngineStats | None:
         return self._thread.stats() if self._thread is not None else None
+
+    def encoder_caches(self) -> EncoderMeters:
+        return self._stateless.encoder_caches() if self._stateless is not None else EncoderMeters()
 
     async def load(self, client: EngineClient) -> Loaded:
         begun_s = time.monotonic()

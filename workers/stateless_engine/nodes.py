@@ -8,19 +8,22 @@ in main memory, and complete, when `run` returns.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import torch
 
 from models.base import Item, StatelessNode, StatelessResult
+from models.encoder_cache import CacheCounters, EncoderCache
 from shared.errors import BugError, DalSegnoError, TensorGone, WorkerError
 from shared.tensors import Handle
-from workers.data_plane.arrays import publish, to_array, to_tensor
-from workers.data_plane.port import Array, PublishOnDevice
+from workers.data_plane.arrays import publish, shape_only, to_array, to_tensor
+from workers.data_plane.port import Array, DeviceArray, PublishOnDevice
 from workers.machine.cores import cores
 from workers.machine.cpu_threads import give_way, stateless_threads, use_cpu_threads
 from workers.stateless_engine.firing import FiringResult, StatelessFiring
+from workers.stateless_engine.scheduler import BatchKey
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -53,29 +56,58 @@ class StatelessNodes:
                 give_way()
         self.device: Final = device
         self.max_batch: Final = {name: node.max_batch for name, node in nodes.items()}
+        costs = {name: getattr(node, "max_cost", None) for name, node in nodes.items()}
+        self.max_cost: Final = {name: float(most) for name, most in costs.items() if most is not None}
         self._nodes = dict(nodes)
+
+    def batch_key(self, firing: StatelessFiring) -> BatchKey:
+        """The group and the cost of a firing, as its node tells them by the shapes and the arguments.
+
+        Raises:
+            NodeFailedError: it raised something else.
+        """
+        node = self._nodes[firing.node]
+        group, cost = getattr(node, "group", None), getattr(node, "cost", None)
+        if group is None and cost is None:
+            return BatchKey()
+        try:
+            item = self._item(firing, shape_only)
+            found = group(item) if group is not None else None
+            hash(found)
+            return BatchKey(found, float(cost(item)) if cost is not None else 0.0)
+        except Exception as error:
+            raise _failure(firing.node, error) from error
+
+    def encoder_caches(self) -> list[CacheCounters]:
+        """The counters of the nodes that have an encoder cache."""
+        caches = (getattr(node, "encoder_cache", None) for node in self._nodes.values())
+        return [cache.counters for cache in caches if isinstance(cache, EncoderCache)]
 
     @torch.inference_mode()
     def run(self, node: str, firings: Sequence[StatelessFiring]) -> list[FiringResult | DalSegnoError]:
         """Return the result or the error of each firing."""
-        items = [self._item(firing) for firing in firings]
+        items = [self._read(firing) for firing in firings]
         results = iter(self._run(node, [item for item in items if isinstance(item, Item)]))
         return [
             _fired(firing, next(results)) if isinstance(item, Item) else _failure(node, item)
             for firing, item in zip(firings, items, strict=True)
         ]
 
-    def _item(self, firing: StatelessFiring) -> Item | Exception:
+    def _read(self, firing: StatelessFiring) -> Item | Exception:
         try:
-            return Item(
-                inputs={name: to_tensor(array, self.device) for name, array in firing.inputs.items()},
-                args=firing.args,
-                seed=firing.seed,
-                path=firing.path,
-                chunk=firing.chunk,
-            )
+            return self._item(firing, partial(to_tensor, device=self.device))
         except (ValueError, RuntimeError, TensorGone) as error:  # invalid bytes, or no memory for the tensor
             return error
+
+    @staticmethod
+    def _item(firing: StatelessFiring, read: Callable[[Array | DeviceArray], torch.Tensor]) -> Item:
+        return Item(
+            inputs={name: read(array) for name, array in firing.inputs.items()},
+            args=firing.args,
+            seed=firing.seed,
+            path=firing.path,
+            chunk=firing.chunk,
+        )
 
     def _run(self, node: str, items: Sequence[Item]) -> list[StatelessResult | Exception]:
         if not items:

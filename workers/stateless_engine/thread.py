@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from models.base import ChunkOf
+from models.encoder_cache import CacheCounters
 from shared.errors import BugError, CapacityError, DalSegnoError, WorkerError
+from shared.meters import EncoderMeters
 from shared.telemetry import timeline
 from workers.data_plane.port import Array, DeviceArray, PublishOnDevice
 from workers.stateless_engine.firing import FiringResult, StatelessFiring, StatelessStats
-from workers.stateless_engine.scheduler import MicroScheduler
+from workers.stateless_engine.scheduler import BatchKey, MicroScheduler
 from workers.threads.mailbox import Mailbox
 from workers.threads.owner_thread import OwnerThread
 
@@ -35,6 +37,23 @@ class NodeRunner(Protocol):
     @property
     def max_batch(self) -> Mapping[str, int]:
         """The largest batch of each node, by its name."""
+        ...
+
+    @property
+    def max_cost(self) -> Mapping[str, float]:
+        """The largest cost of a batch, for the nodes that state one."""
+        ...
+
+    def batch_key(self, firing: StatelessFiring) -> BatchKey:
+        """The group and the cost of a firing.
+
+        Raises:
+            DalSegnoError: the node cannot tell them; the firing has failed.
+        """
+        ...
+
+    def encoder_caches(self) -> Sequence[CacheCounters]:
+        """The counters of the nodes that have an encoder cache; read by other threads, too."""
         ...
 
     def run(self, node: str, firings: Sequence[StatelessFiring]) -> list[FiringResult | DalSegnoError]:
@@ -118,6 +137,17 @@ class StatelessThread(OwnerThread[NodeRunner]):
         """Return the engine's own counters, not a copy."""
         return self._stats
 
+    def encoder_caches(self) -> EncoderMeters:
+        """Return the sums of the counters of all encoder caches."""
+        caches = self.made.encoder_caches() if self.made is not None else ()
+        return EncoderMeters(
+            hits=sum(one.hits for one in caches),
+            misses=sum(one.misses for one in caches),
+            evicted=sum(one.evicted for one in caches),
+            entries=sum(one.entries for one in caches),
+            nbytes=sum(one.nbytes for one in caches),
+        )
+
     def _deliver(
         self, batch: Sequence[_PendingFiring], results: Sequence[FiringResult | DalSegnoError]
     ) -> None:
@@ -137,14 +167,23 @@ class StatelessThread(OwnerThread[NodeRunner]):
     # ---- called in the thread ----------------------------------------------------------------------
     def _make_nodes(self) -> NodeRunner:
         nodes = self._load()
-        self._waiting = MicroScheduler(nodes.max_batch)
+        self._waiting = MicroScheduler(nodes.max_batch, nodes.max_cost)
         return nodes
 
     def _serve_nodes(self, nodes: NodeRunner) -> None:
         while not self._inbox.is_closed:
             for pending in self._inbox.take(wait=not len(self._waiting)):
-                self._waiting.add(pending.firing.node, pending)
+                self._add(nodes, pending)
             self._run_batch(nodes)
+
+    def _add(self, nodes: NodeRunner, pending: _PendingFiring) -> None:
+        try:
+            key = nodes.batch_key(pending.firing)
+        except DalSegnoError as error:
+            self._stats.failed += 1
+            self.on_loop(self._deliver, [pending], [error])
+            return
+        self._waiting.add(pending.firing.node, pending, key)
 
     def _die(self, error: BaseException) -> None:
         _LOGGER.critical("the stateless engine's thread died: %s: %s", type(error).__name__, error)

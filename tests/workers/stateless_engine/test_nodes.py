@@ -9,13 +9,39 @@ import pytest
 import torch
 
 from models.base import ChunkOf, Item, StatelessResult
+from models.encoder_cache import EncoderCache
 from shared.errors import BugError, ClientError, DalSegnoError
 from workers.data_plane.arrays import to_array
 from workers.data_plane.port import Array
 from workers.stateless_engine.firing import FiringResult, StatelessFiring
 from workers.stateless_engine.nodes import NodeFailedError, StatelessNodes
+from workers.stateless_engine.scheduler import BatchKey
 
 CPU = torch.device("cpu")
+
+
+class Choosy:
+    """A node that batches items of one length, up to a cost, and has a cache."""
+
+    max_batch = 8
+    max_cost = 100
+
+    def __init__(self) -> None:
+        self.encoder_cache = EncoderCache()
+
+    def group(self, item: Item) -> object:
+        if item.args.get("fails"):
+            raise KeyError("size")
+        return tuple(item.inputs["x"].shape), item.inputs["x"].device.type
+
+    def cost(self, item: Item) -> float:
+        return item.inputs["x"].numel() * 2
+
+    def run(self, items: Sequence[Item]) -> list[StatelessResult | Exception]:
+        self.encoder_cache.fill(
+            [item.args["digest"] for item in items], lambda new: [torch.zeros(2) for _ in new]
+        )
+        return [StatelessResult(outputs={}) for _ in items]
 
 
 @dataclass
@@ -144,3 +170,28 @@ def test_no_gradients_are_recorded() -> None:
 @pytest.mark.parametrize("most", [1, 16])
 def test_the_largest_batch_of_each_node_is_known(most: int) -> None:
     assert StatelessNodes({"double": Doubling(max_batch=most)}, CPU).max_batch == {"double": most}
+
+
+def test_a_node_groups_and_weighs_firings_by_shapes_and_arguments_without_their_data() -> None:
+    nodes = StatelessNodes({"double": Choosy()}, CPU)
+
+    assert nodes.max_cost == {"double": 100.0}
+    assert nodes.batch_key(firing((1, 2, 3))) == BatchKey(((3,), "meta"), 6.0)
+    with pytest.raises(NodeFailedError, match="KeyError"):
+        nodes.batch_key(firing(args={"fails": True}))
+
+
+def test_without_the_further_members_all_firings_are_alike() -> None:
+    nodes = StatelessNodes({"double": Doubling()}, CPU)
+
+    assert (nodes.max_cost, nodes.batch_key(firing()), nodes.encoder_caches()) == ({}, BatchKey(), [])
+
+
+def test_the_counters_of_an_encoder_cache_are_reported() -> None:
+    nodes = StatelessNodes({"double": Choosy()}, CPU)
+
+    nodes.run("double", [firing(args={"digest": "a"}), firing(args={"digest": "b"})])
+    nodes.run("double", [firing(args={"digest": "a"})])
+
+    [counters] = nodes.encoder_caches()
+    assert (counters.hits, counters.misses, counters.entries) == (1, 2, 2)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from workers.stateless_engine.scheduler import MicroScheduler
+from workers.stateless_engine.scheduler import BatchKey, MicroScheduler
 
 
 def scheduler(**max_batch: int) -> MicroScheduler[int]:
@@ -59,3 +59,29 @@ def test_a_flood_of_one_node_delays_another_by_one_batch_at_most() -> None:
 def test_a_batch_of_none_is_refused() -> None:
     with pytest.raises(ValueError, match="'a': max_batch must be at least 1, found 0"):
         scheduler(a=0)
+
+
+def test_only_firings_of_one_group_are_batched_and_the_others_keep_their_order() -> None:
+    one = scheduler(a=3)
+    for firing, group in enumerate("xyxyyx"):
+        one.add("a", firing, BatchKey(group))
+
+    assert drained(one) == [("a", [0, 2, 5]), ("a", [1, 3, 4])]
+
+
+def test_a_batch_ends_before_the_firing_that_costs_too_much() -> None:
+    one = MicroScheduler[int]({"a": 9}, {"a": 10.0})
+    for firing, cost in enumerate([4.0, 6.0, 1.0, 50.0, 2.0, 3.0]):
+        one.add("a", firing, BatchKey(cost=cost))
+
+    assert drained(one) == [("a", [0, 1]), ("a", [2]), ("a", [3]), ("a", [4, 5])]
+
+
+def test_the_first_firing_is_always_taken_so_that_none_waits_for_ever() -> None:
+    one = MicroScheduler[str]({"a": 8}, {"a": 1.0})
+    one.add("a", "dear", BatchKey("large", 100.0))
+    for _ in range(8):
+        one.add("a", "cheap", BatchKey("small", 0.1))
+
+    assert one.take() == ("a", ["dear"])
+    assert one.take() == ("a", ["cheap"] * 8)

@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 
 from models.base import ChunkOf
+from models.encoder_cache import CacheCounters
 from shared.errors import BugError, CapacityError, ClientError, DalSegnoError, WorkerError
+from shared.meters import EncoderMeters
 from workers.data_plane.port import Array
 from workers.stateless_engine import thread as thread_module
 from workers.stateless_engine.firing import FiringResult, StatelessFiring
+from workers.stateless_engine.scheduler import BatchKey
 from workers.stateless_engine.thread import NodeRunner, StatelessThread
 
 
@@ -23,6 +26,7 @@ class ScriptedNodes:
     """Nodes that return the arguments of each firing; the test starts each batch."""
 
     max_batch: Mapping[str, int] = {"vocoder": 4, "encoder": 1}
+    max_cost: Mapping[str, float] = {}
 
     def __init__(self) -> None:
         self.batches: list[tuple[str, list[Any]]] = []
@@ -31,6 +35,14 @@ class ScriptedNodes:
         self.begun = Semaphore(0)
         self.permits = Semaphore(0)
         self.broken: Exception | None = None
+
+    def batch_key(self, firing: StatelessFiring) -> BatchKey:
+        if firing.args.get("has_no_key"):
+            raise WorkerError("no key")
+        return BatchKey(firing.args.get("group"))
+
+    def encoder_caches(self) -> list[CacheCounters]:
+        return [CacheCounters(hits=1, misses=2), CacheCounters(hits=3, nbytes=8)]
 
     def run(self, node: str, firings: Sequence[StatelessFiring]) -> list[FiringResult | DalSegnoError]:
         self.threads.add(current_thread().name)
@@ -246,6 +258,27 @@ async def test_closing_does_not_wait_for_nodes_that_load() -> None:
 
 
 @pytest.mark.processes
+async def test_firings_of_other_groups_run_apart_and_one_without_a_key_fails_alone() -> None:
+    nodes = ScriptedNodes()
+    async with running(nodes) as thread, asyncio.TaskGroup() as tasks:
+        tasks.create_task(fire(thread, "first"))
+        await begun(nodes)
+        for name, group in (("a", "x"), ("b", "y"), ("c", "x")):
+            tasks.create_task(fire(thread, name, group=group))
+        await turn()
+        nodes.permits.release()
+        with pytest.raises(WorkerError, match="no key"):
+            await fire(thread, "unkeyed", has_no_key=True)
+        nodes.permits.release(2)
+
+    assert nodes.batches == [("vocoder", ["first"]), ("vocoder", ["a", "c"]), ("vocoder", ["b"])]
+
+
+async def test_the_counters_of_all_encoder_caches_are_summed() -> None:
+    async with running(ScriptedNodes()) as thread:
+        assert thread.encoder_caches() == EncoderMeters(hits=4, misses=2, nbytes=8)
+
+
 def test_the_thread_is_imported_without_torch() -> None:
     script = "import sys, workers.stateless_engine.thread; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
