@@ -24,8 +24,8 @@ from workers.kv_engine import kernel_models
 from workers.kv_engine.attention import paged
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.kernel_models import Inputs, LlamaLike, SplicedInputs, TextModel
-from workers.kv_engine.node import KVNode
-from workers.kv_engine.selfcheck import text_for
+from workers.kv_engine.node import FULL, KVNode
+from workers.kv_engine.selfcheck import masked_logits, text_for
 from workers.kv_engine.step import Step
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -81,6 +81,10 @@ class NativeDecoder(LlamaLike):
         text = text_for(node)
         # Computed now, because packing frees the weights of the model.
         self._reference: Final[tuple[torch.Tensor, torch.Tensor]] = (text, node.reference(text))
+        self._masked_reference: torch.Tensor | None = None
+        if FULL in self.masks:
+            node.use_attention(paged.ATTENTION)
+            self._masked_reference = masked_logits(node)
         self._pool: PagedPool | None = None
         self._cells: tuple[Any, Any] = (None, None)
         model = TextModel.of(node)
@@ -156,6 +160,11 @@ class NativeDecoder(LlamaLike):
                 "the reference logits exist for the text of the self-check only: the weights are packed"
             )
         return logits
+
+    def masked_reference(self) -> torch.Tensor:
+        """Return the logits for the mask `full` in the self-check, (T, vocab_size), computed by torch."""
+        assert self._masked_reference is not None, "the node declares the mask"
+        return self._masked_reference
 
     # ---- weights -----------------------------------------------------------------------------------
     def _layer(self, layer: Any, packing: MatrixPacker) -> library.Layer:

@@ -7,18 +7,23 @@ alone.
 If the logits differ by more than rounding, the model has a feature that the engine does not support: its own
 positions, rotary angles that depend on the longest sequence of the batch, or a state besides keys and values.
 It is refused by name, for otherwise its answers would be slightly wrong.
+
+Where tokens may see later ones (the mask `full`), the text is computed once more with such tokens, and
+compared with torch's attention over the layers of transformers.
 """
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
+import numpy as np
 import torch
 
 from models.checkpoints.files import UnsupportedArchitectureError
 from workers.kv_engine.attention.kernels import AttentionKernel
 from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
-from workers.kv_engine.node import KVNode
+from workers.kv_engine.node import FULL, KVNode, masks_of
 from workers.kv_engine.sequence import Sequence, Span
 from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.kv_engine.step import StepBuilder
@@ -28,6 +33,9 @@ _TEXT_BLOCKS: Final = (3, 0, 4)
 _OTHER_BLOCKS: Final = (2, 1)
 _CUTS: Final = (0, 6, 11, 12)
 """The span boundaries: two spans of a prompt, and a decode."""
+
+_FULL_PART: Final = range(3, 9)
+"""The tokens of the text that see one another in the check of the mask `full`."""
 
 _TOLERANCE: Final = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
 """In standard deviations of the logits. A wrong position or mask causes an error of one and more."""
@@ -59,13 +67,62 @@ def check_node(node: KVNode, kernel: AttentionKernel | None = None) -> None:
             f"{node.architecture} is not served: it cannot be run over the paged pool "
             f"({type(failure).__name__}: {failure})"
         ) from failure
+    _compare(
+        node,
+        found,
+        expected,
+        "its logits",
+        "the model uses positions or a state that the engine does not know",
+    )
+    if FULL in masks_of(node):
+        own = getattr(node, "masked_reference", None)
+        expected = own() if own is not None else masked_logits(node, by_torch=True)
+        found = masked_logits(node, kernel)
+        what = "its logits for tokens that see later ones"
+        _compare(node, found, expected, what, "the kernel declares a mask that it does not compute")
+
+
+def _compare(node: KVNode, found: torch.Tensor, expected: torch.Tensor, what: str, reason: str) -> None:
     error = float((found - expected).abs().max() / expected.std())
     if not error <= _TOLERANCE[node.dtype]:
         raise UnsupportedArchitectureError(
-            f"{node.architecture} is not served: over the paged pool its logits differ from its own by "
+            f"{node.architecture} is not served: over the paged pool {what} differ from its own by "
             f"{error:.2g} standard deviations, expected at most {_TOLERANCE[node.dtype]:.2g} in "
-            f"{node.dtype}; the model uses positions or a state that the engine does not know"
+            f"{node.dtype}; {reason}"
         )
+
+
+@torch.inference_mode()
+def masked_logits(
+    node: KVNode, kernel: AttentionKernel | None = None, *, by_torch: bool = False
+) -> torch.Tensor:
+    """Return the logits of the text over the pool, (T, vocab_size), where a part of it sees itself.
+
+    Args:
+        node: uses the pool's attention already.
+        kernel: the attention kernel; the default of the device if None.
+        by_torch: torch computes attention.
+    """
+    ids = text_for(node).tolist()
+    builder = StepBuilder(
+        max_sequences=2, max_step_tokens=32, max_blocks=3, block_size=_BLOCK_SIZE, device=node.device
+    )
+    pool = PagedPool.of(node, slots=_BLOCK_SIZE * (max(_TEXT_BLOCKS) + 1), kernel=kernel)
+    if by_torch:
+        pool.kernel = None
+    step = builder.build([Span(_sequence("text", ids, _TEXT_BLOCKS, row=1), 0, len(ids))])
+    own = np.arange(len(ids), dtype=np.int32)
+    ends, starts = own + 1, own.copy()
+    ends[_FULL_PART], starts[_FULL_PART] = _FULL_PART.stop, _FULL_PART.start
+    step = replace(
+        step,
+        key_ends=torch.from_numpy(ends).to(node.device),
+        full_starts=torch.from_numpy(starts).to(node.device),
+        spans=replace(step.spans, key_ends=ends, full_starts=starts),
+    )
+    with attention_context(pool, step):
+        hidden = node.forward(node.embed(step.token_ids), step)
+    return node.head(hidden, torch.arange(len(ids), device=node.device))
 
 
 def _paged_logits(node: KVNode, ids: list[int], kernel: AttentionKernel | None = None) -> torch.Tensor:

@@ -12,9 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from models.checkpoints.files import UnsupportedArchitectureError
 from tests.workers.cpu_kernels.libraries import NAMES, library
 from tests.workers.cpu_kernels.text_models import HIDDEN, TextNode
 from tests.workers.cpu_kernels.text_models import NAMES as TEXT_MODELS
+from tests.workers.kv_engine.engines import make_engine
+from tests.workers.kv_engine.programs.flow import flow_node
+from workers.cpu_kernels import decoder
 from workers.cpu_kernels.decoder import NativeDecoder, use_cpu_kernels
 from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
@@ -170,3 +174,16 @@ def test_a_text_model_is_found_inside_of_its_class() -> None:
     assert served.position_axes == 3
     assert served.embed_width == 3 * HIDDEN
     assert "full" in served.masks
+
+
+def test_kernels_that_ignore_the_mask_are_found_out_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = decoder._to_c_step
+
+    def causal(step: Any, *rest: Any) -> Any:
+        return right(dataclasses.replace(step, key_ends=None), *rest)
+
+    monkeypatch.setattr(decoder, "_to_c_step", causal)
+    native = NativeDecoder(flow_node(), library(NAMES[-1]), threads=1)
+
+    with pytest.raises(UnsupportedArchitectureError, match="tokens that see later ones differ"):
+        make_engine(native, num_blocks=20, block_size=8, max_step_tokens=64, max_sequences=4)

@@ -13,7 +13,7 @@ from transformers import (
     Qwen3VLTextModel,
 )
 
-from models.base import KVLayout
+from models.base import KVLayout, TokenStep
 
 VOCABULARY: Final = 211
 HIDDEN: Final = 96
@@ -74,8 +74,29 @@ class TextNode:
 
     def reference(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The logits of a text, (T, vocabulary)."""
+        self.text_model.set_attn_implementation("eager")
         hidden = self.text_model(input_ids=token_ids[None], use_cache=False).last_hidden_state[0]
         logits: torch.Tensor = self.lm_head(hidden)
+        return logits
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """The ids: `forward` embeds them."""
+        return token_ids
+
+    def forward(self, inputs: torch.Tensor, step: TokenStep) -> torch.Tensor:
+        """The states of a step's tokens, (T, hidden)."""
+        output = self.text_model(
+            input_ids=inputs[None],
+            position_ids=step.positions.unsqueeze(-2),
+            attention_mask=torch.zeros(1, 1, 1, 1),
+            use_cache=False,
+        )
+        hidden: torch.Tensor = output.last_hidden_state[0]
+        return hidden
+
+    def head(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """The logits at some tokens."""
+        logits: torch.Tensor = self.lm_head(hidden.index_select(0, indices))
         return logits
 
     def use_attention(self, name: str) -> None:

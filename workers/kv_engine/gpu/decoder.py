@@ -25,6 +25,7 @@ from workers.kv_engine.attention import paged
 from workers.kv_engine.gpu.triton_layers import add_rms_norm, rotate_and_store, silu_and_mul
 from workers.kv_engine.kernel_models import Inputs, LlamaLike, SplicedInputs, TextModel
 from workers.kv_engine.node import KVNode
+from workers.kv_engine.selfcheck import masked_logits
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -102,6 +103,10 @@ class FusedDecoder(LlamaLike):
     def reference(self, token_ids: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self._node.reference(token_ids)
         return logits
+
+    def masked_reference(self) -> torch.Tensor:
+        """Return the logits for the mask `full` in the self-check, (T, vocab_size), without fused layers."""
+        return masked_logits(self._node, by_torch=True)
 
 
 def _layer_of(layer: Any, body: str) -> _Layer:
