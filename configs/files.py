@@ -137,7 +137,7 @@ def _of_folder(folder: Path) -> Base:
     folder = folder.resolve()
     family = registry.family_of(folder)
     config = read_json(folder / "config.json")
-    length = context_length(config)
+    length = context_length(config) or registry.graph(family).max_positions
     if length is None:
         raise ConfigError(
             f"{folder}/config.json: expected an integer max_position_embeddings, found "

@@ -71,6 +71,8 @@ class ModelGraph:
         options: the family's own request parameters: a struct whose fields all have defaults, with bounds
             (`msgspec.Meta`) and a docstring with the section `Attributes`. None: it has none.
         embeds: its KV node can emit an embedding or the hidden states of a prompt (`pooling`).
+        max_positions: the longest sequence of checkpoints whose `config.json` does not state it, because it
+            is the default of their class; None: every checkpoint states it.
         claims: the claim to a checkpoint folder, for `dalsegno serve FOLDER`; None: the family is served by
             name only.
         serves: the checkpoints it claims, in words, for error messages.
@@ -95,6 +97,7 @@ class ModelGraph:
     paths: frozenset[str] = frozenset()
     options: type[msgspec.Struct] | None = None
     embeds: bool = False
+    max_positions: int | None = None
     claims: Callable[[CheckpointInfo], Claim | None] | None = None
     serves: str = ""
     streams: Mapping[InputPort, StreamLink] = field(init=False, repr=False, compare=False)

@@ -10,4 +10,5 @@ GRAPH: Final[ModelGraph] = vision_language_graph(
     {"Idefics3ForConditionalGeneration"},
     serves="Idefics3: the architecture Idefics3ForConditionalGeneration",
     repository="HuggingFaceM4/Idefics3-8B-Llama3",
+    max_positions=2048,
 )

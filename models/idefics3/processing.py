@@ -14,7 +14,7 @@ FENCE: Final = "<fake_token_around_image>"
 WHOLE: Final = "<global-img>"
 
 
-def load(checkpoint: Path, *, max_seq_len: int, media: MediaReader) -> VisionLanguageProcessing:
+def load(checkpoint: Path, *, max_seq_len: int, media: MediaReader | None) -> VisionLanguageProcessing:
     """Load the CPU nodes of a checkpoint.
 
     Raises:
@@ -26,7 +26,7 @@ def load(checkpoint: Path, *, max_seq_len: int, media: MediaReader) -> VisionLan
 class Idefics3Adapter(ImageAdapter):
     """Tiles of equally many tokens, by rows."""
 
-    def __init__(self, checkpoint: Path, media: MediaReader) -> None:
+    def __init__(self, checkpoint: Path, media: MediaReader | None) -> None:
         super().__init__(checkpoint, media, image_token="<image>")  # noqa: S106 - not a password
         self._rows: Final[int] = self.settings.get("image_seq_len", 169)
 

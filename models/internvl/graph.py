@@ -10,4 +10,5 @@ GRAPH: Final[ModelGraph] = vision_language_graph(
     {"InternVLForConditionalGeneration"},
     serves="InternVL in transformers' own format: the architecture InternVLForConditionalGeneration",
     repository="OpenGVLab/InternVL3-1B-hf",
+    max_positions=32_768,
 )

@@ -12,7 +12,7 @@ from models.vision_language.processing import VisionLanguageProcessing, read_pro
 from shared.events import Media
 
 
-def load(checkpoint: Path, *, max_seq_len: int, media: MediaReader) -> VisionLanguageProcessing:
+def load(checkpoint: Path, *, max_seq_len: int, media: MediaReader | None) -> VisionLanguageProcessing:
     """Load the CPU nodes of a checkpoint.
 
     Raises:
@@ -24,7 +24,7 @@ def load(checkpoint: Path, *, max_seq_len: int, media: MediaReader) -> VisionLan
 class InternVLAdapter(ImageAdapter):
     """Tiles one after the other, between a token for the start of an image and one for its end."""
 
-    def __init__(self, checkpoint: Path, media: MediaReader) -> None:
+    def __init__(self, checkpoint: Path, media: MediaReader | None) -> None:
         tokens = read_json_if_present(checkpoint / "tokenizer_config.json")
         tokens |= tokens.get("extra_special_tokens") or {}
         super().__init__(checkpoint, media, image_token=tokens.get("context_image_token", "<IMG_CONTEXT>"))

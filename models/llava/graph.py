@@ -10,4 +10,5 @@ GRAPH: Final[ModelGraph] = vision_language_graph(
     {"LlavaForConditionalGeneration"},
     serves="LLaVA and Pixtral: the architecture LlavaForConditionalGeneration",
     repository="llava-hf/llava-1.5-7b-hf",
+    max_positions=2048,
 )

@@ -12,7 +12,7 @@ from models.vision_language.processing import VisionLanguageProcessing, read_pro
 from shared.events import Media
 
 
-def load(checkpoint: Path, *, max_seq_len: int, media: MediaReader) -> VisionLanguageProcessing:
+def load(checkpoint: Path, *, max_seq_len: int, media: MediaReader | None) -> VisionLanguageProcessing:
     """Load the CPU nodes of a checkpoint.
 
     Raises:
@@ -27,7 +27,7 @@ def load(checkpoint: Path, *, max_seq_len: int, media: MediaReader) -> VisionLan
 class LlavaAdapter(ImageAdapter):
     """Images of one size, as many rows as patches."""
 
-    def __init__(self, checkpoint: Path, media: MediaReader, config: Mapping[str, Any]) -> None:
+    def __init__(self, checkpoint: Path, media: MediaReader | None, config: Mapping[str, Any]) -> None:
         super().__init__(checkpoint, media, image_token="<image>")  # noqa: S106 - not a password
         name = "vision_feature_select_strategy"
         is_cropped = (self.settings.get(name) or config.get(name, "default")) == "default"

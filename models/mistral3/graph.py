@@ -10,4 +10,5 @@ GRAPH: Final[ModelGraph] = vision_language_graph(
     {"Mistral3ForConditionalGeneration"},
     serves="Mistral Small 3.1 and later: the architecture Mistral3ForConditionalGeneration",
     repository="mistralai/Mistral-Small-3.1-24B-Instruct-2503",
+    max_positions=131_072,
 )

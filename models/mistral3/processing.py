@@ -7,7 +7,7 @@ from models.vision_language.images import PixtralAdapter
 from models.vision_language.processing import VisionLanguageProcessing, read_processing
 
 
-def load(checkpoint: Path, *, max_seq_len: int, media: MediaReader) -> VisionLanguageProcessing:
+def load(checkpoint: Path, *, max_seq_len: int, media: MediaReader | None) -> VisionLanguageProcessing:
     """Load the CPU nodes of a checkpoint.
 
     Raises:

@@ -70,6 +70,7 @@ def vision_language_graph(
     repository: str,
     modalities: tuple[str, ...] = ("text", "image"),
     options: type[msgspec.Struct] | None = None,
+    max_positions: int | None = None,
 ) -> ModelGraph:
     """The graph of a family.
 
@@ -80,6 +81,7 @@ def vision_language_graph(
         repository: a usual checkpoint on the Hugging Face hub.
         modalities: the input modalities.
         options: the family's own request parameters (`ModelGraph.options`).
+        max_positions: the longest sequence of checkpoints that do not state it.
     """
 
     def claims(checkpoint: CheckpointInfo) -> Claim | None:
@@ -102,6 +104,7 @@ def vision_language_graph(
         options=options,
         repository=repository,
         embeds=True,
+        max_positions=max_positions,
         claims=claims,
         serves=serves,
     )

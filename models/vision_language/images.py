@@ -23,7 +23,9 @@ class ImageAdapter:
         images: transformers' own image processor.
     """
 
-    def __init__(self, checkpoint: Path, media: MediaReader, *, image_token: str, **overrides: Any) -> None:
+    def __init__(
+        self, checkpoint: Path, media: MediaReader | None, *, image_token: str, **overrides: Any
+    ) -> None:
         self.settings: Final = read_json_if_present(checkpoint / "processor_config.json")
         self.images: Final = read_image_processor(checkpoint, **overrides)
         self.token: Final[str] = self.settings.get("image_token") or image_token
@@ -62,7 +64,7 @@ def _unusable(size: tuple[int, int], why: str) -> MediaError:
 class PixtralAdapter(ImageAdapter):
     """Images of Pixtral's tower: a row of tokens per row of patches, with a break after each."""
 
-    def __init__(self, checkpoint: Path, media: MediaReader) -> None:
+    def __init__(self, checkpoint: Path, media: MediaReader | None) -> None:
         super().__init__(checkpoint, media, image_token="[IMG]")  # noqa: S106 - not a password
         patch, merge = self.settings.get("patch_size", 16), self.settings.get("spatial_merge_size", 1)
         self._patch: Final[int] = patch * merge

@@ -153,10 +153,12 @@ def read_image_processor(checkpoint: Path, **overrides: Any) -> Any:
         ) from error
 
 
-def pillow_image(media: MediaReader, medium: Media) -> Any:
+def pillow_image(media: MediaReader | None, medium: Media) -> Any:
     """Decode an image to a pillow image in RGB, which image processors take."""
     from PIL import Image  # noqa: PLC0415 - only for media
 
+    if media is None:
+        raise BugError("the processing was loaded without a reader of media, and got a medium")
     return Image.fromarray(media.image(medium))
 
 

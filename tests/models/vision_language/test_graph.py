@@ -1,9 +1,12 @@
 """The plan of the kit: a request without media is a language model's, one with media encodes them first."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from configs.checks import resolve
 from models import registry
 from models.decoder_lm.graph import GRAPH as TEXT
 from models.llava.graph import GRAPH
@@ -11,6 +14,7 @@ from shared.events import Inputs, Limits, Media, Params, WalkResult
 from shared.plan_run import PlanRun
 from shared.plans import Finish, PlanRequest, StepResult, Walk
 from shared.tensors import Handle, inline_ids
+from tests.tiny.vision import tiny_vision_checkpoint
 
 IDS = inline_ids("p", [5, 9, 9, 7])
 PIXELS = Handle(key="x", dtype="float32", shape=(12,), rank=0, incarnation=1)
@@ -100,3 +104,20 @@ def test_families_of_the_kit_have_one_plan_and_name_themselves(family: str) -> N
     assert graph.plan is GRAPH.plan
     assert graph.serves
     assert graph.repository.count("/") == 1
+
+
+@pytest.mark.parametrize("stated", [None, 64])
+def test_a_folder_that_does_not_state_its_length_has_the_one_of_its_class(
+    tmp_path: Path, stated: int | None
+) -> None:
+    config = json.loads((tiny_vision_checkpoint("mistral3") / "config.json").read_text())
+    del config["text_config"]["max_position_embeddings"]
+    if stated is not None:
+        config["text_config"]["max_position_embeddings"] = stated
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    found = resolve(str(tmp_path))
+
+    assert found.model == "mistral3"
+    assert found.max_seq_len == (stated or 131_072)
+    assert [set(group.nodes) for group in found.groups] == [{"prepare", "vision_encoder", "llm"}]
