@@ -5,7 +5,10 @@ and `diff` can read it; nothing in it is ever executed.
 
     {"bundle":1,"request_id":"first",...,"chain":"9f0c..."}
     {"seq":17,"time_ns":1795178103000000000,"subject":"ds.request.first","event":{...},"digest":"...","chain":"..."}
+    {"medium":"<SHA-256>","data":"<base64>","chain":"..."}
     {"end":{"records":11},"chain":"..."}
+
+The lines of media follow the records, if their bytes are in the bundle: each medium once, in pieces.
 
 `chain` is the last field of every line: BLAKE2b, 16 bytes in hex, over the chain of the previous line
 (nothing, for the first) and the line's own bytes up to the comma before `"chain"`. So a changed byte, or a
@@ -18,13 +21,15 @@ chain is not a signature: a file with a recomputed chain is detected by the repl
 `dalsegno.bundle.json_form` defines the JSON form of a record's bytes.
 """
 
+import base64
 import hashlib
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, Final, NoReturn
 
 import msgspec
@@ -39,6 +44,7 @@ MAX_LINE_BYTES: Final = 128 * 1024 * 1024
 """More than any event has: a NATS server accepts at most 64 MiB."""
 MAX_BUNDLE_BYTES: Final = 4 * 1024 * 1024 * 1024
 STDIN: Final = "-"
+_PIECE_BYTES: Final = 1 << 20
 
 _CHAIN: Final = re.compile(rb',"chain":"([0-9a-f]{32})"}\n\Z')
 _CHAIN_BYTES: Final = len(',"chain":""}\n') + 32
@@ -122,10 +128,15 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bundle(msgspec.Struct, frozen=True, kw_only=True):
-    """A complete bundle."""
+    """A complete bundle.
+
+    Attributes:
+        media: by digest, the bytes of the media that the requests name, as far as they are in the bundle.
+    """
 
     header: Header
     kept: list[BundledRecord]
+    media: dict[str, bytes] = {}
 
     @property
     def records(self) -> list[StoredRecord]:
@@ -157,10 +168,15 @@ def digest_of(data: bytes) -> str:
 # ---- writing -------------------------------------------------------------------------------------------
 
 
-def write(file: BinaryIO, header: Header, kept: Iterable[BundledRecord]) -> int:
-    """Write a bundle; return its length in bytes."""
+def write(
+    file: BinaryIO,
+    header: Header,
+    kept: Iterable[BundledRecord],
+    media: Mapping[str, bytes] = MappingProxyType({}),
+) -> int:
+    """Write a bundle, with these media by digest; return its length in bytes."""
     chain, length, records = "", 0, 0
-    for content in _contents(header, kept):
+    for content in _contents(header, kept, media):
         if "seq" in content:
             records += 1
         if "end" in content:
@@ -171,7 +187,9 @@ def write(file: BinaryIO, header: Header, kept: Iterable[BundledRecord]) -> int:
     return length
 
 
-def _contents(header: Header, kept: Iterable[BundledRecord]) -> Iterator[dict[str, Any]]:
+def _contents(
+    header: Header, kept: Iterable[BundledRecord], media: Mapping[str, bytes]
+) -> Iterator[dict[str, Any]]:
     yield msgspec.to_builtins(header)
     for one in kept:
         record = one.record
@@ -182,6 +200,10 @@ def _contents(header: Header, kept: Iterable[BundledRecord]) -> Iterator[dict[st
         if one.left_out is not None:
             content["left_out"] = msgspec.to_builtins(one.left_out)
         yield content
+    for digest, data in media.items():
+        for start in range(0, len(data), _PIECE_BYTES):
+            piece = data[start : start + _PIECE_BYTES]
+            yield {"medium": digest, "data": base64.b64encode(piece).decode()}
     yield {"end": {"records": 0}}
 
 
@@ -243,11 +265,15 @@ class _Reading:
             raise BundleError(f"{self._name} is empty: expected a bundle, as `dalsegno export` writes it")
         header = self._header(first)
         kept: list[BundledRecord] = []
+        media: dict[str, bytearray] = {}
         while (line := self._line()) is not None:
             content = self._checked(line)
             if "end" in content:
                 self._end(content, len(kept))
-                return Bundle(header=header, kept=kept)
+                return Bundle(header=header, kept=kept, media=self._media(media))
+            if "medium" in content:
+                self._medium(content, media)
+                continue
             kept.append(self._kept(content, line, kept))
         raise BundleError(
             f"{self._name} is cut off: it ends after line {self._number}, and its last line is missing"
@@ -295,6 +321,19 @@ class _Reading:
         return BundledRecord(
             record=StoredRecord(fields[0], fields[2], data, fields[1]), digest=digest, left_out=left_out
         )
+
+    def _medium(self, content: dict[str, Any], media: dict[str, bytearray]) -> None:
+        try:
+            digest, data = msgspec.convert([content["medium"], content["data"]], tuple[str, str])
+            media.setdefault(digest, bytearray()).extend(base64.b64decode(data, validate=True))
+        except (KeyError, ValueError) as error:
+            self._refuse(f"expected a piece of a medium: {error}")
+
+    def _media(self, media: Mapping[str, bytearray]) -> dict[str, bytes]:
+        for digest, data in media.items():
+            if hashlib.sha256(data).hexdigest() != digest:
+                self._refuse(f"the medium {digest[:80]} has a digest that does not match its bytes")
+        return {digest: bytes(data) for digest, data in media.items()}
 
     def _end(self, content: dict[str, Any], records: int) -> None:
         if content["end"] != {"records": records}:

@@ -4,7 +4,7 @@ It contains every record of the request and of its sibling parts, and the record
 the last of those.
 
 It does not contain tensors (inline ones are in the events; others were freed with their request), the
-workers' memory endpoints, and, without `--payloads`, the answer's sound and images.
+workers' memory endpoints, and, without `--payloads`, the request's media and the answer's sound and images.
 """
 
 import asyncio
@@ -25,8 +25,9 @@ from conductor.digests import core_digest
 from dalsegno.bundle import bundle_file, manifest, record_rewriter, redaction
 from dalsegno.bundle.bundle_file import BundledRecord, ExportInfo, Header, LeftOut, LogExtent
 from dalsegno.config import options
-from dalsegno.history import log_source, seals
+from dalsegno.history import log_source, request_media, seals
 from dalsegno.history.log_source import LogSource
+from dalsegno.history.request_media import RecordedMedium
 from dalsegno.history.request_records import RequestRecords, collect
 from dalsegno.terminal.sanitise import plain
 from models import registry
@@ -48,7 +49,9 @@ SUFFIX: Final = ".bundle"
     metavar="FILE",
     help="The file; - is stdout. [default: REQUEST_ID.bundle in this folder]",
 )
-@click.option("--payloads", is_flag=True, help="Include the answer's sound and images.")
+@click.option(
+    "--payloads", is_flag=True, help="Include the request's media, and the answer's sound and images."
+)
 @click.option("--redact", is_flag=True, help="Replace inputs and answers by digests.")
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as one JSON object.")
 @options.of_reader
@@ -70,11 +73,11 @@ def export(
     if payloads and redact:
         raise click.UsageError("--payloads and --redact contradict one another: name one of them")
     source = LogSource(nats=nats, data_dir=data_dir, prefix=prefix)
-    found = asyncio.run(_collected(source, request_id))
+    found, media = asyncio.run(_collected(source, request_id, with_media=payloads))
     header, kept = bundled(found, payloads=payloads, redact=redact)
     path = output or f"{request_id}{SUFFIX}"
     with _target(path) as file:
-        length = bundle_file.write(file, header, kept)
+        length = bundle_file.write(file, header, kept, _bytes_of(media))
     reports = request_check.check(
         found.requests,
         found.records,
@@ -84,13 +87,37 @@ def export(
         trusted=seals.trusted_keys(),
     )
     _say(path, header, kept, length, reports, as_json=as_json)
+    _say_media(media, has_bytes=payloads)
     sys.exit(1 if any(report.level is Level.CHANGED for report in reports) else 0)
 
 
-async def _collected(source: LogSource, request_id: str) -> RequestRecords:
-    async with log_source.open_log(source) as (log, subjects):
-        found = await collect(log, subjects, request_id)
-    return msgspec.structs.replace(found, configs=log_source.configs(source))
+async def _collected(
+    source: LogSource, request_id: str, *, with_media: bool
+) -> tuple[RequestRecords, list[RecordedMedium]]:
+    async with log_source.opened(source) as opened:
+        found = await collect(opened.log, opened.subjects, request_id)
+        if with_media:
+            media = await request_media.collect_media(opened, found.records)
+        else:
+            media = request_media.named_media(found.records, opened.subjects)
+    return msgspec.structs.replace(found, configs=log_source.configs(source)), media
+
+
+def _bytes_of(media: Sequence[RecordedMedium]) -> dict[str, bytes]:
+    return {one.medium.digest: one.data for one in media if one.data is not None}
+
+
+def _say_media(media: Sequence[RecordedMedium], *, has_bytes: bool) -> None:
+    """Name the media that the bundle lacks."""
+    for one in media:
+        if one.data is None:
+            why = (
+                "is gone: the media store no longer has it"
+                if has_bytes
+                else "is left out; --payloads keeps it"
+            )
+            name = one.medium.name or one.medium.digest[:16]
+            click.echo(f"  {one.medium.modality} {plain(name)} ({one.medium.size:,} bytes) {why}", err=True)
 
 
 def bundled(found: RequestRecords, *, payloads: bool, redact: bool) -> tuple[Header, list[BundledRecord]]:

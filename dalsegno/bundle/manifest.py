@@ -9,6 +9,7 @@ from dalsegno.bundle.bundle_file import digest_of
 from shared.events import (
     AnyEvent,
     MalformedEventError,
+    Media,
     NodeReady,
     RequestAdmitted,
     RequestCancelled,
@@ -79,6 +80,8 @@ def _fold(summary: dict[str, Any], event: AnyEvent) -> None:
     match event:
         case RequestSubmitted():
             summary.setdefault("model", event.model)
+            if event.inputs.files:
+                summary.setdefault("media", [_about_medium(one) for one in event.inputs.files])
             if event.forked_from is not None:
                 summary["forked_from"] = msgspec.to_builtins(event.forked_from)
         case RequestAdmitted():
@@ -114,6 +117,10 @@ def _fold(summary: dict[str, Any], event: AnyEvent) -> None:
             summary["outcome"] = f"rejected: {event.failure.code}"
         case _:
             pass
+
+
+def _about_medium(medium: Media) -> dict[str, Any]:
+    return {"modality": medium.modality, "digest": medium.digest, "size": medium.size}
 
 
 def _note(summary: dict[str, Any], handles: Iterable[Handle]) -> None:

@@ -46,7 +46,7 @@ Rewrite = Callable[[AnyEvent, str | None], AnyEvent]
 
 _BUGS_FROM: Final = 500
 """Messages of lower statuses are about the client's text, and quote it."""
-_KEPT_KEYS: Final = frozenset({"role", "type", "finish_reason"})
+_KEPT_KEYS: Final = frozenset({"role", "type", "finish_reason", "modality", "content_type"})
 """Keys whose texts are not a client's, and which code branches on."""
 _TOKENS_IN: Final = frozenset({"bad_words", "token_ids"})
 

@@ -62,6 +62,25 @@ async def open_log(
         DataDirError: there is no such data dir, or several to choose from, or no deployment runs on it.
         LogUnavailableError: the server does not answer, or has no such log.
     """
+    async with opened(source, alive=alive, role=role) as found:
+        yield found.log, found.subjects
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedLog:
+    """An open log, and how its server was reached."""
+
+    log: Log
+    subjects: Subjects
+    url: str
+    credentials: Credentials
+
+
+@asynccontextmanager
+async def opened(
+    source: LogSource, *, alive: bool = False, role: str = READER
+) -> AsyncGenerator[OpenedLog, None]:
+    """Open the log of `source`, as `open_log` does, for those who need its server too."""
     from shared.log.nats import jetstream
 
     settings = resolve.reach(resolve.settings_of(nats=source.nats, prefix=source.prefix))
@@ -80,14 +99,14 @@ async def open_log(
                 "leave --follow out to read the stored ones, or start it with `dalsegno serve`"
             )
         if running is None:
-            async with _at_rest(data_dir, subjects) as log:
-                yield log, subjects
+            async with _at_rest(data_dir, subjects) as found:
+                yield found
             return
         url, subjects = running.nats_url, Subjects(running.prefix)
         credentials = Credentials(**(running.nats_client if role == CLIENT else running.nats_reader))
     reader = await jetstream.connect(url, credentials=credentials, subjects=subjects, name=role)
     try:
-        yield reader, subjects
+        yield OpenedLog(log=reader, subjects=subjects, url=url, credentials=credentials)
     finally:
         await reader.close()
 
@@ -101,7 +120,7 @@ def configs(source: LogSource) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def _at_rest(data_dir: DataDir, subjects: Subjects) -> AsyncGenerator[Log, None]:
+async def _at_rest(data_dir: DataDir, subjects: Subjects) -> AsyncGenerator[OpenedLog, None]:
     from shared.log.nats import jetstream
     from shared.log.nats.private_server import NatsServer
 
@@ -115,7 +134,7 @@ async def _at_rest(data_dir: DataDir, subjects: Subjects) -> AsyncGenerator[Log,
             try:
                 if missing := await log.find_missing(files):
                     click.echo(f"the log of {data_dir.path} is damaged: {described(missing)}", err=True)
-                yield log
+                yield OpenedLog(log=log, subjects=subjects, url=server.url, credentials=reader)
             finally:
                 await log.close()
         finally:

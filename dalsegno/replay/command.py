@@ -24,7 +24,7 @@ import msgspec
 from conductor.core.replay import Replayer
 from dalsegno.bundle import bundle_file
 from dalsegno.config import options
-from dalsegno.history import log_source, request_records, sealed_log, seals
+from dalsegno.history import log_source, request_media, request_records, sealed_log, seals
 from dalsegno.history.damage import Damage
 from dalsegno.history.log_source import LogSource
 from dalsegno.replay import inspection, recorded_request, verdicts
@@ -146,7 +146,7 @@ class ReplayArguments:
         is_look = any(flags[name] for name in ("until", *_OF_ONE))
         if not is_look and not self.where.is_named and Path(self.what).is_dir():
             return _folder(Path(self.what), as_json=as_json)
-        history = _history(self.what, self.where)
+        history = _history(self.what, self.where, with_media=flags["execute"])
         if history.damaged and (flags["fork_at"] or flags["execute"]):
             raise ClientError(f"{history.requests[0]}: {next(iter(history.damaged.values()))}")
         if flags["fork_at"]:
@@ -174,17 +174,19 @@ def _flag(name: str) -> str:
     return f"--{spelt.replace('_', '-')}"
 
 
-def _history(what: str, where: LogSource) -> History:
+def _history(what: str, where: LogSource, *, with_media: bool = False) -> History:
     """Read a bundle if there is a file of that name or it cannot be a request id; else the log's request."""
     if what == bundle_file.STDIN or not is_token(what) or (not where.is_named and Path(what).exists()):
         return recorded_request.of_bundle(what)
-    return asyncio.run(_of_log(where, what))
+    return asyncio.run(_of_log(where, what, with_media=with_media))
 
 
-async def _of_log(where: LogSource, request_id: str) -> History:
-    async with log_source.open_log(where) as (log, subjects):
-        found = await request_records.collect(log, subjects, request_id)
-    return recorded_request.of_log(msgspec.structs.replace(found, configs=log_source.configs(where)))
+async def _of_log(where: LogSource, request_id: str, *, with_media: bool) -> History:
+    async with log_source.opened(where) as source:
+        found = await request_records.collect(source.log, source.subjects, request_id)
+        media = await request_media.collect_media(source, found.records) if with_media else []
+    history = recorded_request.of_log(msgspec.structs.replace(found, configs=log_source.configs(where)))
+    return msgspec.structs.replace(history, media=media)
 
 
 # ---- the control level -----------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from conductor.core import weights
 from configs.deployment import DeploymentConfig
 from configs.placement import NodeGroup
 from dalsegno.config import resolve
+from dalsegno.history.request_media import RecordedMedium
 from dalsegno.replay import recorded_run, run_comparison
 from dalsegno.replay.recorded_request import History
 from dalsegno.replay.recorded_run import Run
@@ -134,7 +135,7 @@ async def execute(
     admitted = [one for one in history.requests if one in all_admitted]
     if not admitted:
         raise ClientError(f"request {history.requests[0]} was not admitted: none of its nodes ran")
-    async with _joined_worker(config) as bench:
+    async with _joined_worker(config, history.media) as bench:
         return [await _executed(bench, history, one, tolerance) for one in admitted]
 
 
@@ -393,11 +394,15 @@ def _edge_of(key: str) -> str:
 
 
 @asynccontextmanager
-async def _joined_worker(config: DeploymentConfig) -> AsyncIterator[_ReplayWorker]:
-    """Yield a worker that has loaded the model and joined an in-memory log."""
+async def _joined_worker(
+    config: DeploymentConfig, media: Sequence[RecordedMedium]
+) -> AsyncIterator[_ReplayWorker]:
+    """Yield a worker that has loaded the model and joined an in-memory log, with the recorded media."""
+    from shared.media.memory import MemoryMediaStore
     from workers import settings
     from workers.loading.model import LocalModel
     from workers.loading.tensor_store import open_tensors
+    from workers.media import assembly
     from workers.process import Worker
 
     subjects = Subjects(config.nats.prefix)
@@ -406,14 +411,19 @@ async def _joined_worker(config: DeploymentConfig) -> AsyncIterator[_ReplayWorke
     server.append(subjects.epoch, encode(opened))
     bench = _ReplayWorker(server, MemoryLog(server), subjects, config)
     store = open_tensors(config, _RANK)
+    media_store = MemoryMediaStore()
+    for one in media:
+        if one.data is not None:
+            await media_store.put(one.data, tenant=one.tenant or None, content_type=one.medium.content_type)
     try:
-        model = LocalModel(config, settings.of(config), _RANK, store.allocate)
-        worker = Worker(MemoryLog(server), subjects, config, _RANK, model, store)
-        async with asyncio.TaskGroup() as tasks:
-            working = tasks.create_task(worker.run())
-            await _join(bench)
-            yield bench
-            working.cancel()
+        with assembly.over(media_store, config.media) as reading:
+            model = LocalModel(config, settings.of(config), _RANK, store.allocate, media=reading.reader)
+            worker = Worker(MemoryLog(server), subjects, config, _RANK, model, store, reading.copies)
+            async with asyncio.TaskGroup() as tasks:
+                working = tasks.create_task(worker.run())
+                await _join(bench)
+                yield bench
+                working.cancel()
     except ExceptionGroup as group:
         raise error_in(group) from None
     finally:

@@ -9,7 +9,8 @@ from conductor.core.replay import Replayer, Verdict
 from dalsegno.bundle import bundle_file, manifest
 from dalsegno.bundle.bundle_file import LeftOut
 from dalsegno.bundle.export import SUFFIX
-from dalsegno.history import seals
+from dalsegno.history import request_media, seals
+from dalsegno.history.request_media import RecordedMedium
 from dalsegno.history.request_records import RequestRecords, part_ids
 from dalsegno.replay.timeline import ReplayTimeline
 from dalsegno.replay.verdicts import ControlResult, pins, why_not
@@ -37,6 +38,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
         left_out: by position, the data that a chunk lacks.
         seals: the seals that cover the records; `log` is the log that they have to name.
         configs: the known configurations by digest.
+        media: the media that the requests name, for a data replay.
     """
 
     source: str | None
@@ -51,6 +53,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     log: LogName = LogName(stream="", created_ns=0)
     left_out: dict[int, LeftOut] = {}
     configs: dict[str, Any] = {}
+    media: list[RecordedMedium] = []
 
     @property
     def admitted(self) -> dict[str, RequestAdmitted]:
@@ -104,6 +107,9 @@ def of_bundle(path: str) -> History:
         is_redacted=found.header.redacted,
         configs=found.header.configs,
         left_out={one.record.seq: one.left_out for one in found.kept if one.left_out is not None},
+        media=request_media.with_bytes(
+            request_media.named_media(found.records, Subjects(found.header.log.prefix)), found.media
+        ),
     )
 
 

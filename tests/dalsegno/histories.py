@@ -1,12 +1,15 @@
 """Histories for the tests of export and replay: those of a script, as a log would give them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from dalsegno.bundle import export
 from dalsegno.bundle.bundle_file import BundledRecord, Header
 from dalsegno.history.request_records import RequestRecords
-from shared.events import Inputs, NodeReady, OutputChunk, RequestFinished
+from models import registry
+from models.base import ModelGraph
+from shared.events import Inputs, Media, NodeReady, OutputChunk, RequestFinished
 from shared.log.port import LogState, StoredRecord
 from shared.transcript import FORM, Transcript
 from tests.conductor.script import SUBJECTS, Script
@@ -18,16 +21,17 @@ def answered(
     data: bytes | None = None,
     metadata: dict[str, Any] | None = None,
     form: int = FORM,
+    files: Sequence[Media] = (),
     **submission: Any,
 ) -> list[StoredRecord]:
     """The log of one finished request with three chunks; the second has some `data` and `metadata`.
 
     `form` is that of the totals' digest: 0 as in the logs of older versions.
     """
-    script = Script()
+    script = Script(graph_of=_seeing if files else registry.graph)
     script.open_epoch()
     script.join()
-    script.submit("r1", inputs=Inputs(text=text), **submission)
+    script.submit("r1", inputs=Inputs(text=text, files=list(files)), **submission)
     script.complete(script.last(NodeReady))
     ready, transcript = script.last(NodeReady), Transcript()
     for index in range(3):
@@ -50,6 +54,11 @@ def answered(
     script.complete(ready, output=transcript.totals_of(form))
     assert script.last(RequestFinished) is not None
     return script.records
+
+
+def _seeing(family: str) -> ModelGraph:
+    """The graph of a family as if it took images."""
+    return replace(registry.graph(family), modalities=("text", "image"))
 
 
 def collected(records: Sequence[StoredRecord], *requests: str) -> RequestRecords:

@@ -1,7 +1,7 @@
 """The media of a worker: its connection to the media store, local copies, and decoder processes."""
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from configs.deployment import DeploymentConfig, MediaSettings
@@ -10,6 +10,7 @@ from models.base import EngineKind
 from models.media.kinds import MediaLimits
 from shared.log.nats.credentials import Credentials
 from shared.media import jetstream
+from shared.media.store import MediaStore
 from shared.subjects import Subjects
 from workers.media.decoders import Decoders
 from workers.media.fetch import LocalMedia
@@ -50,7 +51,16 @@ async def opened(
     store = await jetstream.connect(
         url, credentials=credentials, subjects=subjects, name=f"worker {rank}", timeout_s=patience_s
     )
-    settings = config.media
+    try:
+        with over(store, config.media) as media:
+            yield media
+    finally:
+        await store.close()
+
+
+@contextmanager
+def over(store: MediaStore, settings: MediaSettings) -> Iterator[WorkerMedia]:
+    """Make local copies of the media of a store, and decoder processes for them."""
     decoders = Decoders(settings.decoders, settings.decode_timeout_s, _limits(settings))
     try:
         with own_folder() as folder:
@@ -60,7 +70,6 @@ async def opened(
             yield WorkerMedia(copies, DecodingReader(decoders, copies.path_of))
     finally:
         decoders.close()
-        await store.close()
 
 
 def _limits(settings: MediaSettings) -> MediaLimits:

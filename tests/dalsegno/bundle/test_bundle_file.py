@@ -1,6 +1,7 @@
 """A bundle gives back what was put into it, or says which line is not as it was written."""
 
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -281,3 +282,25 @@ def test_whatever_is_chained_is_a_bundle_or_refused(contents: list[dict[str, Any
 def test_left_out_data_on_a_subject_that_is_none_of_ours_harms_nobody(tmp_path: Path) -> None:
     data = re.sub(rb'"subject":"ds.output[^"]*"', b'"subject":"x"', written())
     assert read(tmp_path, rechained(data.splitlines(keepends=True))).incomplete == frozenset()
+
+
+# ---- media -------------------------------------------------------------------------------------------
+
+
+def with_media(media: dict[str, bytes]) -> bytes:
+    header, kept = bundled(answered())
+    file = io.BytesIO()
+    bundle_file.write(file, header, kept, media)
+    return file.getvalue()
+
+
+def test_media_come_back_as_they_were_whatever_their_size() -> None:
+    data = bytes(range(256)) * 10_000  # more than a line holds
+    media = {hashlib.sha256(one).hexdigest(): one for one in (data, b"x")}
+
+    assert bundle_file.read_from("x", io.BytesIO(with_media(media))).media == media
+
+
+def test_a_medium_with_another_digest_is_refused() -> None:
+    with pytest.raises(BundleError, match=r"the medium 0+ has a digest that does not match its bytes"):
+        bundle_file.read_from("x", io.BytesIO(with_media({"0" * 64: b"x"})))

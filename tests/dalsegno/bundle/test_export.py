@@ -1,3 +1,4 @@
+import hashlib
 import json
 import stat
 from pathlib import Path
@@ -7,16 +8,26 @@ from click.testing import CliRunner, Result
 
 from dalsegno.bundle import bundle_file, export, record_rewriter
 from dalsegno.cli import main
+from dalsegno.history import request_media
+from dalsegno.history.request_media import RecordedMedium
 from dalsegno.history.request_records import RequestRecords
+from dalsegno.replay import recorded_request
+from shared.events import Media
 from tests.dalsegno.histories import answered, collected
+
+PICTURE = Media(modality="image", digest=hashlib.sha256(b"pixels").hexdigest(), size=6, name="cat.png")
+GONE = Media(modality="image", digest="0" * 64, size=7)
+FILES = [PICTURE, PICTURE, GONE]
 
 
 @pytest.fixture(autouse=True)
 def log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A log with one request, and a folder of one's own."""
 
-    async def collect(*_: object) -> RequestRecords:
-        return collected(answered(data=b"sound"))
+    async def collect(*_: object, with_media: bool) -> tuple[RequestRecords, list[RecordedMedium]]:
+        found = collected(answered(data=b"sound", files=FILES))
+        named = request_media.named_media(found.records, found.subjects)
+        return found, request_media.with_bytes(named, {PICTURE.digest: b"pixels"} if with_media else {})
 
     monkeypatch.setattr(export, "_collected", collect)
     monkeypatch.chdir(tmp_path)
@@ -35,6 +46,31 @@ def test_a_bundle_is_named_after_its_request_and_is_its_owners_alone() -> None:
 def test_what_was_left_out_is_said() -> None:
     assert "  5 bytes of sound or images are left out; --payloads keeps them" in exported().stdout
     assert "left out" not in exported("--payloads").stdout
+
+
+def test_media_are_named_and_with_payloads_each_is_there_once() -> None:
+    without = exported()
+    assert "  image cat.png (6 bytes) is left out; --payloads keeps it" in without.stderr
+    found = bundle_file.read("r1.bundle")
+    assert found.media == {}
+    [about] = found.header.about
+    assert [one["digest"] for one in about["media"]] == [one.digest for one in FILES]
+
+    told = exported("--payloads")
+    assert "  image 0000000000000000 (7 bytes) is gone: the media store no longer has it" in told.stderr
+    assert bundle_file.read("r1.bundle").media == {PICTURE.digest: b"pixels"}
+    media = recorded_request.of_bundle("r1.bundle").media
+    assert [(one.medium, one.data) for one in media] == [(PICTURE, b"pixels"), (GONE, None)]
+
+
+def test_nothing_of_a_medium_is_left_when_redacted() -> None:
+    exported("--redact")
+    text = Path("r1.bundle").read_text()
+    assert PICTURE.digest not in text
+    assert "cat.png" not in text
+    one, other = (medium.medium for medium in recorded_request.of_bundle("r1.bundle").media)
+    assert (one.size, other.size) == (6, 7)
+    assert one.digest != other.digest
 
 
 def test_it_can_be_told_to_programs() -> None:
