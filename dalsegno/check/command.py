@@ -27,6 +27,7 @@ from dalsegno.exit_status import EX_CONFIG
 from dalsegno.terminal import sequence_diagram, tables
 from dalsegno.terminal.sequence_diagram import WIDTH, Arrow, Box
 from dalsegno.terminal.tables import Column
+from models import options as model_options
 from models import registry
 from models.base import EngineKind, ModelGraph
 from models.checkpoints.files import read_json
@@ -38,6 +39,14 @@ _LEGEND: Final = {
     "═": "═ keys and values",
     "┄": "┄ a stream, while both run",
 }
+_TEXT_ONLY: Final = ("text",)
+_BOUNDS: Final = {
+    "minimum": "from",
+    "exclusiveMinimum": "above",
+    "maximum": "to",
+    "exclusiveMaximum": "below",
+}
+"""The words for bounds in JSON schemas."""
 _BYTES: Final = {"float32": 4, "float16": 2, "bfloat16": 2}
 _COLUMNS: Final = ("node", "engine", "walks", "ranks", "device")
 
@@ -142,6 +151,11 @@ def lines(report: Report) -> Iterator[str]:
     yield ""
     for stream in _streams(report):
         yield from _hanging("stream", stream)
+    if report.graph.modalities != _TEXT_ONLY:
+        modalities = f"{', '.join(report.graph.modalities)}; gives {', '.join(report.graph.outputs)}"
+        yield from _hanging("takes", modalities)
+    for option in options_in_words(report.graph):
+        yield from _hanging("option", option)
     for note in report.notes:
         yield from _hanging("note", note)
     for warning in report.warnings:
@@ -162,6 +176,9 @@ def as_data(report: Report) -> dict[str, Any]:
         "model": config.model,
         "checkpoint": config.checkpoint,
         "max_seq_len": config.max_seq_len,
+        "input_modalities": list(report.graph.modalities),
+        "output_modalities": list(report.graph.outputs),
+        "options": model_options.schema(report.graph.options),
         "ranks": [
             {"rank": rank, "device": report.devices[rank], "nodes": config.nodes_of(rank)}
             for rank in config.ranks
@@ -189,6 +206,24 @@ def as_data(report: Report) -> dict[str, Any]:
         "notes": report.notes,
         "warnings": report.warnings,
     }
+
+
+def options_in_words(graph: ModelGraph) -> Iterator[str]:
+    """Yield the family's own request parameters, such as `steps, integer from 1, default 10: its meaning`."""
+    for name, schema in model_options.schema(graph.options)["properties"].items():
+        default = json.dumps(schema.get("default"))
+        yield f"{name}, {_kind_of(schema)}, default {default}: {schema['description']}"
+
+
+def _kind_of(schema: Mapping[str, Any]) -> str:
+    """The type and the bounds of a JSON schema, in words."""
+    kinds = [one for one in schema.get("anyOf", [schema]) if one.get("type") != "null"]
+    return " or ".join(
+        " ".join(
+            [str(one.get("type", "value")), *(f"{_BOUNDS[key]} {one[key]}" for key in _BOUNDS if key in one)]
+        )
+        for one in kinds
+    )
 
 
 # ---- text output -------------------------------------------------------------------------------------
@@ -285,10 +320,9 @@ def _tokenizer_fits(config: DeploymentConfig) -> bool:
     if not (checkpoint / "tokenizer.json").is_file():  # a planning machine may have only config.json
         return False
     try:
-        processing = registry.module(config.model, "processing")
-    except ModuleNotFoundError:
+        registry.load_processing(config.model, checkpoint, max_seq_len=config.max_seq_len)
+    except ModuleNotFoundError:  # a machine used for planning only may have no libraries for it
         return False
-    processing.load(checkpoint, max_seq_len=config.max_seq_len)
     return True
 
 

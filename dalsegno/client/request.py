@@ -138,7 +138,8 @@ def _inputs(prompts: Mapping[str, Any], how: Mapping[str, Any], files: Sequence[
     if len(given) != 1:
         found = " and ".join(given) or "none of them"
         raise ClientError(f"expected one of a text, messages and token_ids; found {found}")
-    modalities = list(dict.fromkeys([*(file.modality for file in files), "text"]))
+    texts = [] if files and given.get("text") == "" else ["text"]
+    modalities = list(dict.fromkeys([*(file.modality for file in files), *texts]))
     plain = {
         **given,
         "chat": how.get("chat", True),

@@ -114,7 +114,9 @@ def parse(fields: Mapping[str, Any], served: ServedModel, intake: MediaIntake) -
     return GenerateRequest(
         inputs=msgspec.structs.replace(
             _prompt(fields, placed, served, is_chat=OF_PROMPTS.isdisjoint(outputs)),
-            input_modalities=_modalities(fields, "input_modalities", served, ("text",), served.modalities),
+            input_modalities=_modalities(
+                fields, "input_modalities", served, ("text",), ("text", *served.modalities)
+            ),
             output_modalities=outputs,
         ),
         params=_with_known_voice(model_kwargs(fields.get("model_kwargs"), served.options), served),

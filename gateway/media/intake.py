@@ -257,7 +257,9 @@ def _at(where: str, error: ClientError) -> InvalidParamError:
 
 def with_files(inputs: Inputs, files: list[Media]) -> Inputs:
     """Return the inputs with media, and with their modalities."""
-    modalities = dict.fromkeys([*(file.modality for file in files), *inputs.input_modalities])
+    is_file_alone = inputs.text == ""
+    others = [] if is_file_alone else inputs.input_modalities
+    modalities = dict.fromkeys([*(file.modality for file in files), *others])
     messages = inputs.messages
     if messages is not None:
         messages = parts.resolved(messages, [file.modality for file in files])

@@ -118,6 +118,7 @@ def test_a_file_alone_is_a_request() -> None:
     inputs = client_request(None, None, "r1", {"video": ("a.mp4", b"\0\0\0\x18ftypisom")}).inputs
 
     assert (inputs.text, inputs.files[0].content_type) == ("", "video/mp4")
+    assert inputs.input_modalities == ["video"]
 
 
 def test_options_of_the_family_are_parameters() -> None:

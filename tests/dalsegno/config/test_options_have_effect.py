@@ -61,6 +61,7 @@ from shared.telemetry.log_fields import PROMPT
 from tests.conductor.script import SUBJECTS, Script
 from tests.conductor.shell import Watcher, beating, conducting, join, until_it_says
 from tests.gateway.http.test_connection import GET, HALF, Client, Endless, serving
+from tests.gateway.media.world import chat, data_url, image, png, seeing
 from tests.gateway.world import CHAT, Performance, World, deployment, echo, listening
 from tests.tiny import tiny_checkpoint
 from tests.tiny.orpheus import tiny_orpheus
@@ -666,6 +667,48 @@ async def whether_a_trace_is_recorded(config: DeploymentConfig) -> bool:
 # ---- which media it takes ----------------------------------------------------------------------------
 
 
+def an_upload_of(size: int) -> Observe:
+    """The status of an upload to `/v1/files`."""
+
+    async def observe(config: DeploymentConfig) -> int:
+        async with seeing(config.media) as world:
+            files = {"file": ("a.png", png(comment=bytes(size)))}
+            return (await world.client.post("/v1/files", files=files)).status_code
+
+    return observe
+
+
+def chat_with_files(count: int) -> Observe:
+    """The status of a chat with so many images."""
+
+    async def observe(config: DeploymentConfig) -> int:
+        async with seeing(config.media) as world:
+            body = chat(*[image(data_url(png()))] * count)
+            return (await world.client.post(CHAT_PATH, json=body)).status_code
+
+    return observe
+
+
+async def loading_from(config: DeploymentConfig, url: str) -> str:
+    async with seeing(config.media) as world:
+        response = await world.client.post(CHAT_PATH, json=chat(image(url)))
+    return str(response.json()["error"]["code"])
+
+
+async def loading_media(config: DeploymentConfig) -> str:
+    return await loading_from(config, "http://nowhere.invalid/cat.png")
+
+
+async def a_host_that_says_nothing(config: DeploymentConfig) -> str:
+    with socket.create_server(("127.0.0.1", 0)) as host:
+        url = f"http://127.0.0.1:{host.getsockname()[1]}/cat.png"
+        async with asyncio.TaskGroup() as tasks:
+            loading = tasks.create_task(loading_from(config, url))
+            happened = await within(loading, config.media.fetch_timeout_s)
+            loading.cancel()
+        return loading.result() if happened else "is waited for"
+
+
 def media(name: str) -> Observe:
     async def observe(config: DeploymentConfig) -> object:
         return getattr(config.media, name)
@@ -958,21 +1001,34 @@ TABLE: Final = [
         with_=1.5,
         also={"DALSEGNO_GATEWAY_PORT": "0"},
     ),
-    Row(key="media.max_bytes", said="2048", observe=media("max_bytes"), without=1 << 28, with_=2048),
-    Row(key="media.max_files", said="2", observe=media("max_files"), without=64, with_=2),
-    Row(
-        key="media.max_request_bytes",
-        said="4096",
-        observe=media("max_request_bytes"),
-        without=1 << 30,
-        with_=4096,
-    ),
+    Row(key="media.max_bytes", said="1024", observe=an_upload_of(2000), without=200, with_=413),
+    Row(key="media.max_files", said="1", observe=chat_with_files(2), without=200, with_=400),
+    Row(key="media.max_request_bytes", said="1024", observe=an_upload_of(2000), without=200, with_=413),
     Row(key="media.max_pixels", said="9", observe=media("max_pixels"), without=1 << 26, with_=9),
     Row(key="media.max_frames", said="9", observe=media("max_frames"), without=2048, with_=9),
     Row(key="media.max_seconds", said="9", observe=media("max_seconds"), without=3600.0, with_=9.0),
-    Row(key="media.allowed_hosts", said="[a.b]", observe=media("allowed_hosts"), without=[], with_=["a.b"]),
-    Row(key="media.fetch_timeout_s", said="9", observe=media("fetch_timeout_s"), without=30.0, with_=9.0),
-    Row(key="media.store_bytes", said="9000000", observe=how_the_log_is_kept("media_max_bytes"), without=None, with_=9000000),
+    Row(
+        key="media.allowed_hosts",
+        said="[nowhere.invalid]",
+        observe=loading_media,
+        without="host_not_allowed",
+        with_="media_not_loaded",
+    ),
+    Row(
+        key="media.fetch_timeout_s",
+        said="0.05",
+        observe=a_host_that_says_nothing,
+        without="is waited for",
+        with_="media_not_loaded",
+        also={"DALSEGNO_MEDIA_ALLOWED_HOSTS": "['127.0.0.1']"},
+    ),
+    Row(
+        key="media.store_bytes",
+        said="9000000",
+        observe=how_the_log_is_kept("media_max_bytes"),
+        without=None,
+        with_=9000000,
+    ),
     Row(
         key="media.cache_bytes", said="9000000", observe=media("cache_bytes"), without=1 << 32, with_=9000000
     ),

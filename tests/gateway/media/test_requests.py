@@ -261,6 +261,7 @@ async def test_a_file_needs_no_text() -> None:
 
     assert response.status_code == 200
     assert (inputs.text, len(inputs.files)) == ("", 1)
+    assert inputs.input_modalities == ["video"]
 
 
 @pytest.mark.parametrize(
