@@ -9,7 +9,7 @@ it.
 import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -24,8 +24,8 @@ _DIGEST_BYTES: Final = 8
 
 def pieces(inputs: Inputs) -> list[bytes]:
     """The names of a prompt's prefixes, shortest first."""
-    written = inputs.messages if inputs.messages is not None else inputs.token_ids
-    text = msgspec.json.encode(written) if written is not None else (inputs.text or "").encode()
+    written = _with_digests(inputs) if inputs.messages is not None else inputs.token_ids
+    text = msgspec.json.encode(written) if written is not None else _text_of(inputs).encode()
     names: list[bytes] = []
     name = b""
     for start in range(0, min(len(text), _PIECE_BYTES * _MOST_PIECES), _PIECE_BYTES):
@@ -33,6 +33,29 @@ def pieces(inputs: Inputs) -> list[bytes]:
         name = hashlib.blake2b(name + piece, digest_size=_DIGEST_BYTES).digest()
         names.append(name)
     return names
+
+
+def _text_of(inputs: Inputs) -> str:
+    """The text of a request, after the digests of its files."""
+    return "".join(medium.digest for medium in inputs.files) + (inputs.text or "")
+
+
+def _with_digests(inputs: Inputs) -> list[Any]:
+    """The messages, with the digest of each medium in the place of its number."""
+    digests = [medium.digest for medium in inputs.files]
+
+    def part_of(part: Any) -> Any:
+        number = part.get("file") if isinstance(part, dict) else None
+        if isinstance(number, int) and 0 <= number < len(digests):
+            return {**part, "file": digests[number]}
+        return part
+
+    return [
+        {**message, "content": [part_of(part) for part in message["content"]]}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in inputs.messages or []
+    ]
 
 
 @dataclass(slots=True)

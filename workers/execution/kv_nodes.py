@@ -26,8 +26,8 @@ from shared.errors import BugError, Divergence
 from shared.events import NodeReady, SequenceHandover
 from shared.tensors import Handle, inline_ids, read_ids
 from shared.walks import Firing
-from workers.data_plane.port import TensorStore
-from workers.data_plane.step_tensors import StepTensors
+from workers.data_plane.port import Array, DeviceArray, TensorStore
+from workers.data_plane.step_tensors import StepTensors, Value, as_array
 from workers.execution.node_result import NodeResult
 from workers.execution.output_tracks import OutputTracks
 from workers.execution.recovered_output import RecoveredTrack
@@ -46,6 +46,8 @@ from workers.orders.inbox import StepKey
 if TYPE_CHECKING:
     from models.text.guides import CompiledGuide
 
+EMBEDS: Final = "embeds"
+"""The input of a KV node with the rows of its prompt's media, (N, width)."""
 _EMPTY: Final = RecoveredTrack()
 
 
@@ -55,6 +57,7 @@ class _Start:
 
     Attributes:
         max_tokens: the limit of generated tokens, including those of earlier attempts.
+        embeds: the rows of the prompt's media; None if it has none, or the sequence comes from another rank.
     """
 
     node: str
@@ -62,6 +65,7 @@ class _Start:
     prompt_ids: list[int]
     generated: GeneratedText
     max_tokens: int
+    embeds: Array | DeviceArray | None
 
 
 class KvNodes:
@@ -193,12 +197,24 @@ class KvNodes:
             prompt_ids=prompt_ids,
             generated=GeneratedText.for_request(self._processing, request, max_tokens),
             max_tokens=max_tokens,
+            embeds=await self._rows_of(firing.inputs.get(EMBEDS)) if request.parts else None,
         )
         if self._placement.is_handed_over(node):
             next_rank = self._placement.next_rank(walk_index, node)
             if next_rank not in (None, self._placement.rank):
                 return self._start_handover(start, key)
         return await self._start_here(start, is_first=walk_index == first)
+
+    async def _rows_of(self, value: Value | None) -> Array | DeviceArray | None:
+        """The rows of the prompt's media for the engine, in memory that stays.
+
+        Raises:
+            LostTensor: the tensor is gone.
+        """
+        if value is None or isinstance(value, Array):
+            return value
+        found = await self._tensors.for_engine(value)
+        return found if isinstance(found, DeviceArray) else as_array(await self._tensors.inline(value))
 
     async def _start_here(self, start: _Start, *, is_first: bool) -> SequenceHandle:
         """Start a sequence that ends on this rank."""
@@ -291,6 +307,8 @@ class KvNodes:
             priority=self._ready.priority,
             deadline_ns=self._ready.deadline_ns,
             tenant=self._ready.tenant,
+            parts=request.parts,
+            embeds=start.embeds,
         )
 
     def _emit_echo(self, start: _Start) -> ScoredEcho | None:

@@ -27,7 +27,7 @@ from shared.tensors import ITEM_BYTES, Handle
 from shared.walks import CompiledNode, Firing, ToClient
 from workers.data_plane.port import INLINE_BYTES, Array, DeviceArray, PublishOnDevice, TensorStore
 from workers.data_plane.step_tensors import StepTensors, Value, as_array, as_inline
-from workers.execution.kv_nodes import KvNodes
+from workers.execution.kv_nodes import EMBEDS, KvNodes
 from workers.execution.node_result import NodeResult
 from workers.execution.program_runs import ProgramRuns
 from workers.execution.step_placement import GraphOutputs, StepPlacement
@@ -215,7 +215,10 @@ class NodeExecutor:
 
     async def _on_kv(self, walk_index: int, firing: Firing, key: str) -> NodeResult:
         if any(isinstance(value, Array) for value in firing.inputs.values()):
-            inputs = {name: await self._inline(name, value) for name, value in firing.inputs.items()}
+            inputs = {
+                name: value if name == EMBEDS else await self._inline(name, value)
+                for name, value in firing.inputs.items()
+            }
             firing = Firing(firing.node, inputs, firing.path)
         return await self._kv_nodes.fire(walk_index, firing, key)
 

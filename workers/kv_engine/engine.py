@@ -24,7 +24,8 @@ from workers.kv_engine.gpu.cuda_graphs import GraphCapture
 from workers.kv_engine.gpu.run_ahead import plan_step_ahead
 from workers.kv_engine.guide_state import GuideState
 from workers.kv_engine.kv_transfer import Allocate, KVTransfer
-from workers.kv_engine.node import KVNode, programs_of
+from workers.kv_engine.node import FULL, KVNode, masks_of, position_axes_of, programs_of
+from workers.kv_engine.node_parts import prompt_parts_of
 from workers.kv_engine.outputs import Output, StepFailedError
 from workers.kv_engine.parallel.connection import GroupLostError
 from workers.kv_engine.parallel.lockstep import Followers
@@ -96,11 +97,12 @@ class KVEngine:
             self._pool,
             StepBuilder(
                 max_sequences=config.max_sequences,
-                max_step_tokens=config.max_step_tokens + pass_tokens,
+                max_step_tokens=config.max_step_tokens + pass_tokens + _max_part_tokens(node, config),
                 max_blocks=max_blocks,
                 block_size=config.block_size,
                 device=node.device,
                 padding_block=config.num_blocks,
+                position_axes=position_axes_of(node),
             ),
             max_sequences=config.max_sequences,
             max_step_tokens=config.max_step_tokens,
@@ -172,12 +174,14 @@ class KVEngine:
 
         Raises:
             ClientError: it can never be computed here; nothing was queued.
+            TensorGone: the rows of its media are gone; nothing was queued.
             KVMismatchError: the keys and values that it imports do not fit this pool; nothing was queued.
         """
         if spec.key in self._sequences:
             raise BugError(f"sequence {spec.key!r} is in the engine already")
         spec.check(self.node.vocab_size)
         sequence = Sequence(spec)
+        sequence.parts = prompt_parts_of(self.node, spec)
         self._transfer.check(sequence)
         if spec.guide is not None:
             sequence.guide_state = GuideState(spec.guide, spec)
@@ -339,4 +343,10 @@ def _scheduler(node: KVNode, config: KVEngineConfig) -> Scheduler:
         max_positions=node.max_positions,
         prefix_cache=config.prefix_cache,
         prefill_budget=budget,
+        max_part_tokens=_max_part_tokens(node, config),
     )
+
+
+def _max_part_tokens(node: KVNode, config: KVEngineConfig) -> int:
+    """Return how many tokens a step may have in addition, for parts of prompts that are never cut."""
+    return min(node.max_positions, config.max_pass_tokens) if FULL in masks_of(node) else 0

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -23,17 +23,18 @@ from shared.telemetry.timeline import Laps
 from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.gpu.cuda_graphs import DecodeGraphs, GraphCapture
-from workers.kv_engine.node import KVNode, splice
+from workers.kv_engine.node import KVNode
+from workers.kv_engine.node_parts import inputs_of
 from workers.kv_engine.outputs import TokenScore, as_dalsegno_error
 from workers.kv_engine.parallel.lockstep import Followers
-from workers.kv_engine.programs.passes import PassSpan, add_passes, embedded_rows, states_of
+from workers.kv_engine.programs.passes import PassSpan, add_passes, states_of
 from workers.kv_engine.sampling.grammar_masks import GuideThread, StepMasks
 from workers.kv_engine.sampling.logits_processors import adjust
 from workers.kv_engine.sampling.logprobs import score
 from workers.kv_engine.sampling.pooling import StatePooler
 from workers.kv_engine.sampling.sampler import NOT_A_TOKEN, node_key, sample
 from workers.kv_engine.sequence import Span
-from workers.kv_engine.step import Step, StepBuilder, UnreadTokens
+from workers.kv_engine.step import StepBuilder, UnreadTokens
 
 _PLACEHOLDER: Final = 0
 """The id in a sequence of a token that is known only on the device."""
@@ -173,7 +174,7 @@ class Runner:
                 attention_context(self._pool, step),
                 self._followers.computing(step) if self._followers is not None else nullcontext(),
             ):
-                hidden = self._node.forward(self._inputs_of(step, passes), step)
+                hidden = self._node.forward(inputs_of(self._node, step), step)
         self._pool_states(spans, hidden)
         pass_states = states_of(passes, hidden)
         if self._laps is not None:
@@ -217,15 +218,6 @@ class Runner:
         return LaunchedStep(
             number=self.forwards, spans=spans, read=read, tokens=tokens if recorded is not None else None
         )
-
-    def _inputs_of(self, step: Step, passes: Items[PassSpan]) -> Any:
-        """The input of the node's `forward`: token ids, and the embeddings that passes bring."""
-        tokens = sum(one.span.count for one in passes)
-        rows, at = embedded_rows(passes, len(step.token_ids) - tokens)
-        if not rows:
-            return self._node.embed(step.token_ids)
-        where = torch.tensor(at, dtype=torch.int64, device=step.token_ids.device)
-        return splice(self._node, step.token_ids, torch.cat(rows), where)
 
     def _pool_states(self, spans: Items[Span], hidden: torch.Tensor) -> None:
         """Add the hidden states of pooled prompts to their poolers, each state once."""

@@ -31,6 +31,7 @@ from workers.kv_engine.cache.blocks import BlockManager
 from workers.kv_engine.cache.prefix_cache import PrefixCache, PrefixNode
 from workers.kv_engine.counters import CacheCounters
 from workers.kv_engine.prefill_budget import PrefillBudget
+from workers.kv_engine.prompt_parts import PromptParts
 from workers.kv_engine.sampling.mask_throttle import MaskThrottle
 from workers.kv_engine.sequence import Sequence, Span
 
@@ -45,6 +46,7 @@ class Scheduler:
         max_step_tokens: the most tokens of a step. At least `max_sequences`, so that all decodes fit.
         prefix_cache: keep computed blocks for later sequences with the same prefix.
         prefill_budget: limits prompt tokens next to decodes; None is no limit.
+        max_part_tokens: how many tokens more a step may have for a full part of a prompt, which is never cut.
 
     Attributes:
         barrier: sequences that arrived after this number are not admitted; None admits all. Set while
@@ -60,6 +62,7 @@ class Scheduler:
         max_positions: int,
         prefix_cache: bool = True,
         prefill_budget: PrefillBudget | None = None,
+        max_part_tokens: int = 0,
     ) -> None:
         if max_sequences < 1 or max_step_tokens < max_sequences:
             raise ValueError(
@@ -75,6 +78,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.counters = CacheCounters()
         self.max_sequences = max_sequences
+        self._max_uncut_tokens = max_step_tokens + max_part_tokens
         self.barrier: int | None = None
         self._reserved_rows = 0
         self._free_rows = deque(range(max_sequences))
@@ -116,9 +120,22 @@ class Scheduler:
                 "answer); shorten the prompt or max_tokens",
                 code="context_length_exceeded",
             )
+        if sequence.parts is not None:
+            self._check_parts(sequence.parts)
         sequence.arrival = self.next_arrival()
         self._count_in(sequence.spec.tenant)
         self.waiting.append(sequence)
+
+    def _check_parts(self, parts: PromptParts) -> None:
+        """Refuse a full part that no step can compute beside as many decodes as there may be."""
+        limit = self._max_uncut_tokens - self.max_sequences
+        if parts.longest_full > limit:
+            raise ClientError(
+                f"{parts.longest_full} tokens of the prompt see one another, so one step has to compute "
+                f"them, and it computes {limit} at most: use smaller images or a shorter prompt, or raise "
+                "model_kwargs.max_pass_tokens",
+                code="context_length_exceeded",
+            )
 
     def next_arrival(self) -> int:
         """Return the number of an arrival, from 1."""
@@ -189,7 +206,9 @@ class Scheduler:
         """Return how many of a sequence's first tokens are in the prefix cache."""
         if self.cache is None:
             return 0
-        path = self.cache.match([*sequence.ids, 0], sequence.spec.cache_root)  # the last is never matched
+        path = self.cache.match(
+            [*sequence.contents, 0], sequence.spec.cache_root
+        )  # the last is never matched
         return len(path) * self.blocks.block_size
 
     def hide_from_cache(self, sequence: Sequence) -> None:
@@ -244,7 +263,7 @@ class Scheduler:
         """Return the cached path of a sequence; none if it imports its own or needs its prompt's states."""
         if self.cache is None or sequence.computed or sequence.needs_prompt_states:
             return []
-        return self.cache.match(sequence.ids, sequence.spec.cache_root)
+        return self.cache.match(sequence.contents, sequence.spec.cache_root)
 
     def _is_being_computed(self, sequence: Sequence, path: list[PrefixNode]) -> bool:
         """True if another sequence is computing the block that this one needs next."""
@@ -253,7 +272,7 @@ class Scheduler:
         if len(path) >= (len(sequence.ids) - 1) // self.blocks.block_size:
             return False
         end = self._cache_end(self.cache, sequence, path)
-        by = end.computing.get(self.cache.content(sequence.ids, len(path)))
+        by = end.computing.get(self.cache.content(sequence.contents, len(path)))
         return isinstance(by, Sequence) and not by.held
 
     def _fits(self, sequence: Sequence, path: list[PrefixNode]) -> bool:
@@ -313,7 +332,7 @@ class Scheduler:
             number = len(sequence.cached_path)
             node = self.cache.insert(
                 self._cache_end(self.cache, sequence, sequence.cached_path),
-                self.cache.content(sequence.ids, number),
+                self.cache.content(sequence.contents, number),
                 sequence.blocks[number],
             )
             if node is None:  # an equal block was cached meanwhile: later blocks belong after that one
@@ -328,13 +347,13 @@ class Scheduler:
         if sequence.is_cacheable and number < len(sequence.ids) // self.blocks.block_size:
             assert self.cache is not None
             end = self._cache_end(self.cache, sequence, sequence.cached_path)
-            end.computing.setdefault(self.cache.content(sequence.ids, number), sequence)
+            end.computing.setdefault(self.cache.content(sequence.contents, number), sequence)
 
     def _withdraw(self, sequence: Sequence) -> None:
         if self.cache is None or not sequence.is_cacheable:
             return
         end = self._cache_end(self.cache, sequence, sequence.cached_path)
-        content = self.cache.content(sequence.ids, len(sequence.cached_path))
+        content = self.cache.content(sequence.contents, len(sequence.cached_path))
         if end.computing.get(content) is sequence:
             del end.computing[content]
 
@@ -349,23 +368,39 @@ class Scheduler:
         prompts.sort(key=self._order)
         # There are at most `max_sequences` decodes, and `max_step_tokens` covers them: only prompts are cut.
         budget = self.max_step_tokens - decodes
+        limit = self._max_uncut_tokens - decodes
         if self.prefill_budget is None:
-            return _cut(prompts, budget)
+            return _cut(prompts, budget, limit)
         budget = min(budget, self.prefill_budget.max_tokens())
-        spans = _cut(prompts, budget)
+        spans = _cut(prompts, budget, limit)
         firsts = sum(span.reaches_end for span in spans)
         if not decodes or firsts >= max(MIN_BURST, 2 * decodes):
             return spans
-        return _cut(prompts, min(budget, self.prefill_budget.tokens_with_decodes(decodes, len(prompts))))
+        budget = min(budget, self.prefill_budget.tokens_with_decodes(decodes, len(prompts)))
+        return _cut(prompts, budget, limit)
 
 
-def _cut(prompts: Iterable[Sequence], budget: int) -> list[Span]:
-    """Return spans of at most `budget` tokens in total, of the first prompts."""
+def _cut(prompts: Iterable[Sequence], budget: int, limit: int) -> list[Span]:
+    """Return spans of the first prompts: at most `budget` tokens in total, or a full part within `limit`."""
     spans: list[Span] = []
     for sequence in prompts:
-        if budget == 0:
+        if budget <= 0:
             break
         count = min(sequence.pending, budget)
+        if sequence.parts is not None:
+            count = _uncut(sequence.parts, sequence.computed, count, limit)
+            if not count:
+                continue
         budget -= count
+        limit -= count
         spans.append(Span(sequence, sequence.computed, count, sequence.reported))
     return spans
+
+
+def _uncut(parts: PromptParts, start: int, count: int, limit: int) -> int:
+    """Return how many of `count` tokens to compute so that no full part is cut; it may be more, or none."""
+    whole = parts.whole(start, count)
+    if whole:
+        return whole
+    rest = parts.rest_of_part(start)
+    return rest if rest <= limit else 0

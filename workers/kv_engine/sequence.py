@@ -5,11 +5,14 @@ that an earlier attempt generated (`SequenceSpec.prefix_ids`). They continue the
 `max_tokens`, and the random draws continue after them, so the answer is the one without an interruption.
 """
 
+from collections.abc import Hashable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Final
 
 from workers.kv_engine.cache.prefix_cache import PrefixNode
 from workers.kv_engine.guide_state import GuideState
+from workers.kv_engine.prompt_parts import Contents, PromptParts
 from workers.kv_engine.sequence_spec import SequenceSpec
 
 _NO_POSITIONS: Final = range(0)
@@ -56,6 +59,7 @@ class Sequence:
         admissions: how often it was admitted; its row's tables are written again after each.
         arrival: its number among all sequences that arrived.
         held: it keeps its row and blocks, but takes part in no step.
+        parts: the parts of its prompt that stand for media; None without such parts.
     """
 
     spec: SequenceSpec
@@ -73,6 +77,7 @@ class Sequence:
     admissions: int = 0
     arrival: int = 0
     held: bool = False
+    parts: PromptParts | None = None
 
     def __post_init__(self) -> None:
         self.ids = [*self.spec.prompt_ids, *self.spec.prefix_ids]
@@ -85,6 +90,11 @@ class Sequence:
         """The number of tokens whose keys and values come with the request."""
         # The last token is always computed here: the next token is sampled from its hidden state.
         return min(self.spec.kv.shape[2], len(self.ids) - 1) if self.spec.kv is not None else 0
+
+    @property
+    def contents(self) -> Items[Hashable]:
+        """What makes its keys and values, by token: equal contents may share blocks of the prefix cache."""
+        return self.ids if self.parts is None else Contents(self.parts.contents, self.ids)
 
     @property
     def needs_prompt_states(self) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from models.sequence_request import PromptPart
 from shared.errors import BugError, ClientError
 from workers.data_plane.port import Array, DeviceArray, PublishOnDevice
 
@@ -144,6 +145,9 @@ class SequenceSpec:
         deadline_ns: at equal priority, sequences with an earlier one come first.
         tenant: at equal deadline, sequences of the tenant that was served least come first.
         cache_root: keys and values are shared only between sequences with an equal one.
+        parts: the parts of the prompt that stand for media.
+        embeds: (N, width), the rows that replace the embeddings of the parts' tokens; None if the prompt has
+            none, or its keys and values are imported.
     """
 
     key: str
@@ -167,6 +171,8 @@ class SequenceSpec:
     deadline_ns: int | None = None
     tenant: str = ""
     cache_root: Hashable = None
+    parts: Items[PromptPart] = ()
+    embeds: Array | DeviceArray | None = None
 
     @property
     def has_prompt_output(self) -> bool:

@@ -9,18 +9,21 @@ a layer reads these tensors and runs no Python per request.
 A recorded step computes the number of rows that it was recorded for. If a step has fewer, the rest is
 padding: spans of one token each, in a pool cell that no sequence uses.
 
-KV length, position and slot are different: the number of keys that a span attends to, the place of a token in
-its sequence, and the cell of the pool that holds its keys and values.
+KV length, position and slot are different: the number of keys that a span attends to, the position by which
+a token's queries and keys are rotated, and the cell of the pool that holds its keys and values. The slot
+follows from the index of the token in its sequence. So does the position, except behind media in models whose
+positions have several axes (`PromptParts.positions_of`).
 """
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from shared.errors import BugError
 from workers.kv_engine.sampling.logits_processors import LogitAdjustments
 from workers.kv_engine.sampling.sampling_rows import SamplingRows, ScoredRows
 from workers.kv_engine.sampling.sampling_state import SamplingState
@@ -49,7 +52,7 @@ class Step:
     """
 
     token_ids: torch.Tensor  # (T,) int32
-    positions: torch.Tensor  # (T,) int32
+    positions: torch.Tensor  # (T,) int32, or (axes, T) for a node with several position axes
     slots: torch.Tensor  # (T,) int32
     rows: torch.Tensor  # (B,) int32, indices into block_table
     query_offsets: torch.Tensor  # (B + 1,) int32
@@ -62,6 +65,8 @@ class Step:
     adjusted: LogitAdjustments | None = None
     key_ends: torch.Tensor | None = None  # (T,) int32, keys of its sequence that a token sees; None: causal
     full_starts: torch.Tensor | None = None  # (T,) int32, first token of a token's full part, or itself
+    row_values: torch.Tensor | None = None  # (N, width), they replace the embeddings of N tokens
+    row_indices: torch.Tensor | None = None  # (N,) int64, those tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +119,7 @@ class StepBuilder:
 
     Args:
         padding_block: a block of the pool whose first cell is used for padding only; None is without padding.
+        position_axes: the number of positions of a token.
     """
 
     def __init__(
@@ -125,12 +131,15 @@ class StepBuilder:
         block_size: int,
         device: torch.device,
         padding_block: int | None = None,
+        position_axes: int = 1,
     ) -> None:
+        self._axes = position_axes
         self._block_size = block_size
         self._padding_block = padding_block
         self._row_owners: list[tuple[Sequence, int] | None] = [None] * max_sequences
         self._written = [0] * max_sequences
-        tokens = dict.fromkeys(("token_ids", "positions", "slots"), max_step_tokens)
+        tokens = dict.fromkeys(("token_ids", "slots"), max_step_tokens)
+        tokens["positions"] = position_axes * max_step_tokens
         spans = dict.fromkeys(("rows", "kv_lengths", "places"), max_sequences)
         sampled = dict.fromkeys(("logit_indices", "draws", *_PARAMS), max(max_sequences, max_step_tokens))
         self._step = _MirroredBuffer(tokens | spans | sampled | {"query_offsets": max_sequences + 1}, device)
@@ -172,10 +181,21 @@ class StepBuilder:
         offsets[0] = 0
         np.cumsum(counts, out=offsets[1:])
         host["token_ids"][:total] = ids
-        positions = host["positions"][:total]
-        positions[:] = np.repeat(starts - offsets[:-1], counts) + np.arange(total, dtype=np.int32)
-        blocks = self._blocks[np.repeat(host["rows"][:batch], counts), positions // self._block_size]
-        host["slots"][:total] = blocks * self._block_size + positions % self._block_size
+        indices = np.repeat(starts - offsets[:-1], counts) + np.arange(total, dtype=np.int32)
+        blocks = self._blocks[np.repeat(host["rows"][:batch], counts), indices // self._block_size]
+        host["slots"][:total] = blocks * self._block_size + indices % self._block_size
+        with_parts = [
+            (offset, span)
+            for offset, span in zip(offsets.tolist(), spans, strict=False)
+            if span.sequence.parts is not None
+        ]
+        positions = host["positions"][: self._axes * max(rows, total)].reshape(self._axes, -1)
+        positions[:, :total] = indices
+        for offset, span in with_parts:
+            assert span.sequence.parts is not None
+            positions[:, offset : offset + span.count] = span.sequence.parts.positions_of(
+                span.start, span.count
+            )
 
         # A token is sampled after each draft, too: `sampled` has the index of a span once for each sample.
         sampled = [n for n, span in enumerate(spans) if span.samples for _ in range(1 + span.drafted)]
@@ -196,7 +216,8 @@ class StepBuilder:
             self._feed(unread.tokens, batch)
         scored = self._scored(spans, offsets, sampled)
         adjusted = self._sampling_state.adjustments([spans[index].sequence for index in sampled])
-        return self._views(batch, total, self._sampling_rows(sampled_rows), scored, adjusted)
+        step = self._views(batch, total, self._sampling_rows(sampled_rows), scored, adjusted, width=rows)
+        return with_prompt_parts(step, with_parts, indices) if with_parts else step
 
     def captured(self, rows: int, *, is_random: bool = False, is_filtered: bool = False) -> Step:
         """Return a step of `rows` sampled spans of one token each, at the addresses that `build` writes to.
@@ -224,7 +245,7 @@ class StepBuilder:
         assert self._padding_block is not None, "made without a padding block"
         host = self._step.host
         host["token_ids"][batch:rows] = 0
-        host["positions"][batch:rows] = 0
+        host["positions"][: self._axes * rows].reshape(self._axes, rows)[:, batch:] = 0
         host["slots"][batch:rows] = self._padding_block * self._block_size
         host["rows"][batch:rows] = len(self._row_owners)
         host["kv_lengths"][batch:rows] = 1
@@ -291,11 +312,16 @@ class StepBuilder:
         sampling: SamplingRows,
         scored: ScoredRows | None,
         adjusted: LogitAdjustments | None,
+        *,
+        width: int = 0,
     ) -> Step:
         host, device = self._step.host, self._step.device
+        positions = device["positions"][: self._axes * max(width, total)]
+        if self._axes > 1:
+            positions = positions.view(self._axes, -1)
         return Step(
             token_ids=device["token_ids"][:total],
-            positions=device["positions"][:total],
+            positions=positions[..., :total],
             slots=device["slots"][:total],
             rows=device["rows"][:batch],
             query_offsets=device["query_offsets"][: batch + 1],
@@ -354,3 +380,41 @@ class StepBuilder:
             has_min_p=has_min_p,
             candidates=candidates,
         )
+
+
+def with_prompt_parts(step: Step, spans: Items[tuple[int, Span]], indices: Int32s) -> Step:
+    """Return the step with the ranges of keys and the rows of its prompts' parts.
+
+    Args:
+        step: the step.
+        spans: the spans of sequences with parts, each with the index of its first token in the step.
+        indices: (T,), the index of each token in its sequence.
+    """
+    values: list[torch.Tensor] = []
+    taking: list[npt.NDArray[np.int64]] = []
+    ends, starts, is_causal = indices + 1, indices.copy(), True
+    for offset, span in spans:
+        parts = span.sequence.parts
+        assert parts is not None
+        rows, places = parts.rows_in(span.start, span.count)
+        if len(places):
+            if parts.rows is None:
+                raise BugError(
+                    f"sequence {span.sequence.spec.key!r}: the rows of its media are needed, and did not come"
+                )
+            values.append(parts.rows[rows])
+            taking.append(places + offset)
+        if parts.has_full(span.start, span.count):
+            here = slice(offset, offset + span.count)
+            ends[here], starts[here] = parts.key_ranges(span.start, span.count)
+            is_causal = False
+    device = step.slots.device
+    changes: dict[str, Any] = {}
+    if values:
+        changes["row_values"] = torch.cat(values)
+        changes["row_indices"] = torch.from_numpy(np.concatenate(taking)).to(device)
+    if not is_causal:
+        changes["spans"] = replace(step.spans, key_ends=ends, full_starts=starts)
+        changes["key_ends"] = torch.from_numpy(ends).to(device)
+        changes["full_starts"] = torch.from_numpy(starts).to(device)
+    return replace(step, **changes)

@@ -1,8 +1,8 @@
 """The prefix cache: a radix tree over full blocks of the KV pool. Imports no torch.
 
-The edge to a node is the content of one block (its token ids), and the path from the root is the content of a
-prefix. So two sequences share exactly the blocks of their common prefix. Contents are compared, not digests:
-another prefix never matches.
+The edge to a node is the content of one block (its token ids, and the media that they stand for), and the
+path from the root is the content of a prefix. So two sequences share exactly the blocks of their common
+prefix. Contents are compared: another prefix never matches. Of a medium its digest is compared.
 
 A tree belongs to one pool, and so to one set of weights, positions and masks. Sequences with different roots
 share nothing, even if their tokens are equal.
@@ -18,8 +18,8 @@ from typing import Final, TypeAlias
 from shared.errors import BugError
 from workers.kv_engine.cache.blocks import BlockManager
 
-Content: TypeAlias = tuple[int, ...]
-"""The token ids of one block."""
+Content: TypeAlias = tuple[Hashable, ...]
+"""The contents of a block's tokens (`workers.kv_engine.sequence.Sequence.contents`)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,15 +55,15 @@ class PrefixCache:
         """The number of cached blocks, with and without users."""
         return len(self._nodes)
 
-    def match(self, ids: Sequence[int], root: Hashable = None) -> list[PrefixNode]:
-        """Return the longest cached path that is a prefix of `ids`.
+    def match(self, contents: Sequence[Hashable], root: Hashable = None) -> list[PrefixNode]:
+        """Return the longest cached path that is a prefix of `contents`.
 
         The last token is never part of it: it has to be computed, for the next token is sampled after it.
         """
         found: list[PrefixNode] = []
         node = self.root(root)
-        for number in range((len(ids) - 1) // self._pool.block_size):
-            child = node.children.get(self.content(ids, number))
+        for number in range((len(contents) - 1) // self._pool.block_size):
+            child = node.children.get(self.content(contents, number))
             if child is None:
                 break
             found.append(child)
@@ -77,10 +77,10 @@ class PrefixCache:
             node = self._roots[root] = PrefixNode(_NO_BLOCK, (), None)
         return node
 
-    def content(self, ids: Sequence[int], number: int) -> Content:
+    def content(self, contents: Sequence[Hashable], number: int) -> Content:
         """Return the content of block `number` of a sequence."""
         size = self._pool.block_size
-        return tuple(ids[number * size : (number + 1) * size])
+        return tuple(contents[number * size : (number + 1) * size])
 
     def insert(self, parent: PrefixNode, content: Content, block: int) -> PrefixNode | None:
         """Cache a full block; return None, and cache nothing, if an equal block is cached already."""

@@ -12,6 +12,7 @@ from workers.kv_engine.attention.kernels import AttentionKernel
 from workers.kv_engine.attention.paged import ATTENTION, attention_context
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.node import KVNode
+from workers.kv_engine.node_parts import inputs_of
 from workers.kv_engine.parallel.lockstep import Leader
 from workers.kv_engine.selfcheck import check_node
 from workers.machine.cores import cores
@@ -56,7 +57,7 @@ class FollowerEngine:
             GroupLostError: the leader or another member is lost.
         """
         while True:
-            step = self._leader.step(self.node.device)
+            step = self._leader.step(self.node.device, self.node.dtype)
             with attention_context(self._pool, step):
-                self.node.forward(self.node.embed(step.token_ids), step)
+                self.node.forward(inputs_of(self.node, step), step)
             self.forwards += 1

@@ -4,15 +4,17 @@
     follower  number of blocks, dtype, weights  ─┴─> the smallest number, for all; the others must be equal
     leader    a step                    ──> follower: the same forward, over the same blocks of its pool
 
-A step is an int32 array: the numbers of tokens, spans, blocks per span and tokens per block; then the arrays
-of `Step` that a forward reads. Only the leader has the sampling parameters.
+A step is an int32 array: the numbers of tokens, of spans, of blocks per span and tokens per block, of
+position axes, of tokens with a range of keys (all or none), of rows and of int32 numbers per row; then the
+arrays of `Step` that a forward reads, the bytes of the rows last. Only the leader has the sampling parameters.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from configs.deployment import ConfigError
@@ -20,7 +22,7 @@ from workers.kv_engine.parallel.connection import Connection, GroupLostError
 from workers.kv_engine.sampling.sampling_rows import SamplingRows
 from workers.kv_engine.step import Int32s, Spans, Step
 
-_HEAD: Final = 4
+_HEAD: Final = 8
 _COUNT: Final = 8
 """Bytes of the number of blocks."""
 
@@ -91,59 +93,85 @@ class Leader:
         self._connection.send(blocks.to_bytes(_COUNT, "little") + f"{dtype} {weights}".encode())
         return int.from_bytes(self._connection.receive(), "little")
 
-    def step(self, device: torch.device) -> Step:
-        """Wait for the next step.
+    def step(self, device: torch.device, dtype: torch.dtype) -> Step:
+        """Wait for the next step. `dtype` is the node's, which rows of media have.
 
         Raises:
             GroupLostError: the leader is lost, or sent an invalid step.
         """
-        return unpack_step(self._connection.receive(), device)
+        return unpack_step(self._connection.receive(), device, dtype)
 
 
 def pack_step(step: Step) -> bytes:
     """Return the part of a step that a forward reads, as bytes."""
     spans = step.spans
     columns = -(-int(spans.kv_lengths.max()) // spans.block_size)
-    head = np.array([len(step.token_ids), len(spans.kv_lengths), columns, spans.block_size], np.int32)
-    arrays = [
-        *(tensor.cpu().numpy() for tensor in (step.token_ids, step.positions, step.slots)),
-        spans.query_offsets,
-        spans.kv_lengths,
-        spans.block_tables[:, :columns],
+    tokens, positions = len(step.token_ids), step.positions.cpu().numpy()
+    ranges = [] if spans.key_ends is None else [spans.key_ends, spans.full_starts]
+    rows = _pack_rows(step)
+    head = [tokens, len(spans.kv_lengths), columns, spans.block_size]
+    head += [positions.size // tokens, tokens if ranges else 0, *rows.shape]
+    arrays: list[Any] = [
+        head,
+        *(step.token_ids.cpu().numpy(), positions, step.slots.cpu().numpy()),
+        *(spans.query_offsets, spans.kv_lengths, spans.block_tables[:, :columns]),
+        *ranges,
+        [] if step.row_indices is None else step.row_indices.cpu().numpy(),
     ]
-    return head.tobytes() + b"".join(np.ascontiguousarray(array, np.int32).tobytes() for array in arrays)
+    packed = b"".join(np.ascontiguousarray(array, np.int32).tobytes() for array in arrays)
+    return packed + rows.tobytes()
 
 
-def unpack_step(data: bytearray, device: torch.device) -> Step:
-    """Return the step that `pack_step` encoded, without sampling.
+def _pack_rows(step: Step) -> npt.NDArray[np.int32]:
+    """The bytes of the rows as int32 numbers, (N, numbers per row); hidden sizes are even."""
+    if step.row_values is None:
+        return np.zeros((0, 0), np.int32)
+    return step.row_values.contiguous().cpu().view(torch.int32).numpy()
+
+
+def unpack_step(data: bytearray, device: torch.device, dtype: torch.dtype = torch.float32) -> Step:
+    """Return the step that `pack_step` encoded, without sampling. `dtype` is that of its rows.
 
     Raises:
         GroupLostError: the data is not a step.
     """
     numbers = np.frombuffer(data, np.int32, len(data) // 4)
-    tokens, batch, columns, block_size = numbers[:_HEAD].tolist() if len(numbers) >= _HEAD else (0, 0, 0, 0)
-    sizes = [tokens] * 3 + [batch + 1, batch, batch * columns]
-    if min(tokens, batch, columns, block_size) < 1 or _HEAD + sum(sizes) != len(numbers):
+    head = numbers[:_HEAD].tolist() if len(numbers) >= _HEAD else [0] * _HEAD
+    tokens, batch, columns, block_size, axes, ranged, rows, width = head
+    sizes = [tokens, axes * tokens, tokens, batch + 1, batch, batch * columns]
+    sizes += [ranged, ranged, rows, rows * width]
+    if min(tokens, batch, columns, block_size, axes) < 1 or _HEAD + sum(sizes) != len(numbers):
         raise GroupLostError(
             f"the leader sent {len(data)} bytes that are not a step: expected all members to run one version"
         )
     parts: list[Int32s] = np.split(numbers[_HEAD:], np.cumsum(sizes)[:-1])
-    token_ids, positions, slots, query_offsets, kv_lengths = (
-        torch.from_numpy(part).to(device) for part in parts[:5]
-    )
-    tables = parts[5].reshape(batch, columns)
-    nothing = torch.zeros(0, dtype=torch.int32, device=device)
+
+    def on_device(part: Int32s) -> torch.Tensor:
+        return torch.from_numpy(part).to(device)
+
+    tables, nothing = parts[5].reshape(batch, columns), torch.zeros(0, dtype=torch.int32, device=device)
     return Step(
-        token_ids=token_ids,
-        positions=positions,
-        slots=slots,
+        token_ids=on_device(parts[0]),
+        positions=on_device(parts[1] if axes == 1 else parts[1].reshape(axes, tokens)),
+        slots=on_device(parts[2]),
         rows=torch.arange(batch, dtype=torch.int32, device=device),
-        query_offsets=query_offsets,
-        kv_lengths=kv_lengths,
-        block_table=torch.from_numpy(tables).to(device),
+        query_offsets=on_device(parts[3]),
+        kv_lengths=on_device(parts[4]),
+        block_table=on_device(tables),
         logit_indices=nothing,
         sampling=_no_sampling(nothing),
-        spans=Spans(query_offsets=parts[3], kv_lengths=parts[4], block_tables=tables, block_size=block_size),
+        spans=Spans(
+            query_offsets=parts[3],
+            kv_lengths=parts[4],
+            block_tables=tables,
+            block_size=block_size,
+            key_ends=parts[6] if ranged else None,
+            full_starts=parts[7] if ranged else None,
+        ),
+        key_ends=on_device(parts[6]) if ranged else None,
+        full_starts=on_device(parts[7]) if ranged else None,
+        row_values=on_device(parts[9]).reshape(rows, width).view(dtype) if rows else None,
+        row_indices=on_device(parts[8]).long() if rows else None,
     )
 
 

@@ -92,13 +92,10 @@ def add_passes(step: Step, passes: Items[PassSpan]) -> Step:
     positions = torch.cat([one.positions for one in passes], dim=1)
     place = step.positions[..., -tokens:]
     place.copy_(positions.reshape(place.shape))
-    if all(one.asked.mask is Mask.CAUSAL for one in passes):
+    step = _with_rows(step, *embedded_rows(passes, len(step.token_ids) - tokens))
+    if all(one.asked.mask is Mask.CAUSAL for one in passes) and step.spans.key_ends is None:
         return step
-    starts = step.spans.kv_lengths - np.diff(step.spans.query_offsets)
-    own = np.concatenate(
-        [np.arange(start, end) for start, end in zip(starts, step.spans.kv_lengths, strict=True)]
-    )
-    ends, full = (own + 1).astype(np.int32), own.astype(np.int32)
+    ends, full = _key_ranges(step)
     ends[-tokens:] = np.concatenate([one.key_ends for one in passes])
     full[-tokens:] = np.concatenate([one.full_starts for one in passes])
     return replace(
@@ -107,6 +104,30 @@ def add_passes(step: Step, passes: Items[PassSpan]) -> Step:
         key_ends=torch.from_numpy(ends).to(step.slots.device),
         full_starts=torch.from_numpy(full).to(step.slots.device),
     )
+
+
+def _key_ranges(step: Step) -> tuple[Int32s, Int32s]:
+    """The ranges of keys of a step's tokens; those of causal tokens where it has none."""
+    if step.spans.key_ends is not None and step.spans.full_starts is not None:
+        return step.spans.key_ends.copy(), step.spans.full_starts.copy()
+    starts = step.spans.kv_lengths - np.diff(step.spans.query_offsets)
+    own = np.concatenate(
+        [np.arange(start, end) for start, end in zip(starts, step.spans.kv_lengths, strict=True)]
+    ).astype(np.int32)
+    return own + 1, own
+
+
+def _with_rows(step: Step, rows: list[torch.Tensor], at: list[int]) -> Step:
+    """The step with further embeddings, beside those of media in prompts."""
+    if not rows:
+        return step
+    values, indices = torch.cat(rows), torch.tensor(at, dtype=torch.int64, device=step.token_ids.device)
+    if step.row_values is not None and step.row_indices is not None:
+        # Rows of media may be longer: what follows the embedding is added after layers.
+        missing = step.row_values.shape[1] - values.shape[1]
+        values = torch.cat([step.row_values, torch.nn.functional.pad(values, (0, missing))])
+        indices = torch.cat([step.row_indices, indices])
+    return replace(step, row_values=values, row_indices=indices)
 
 
 def embedded_rows(passes: Items[PassSpan], first: int) -> tuple[list[torch.Tensor], list[int]]:
