@@ -21,20 +21,21 @@ def load(checkpoint: Path, *, max_seq_len: int, media: MediaReader) -> "VJepa2Pr
     config = read_json(checkpoint / "config.json")
     transform = ClipTransform.read(checkpoint, config["crop_size"])
     clips = ClipReader(media=media, transform=transform, frames=config["frames_per_clip"])
-    return VJepa2Processing(clips, config["tubelet_size"] * config["patch_size"] ** 2, max_seq_len)
+    patches = (transform.crop // config["patch_size"]) ** 2
+    return VJepa2Processing(clips, config["tubelet_size"], patches, max_seq_len)
 
 
 class VJepa2Processing(TextlessProcessing):
-    """The CPU node of one checkpoint; a latent has `volume` pixels."""
+    """The CPU node of one checkpoint; a tubelet of frames has as many latents as a frame has patches."""
 
-    def __init__(self, clips: ClipReader, volume: int, max_latents: int) -> None:
-        self._clips, self._volume, self._max_latents = clips, volume, max_latents
+    def __init__(self, clips: ClipReader, tubelet: int, patches: int, max_latents: int) -> None:
+        self._clips, self._tubelet, self._patches, self._max_latents = clips, tubelet, patches, max_latents
 
     def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
         (medium,) = msgspec.convert(args["inputs"], Inputs).files
         options = msgspec.convert(args["options"], VJepa2Options)
         pixels = self._clips.pixels(medium, options.num_frames)
-        latents = pixels[:, 0].size // self._volume
+        latents = len(pixels) // self._tubelet * self._patches
         if not 0 < latents <= self._max_latents:
             raise ClientError(f"num_frames: expected 1 to {self._max_latents} latents, found {latents}")
         masks = {name: mask_of(getattr(options, name), name, latents) for name in MASKS}
