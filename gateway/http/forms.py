@@ -41,8 +41,9 @@ class FormLimits:
 
 
 class _FormParser(MultiPartParser):
-    """Starlette's parser with a limit for the text of all fields."""
+    """Starlette's parser with a limit for the text of all fields; files go to disk early."""
 
+    spool_max_size = 128 * 1024
     _text_bytes = 0
     text_limit = 0
 

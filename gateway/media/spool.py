@@ -14,8 +14,8 @@ from typing import IO, Final
 
 from gateway.media.content_kinds import HEAD_BYTES
 
-CHUNK_BYTES: Final = 1 << 20
-_IN_MEMORY_BYTES: Final = 1 << 20
+CHUNK_BYTES: Final = 1 << 17
+_IN_MEMORY_BYTES: Final = 1 << 17
 
 
 class SpoolLimitError(Exception):
