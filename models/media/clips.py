@@ -87,7 +87,7 @@ class ClipTransform:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClipReader:
-    """Reads a video, or an image as a video that stands still, to the pixels that a video encoder takes.
+    """Reads a video, an animated image, or an image as a video that stands still, to pixels of an encoder.
 
     Attributes:
         frames: the frames of a video, unless a request says how many.
@@ -103,10 +103,9 @@ class ClipReader:
         Raises:
             MediaError: the medium is damaged, beyond a limit, or neither a video nor an image.
         """
-        if medium.modality == "image":
-            still = self.transform(self.media.image(medium)[None])
-            return np.repeat(still, frames or IMAGE_FRAMES, axis=0)
-        return self.transform(self.media.video(medium, choose=evenly(frames or self.frames)).frames)
+        found = self.media.video(medium, choose=evenly(frames or self.frames))
+        pixels = self.transform(found.frames)
+        return pixels if found.info.frames > 1 else np.repeat(pixels, frames or IMAGE_FRAMES, axis=0)
 
 
 def evenly(wanted: int) -> ChooseFrames:

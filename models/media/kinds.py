@@ -5,13 +5,15 @@ Imports neither numpy nor a decoder: `models.base` uses it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 from shared.errors import ClientError
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    from shared.events import Media
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,15 @@ class MediaError(ClientError):
 
     code = "invalid_media"
     digest: str = ""
+
+    def named(self, files: "Sequence[Media]") -> Self:
+        """The same error, which names the part of the request: its index in `files`, and its name."""
+        for index, medium in enumerate(files):
+            if self.digest and medium.digest == self.digest:
+                name = f" ({medium.name[:80]!r})" if medium.name else ""
+                message = f"files[{index}]{name}: {self.message}"
+                return type(self)(message, code=self.code, status=self.status)
+        return self
 
 
 class MediaTooLargeError(MediaError):

@@ -21,7 +21,7 @@ class VJepa2Options(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     Attributes:
         num_frames: frames taken evenly, at most all of the video. Default: the checkpoint's clip length. An
             image is repeated, 16 times by default.
-        skip_predictor: answer with the latents of the encoder.
+        skip_predictor: answer with the latents of the encoder, whatever the masks are.
         context_mask: numbers of the latents that the predictor sees, by default all; also a list of lists.
         target_mask: numbers of the latents to predict, by default all; also a list of lists.
     """

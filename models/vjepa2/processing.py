@@ -38,7 +38,8 @@ class VJepa2Processing(TextlessProcessing):
         latents = len(pixels) // self._tubelet * self._patches
         if not 0 < latents <= self._max_latents:
             raise ClientError(f"num_frames: expected 1 to {self._max_latents} latents, found {latents}")
-        masks = {name: mask_of(getattr(options, name), name, latents) for name in MASKS}
+        wanted = () if options.skip_predictor else MASKS
+        masks = {name: mask_of(getattr(options, name), name, latents) for name in wanted}
         return CpuResult(facts={"latents": latents}, outputs={"pixels": pixels, **masks})
 
 

@@ -12,7 +12,7 @@ The module knows a walk's index in its step, but not the progress of the walk.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from models.base import ChunkOf, EngineKind, ModelGraph, Processing
+from models.media.kinds import MediaError
 from shared.errors import BugError
 from shared.events import Media, NodeReady
 from shared.tensors import ITEM_BYTES, Handle
@@ -138,8 +139,9 @@ class NodeExecutor:
         args = self._ready.walks[walk_index].args
         work = partial(self._hosted.processing.run, firing.node, key, inputs, args)
         tenant = self._ready.tenant
-        async with self._held_media(args):
-            result = await self._hosted.pool.run(work, tenant=tenant, is_large=is_large(args))
+        async with self._held_media(args) as has_media:
+            large = has_media or is_large(args)
+            result = await self._hosted.pool.run(work, tenant=tenant, is_large=large)
         if result.guide is not None:
             await self._hosted.guides.check(result.guide, tenant)
         values = {name: _cpu_value(f"{key}/{name}", value) for name, value in result.outputs.items()}
@@ -157,15 +159,21 @@ class NodeExecutor:
         )
 
     @asynccontextmanager
-    async def _held_media(self, args: Mapping[str, Any]) -> AsyncGenerator[None, None]:
-        """Hold local copies of the request's media while a node reads them: its thread does not wait."""
-        files = args.get("inputs", {}).get("files", [])
-        if not files or self._hosted.copies is None:
-            yield
-            return
-        media = msgspec.convert(files, list[Media])
-        async with self._hosted.copies.held(media, self._ready.tenant or None):
-            yield
+    async def _held_media(self, args: Mapping[str, Any]) -> AsyncGenerator[bool, None]:
+        """Hold local copies of the request's media while a node reads them: its thread does not wait.
+
+        Yields true if there are any: reading them takes long, so they are large inputs.
+        """
+        media = msgspec.convert(args.get("inputs", {}).get("files", []), list[Media])
+        try:
+            async with AsyncExitStack() as held:
+                if media and self._hosted.copies is not None:
+                    await held.enter_async_context(
+                        self._hosted.copies.held(media, self._ready.tenant or None)
+                    )
+                yield bool(media)
+        except MediaError as error:
+            raise error.named(media) from error
 
     async def _cpu_output(
         self, walk_index: int, node: CompiledNode, name: str, key: str, value: Value
