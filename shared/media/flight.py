@@ -22,16 +22,19 @@ class Flight:
         self._own = asyncio.Semaphore(WINDOW)
 
     async def start(self, operation: _Operation[None]) -> None:
-        """Begin an operation, as soon as there is room for it."""
+        """Begin an operation, as soon as there is room for it: until then the caller reads no further."""
         await self._own.acquire()
-        self._tasks.create_task(self._run(operation))
-
-    async def _run(self, operation: _Operation[None]) -> None:
         try:
-            async with self._shared:
-                await operation()
-        finally:
+            await self._shared.acquire()
+        except BaseException:
             self._own.release()
+            raise
+        # A callback, because a task that is cancelled before it begins executes nothing.
+        self._tasks.create_task(operation()).add_done_callback(self._release)
+
+    def _release(self, _: object) -> None:
+        self._shared.release()
+        self._own.release()
 
 
 @asynccontextmanager

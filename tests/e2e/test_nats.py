@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any, Final
 
 import msgpack
@@ -93,12 +94,25 @@ def test_an_example_that_is_rejected_says_why_and_ends_with_1(name: str, deploym
     assert "model_not_found" in ended.stderr
 
 
-@pytest.mark.parametrize("name", ["ask_over_nats.py", "ask_in_json.py"])
+@pytest.mark.parametrize("name", ["ask_over_nats.py", "ask_in_json.py", "ask_with_image.py"])
 def test_the_page_shows_the_examples_as_they_are_and_they_import_nothing_of_ours(name: str) -> None:
     script = clients.example(name).read_text()
     assert f"```python\n{script}```" in PAGE.read_text()
     imported = set(re.findall(r"^(?:import|from) (\w+)", script, re.MULTILINE))
-    assert imported <= {"asyncio", "json", "msgpack", "nats", "sys", "uuid"}
+    standard = {"asyncio", "hashlib", "json", "mimetypes", "pathlib", "sys", "uuid"}
+    assert imported <= standard | {"ask_over_nats", "msgpack", "nats"}
+
+
+def test_a_picture_for_a_model_of_text_is_rejected_by_its_place(deployment: Running, tmp_path: Path) -> None:
+    picture = tmp_path / "cat.png"
+    picture.write_bytes(bytes(600_000))
+    command = [sys.executable, str(clients.example("ask_with_image.py")), str(deployment.ready_file), "demo"]
+    ended = subprocess.run(
+        [*command, str(picture), QUESTION], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ended.returncode == 1
+    assert "unsupported_modality" in ended.stderr
+    assert "files[0]: this model takes text, found image" in ended.stderr
 
 
 # ---- idempotence ---------------------------------------------------------------------------------------

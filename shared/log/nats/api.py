@@ -3,7 +3,6 @@
 Requests go to `$JS.API.<verb>.<stream>` (NATS ADR-1, ADR-22).
 """
 
-import base64
 from datetime import UTC, datetime
 from typing import Final
 
@@ -159,7 +158,7 @@ class _StoredMessage(msgspec.Struct, frozen=True):
     subject: str
     seq: int
     time: str
-    data: str = ""
+    data: bytes = b""  # base64 in the reply
 
 
 class MessageReply(msgspec.Struct, frozen=True):
@@ -171,9 +170,7 @@ class MessageReply(msgspec.Struct, frozen=True):
     def record(self) -> StoredRecord:
         assert self.message is not None
         stored = self.message
-        return StoredRecord(
-            stored.seq, stored.subject, base64.b64decode(stored.data), parse_time_ns(stored.time)
-        )
+        return StoredRecord(stored.seq, stored.subject, stored.data, parse_time_ns(stored.time))
 
 
 def consumer_request(

@@ -1,10 +1,13 @@
 """The contract of the media store, on a real nats-server."""
 
 import asyncio
+import runpy
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
+import nats
 import pytest
 
 from shared.log.nats import api
@@ -16,7 +19,8 @@ from shared.media.addresses import owner_token
 from shared.media.jetstream import connect
 from shared.media.store import MediaStore, MediaStoreUnavailableError
 from shared.subjects import Subjects
-from tests.shared.media.contract import PICTURE, MediaStoreContract, content, put
+from tests.e2e.clients import ROOT
+from tests.shared.media.contract import DIGEST, PICTURE, MediaStoreContract, content, put
 
 pytestmark = pytest.mark.processes
 
@@ -115,6 +119,23 @@ async def test_an_upload_outlives_a_restart_of_the_server(deployment: OnNats) ->
         uploads = [tasks.create_task(put(store, PICTURE[n:])) for n in range(1, 9)]
     for upload in uploads:
         assert len(await content(store, upload.result().digest)) == upload.result().size
+
+
+async def test_the_example_of_other_clients_stores_a_medium(deployment: OnNats) -> None:
+    folder = ROOT / "docs" / "examples"
+    sys.path.insert(0, str(folder))
+    try:
+        store = runpy.run_path(str(folder / "ask_with_image.py"))["store"]
+    finally:
+        sys.path.remove(str(folder))
+    client = await nats.connect(deployment.server.url, token=deployment.server.token)
+    digest = await store(client, deployment.subjects.prefix, PICTURE, "image/png")
+    await client.close()
+
+    ours = await deployment.open()
+    assert digest == DIGEST
+    assert (await ours.keep(digest, tenant=None)).content_type == "image/png"
+    assert await content(ours, digest) == PICTURE
 
 
 async def test_a_server_without_the_stream_is_told_apart(server: NatsServer) -> None:
