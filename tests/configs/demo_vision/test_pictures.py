@@ -46,7 +46,7 @@ def test_lessons_are_about_their_pictures() -> None:
             continue
         words = " ".join(str(scene).lower() for scene in first.scenes)
         for turn in (first, *later):
-            named = {word for word in turn.answer.lower().strip(".").replace(",", "").split()}
+            named = set(turn.answer.lower().strip(".").replace(",", "").split())
             assert named & {*COLOURS, *SHAPES} <= set(words.split())
         assert not any(turn.scenes for turn in later)
 

@@ -5,9 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from models.sequence_request import PromptPart
 from shared.errors import ClientError
 from workers.kv_engine.cache.blocks import BlockManager
 from workers.kv_engine.prefill_budget import PrefillBudget
+from workers.kv_engine.prompt_parts import PromptParts
 from workers.kv_engine.scheduler import MIN_BURST, Scheduler
 from workers.kv_engine.sequence import Sequence, Span
 from workers.kv_engine.sequence_spec import SequenceSpec
@@ -511,3 +513,50 @@ def test_under_random_load_budget_and_blocks_hold_and_all_end(seed: int) -> None
     assert sorted(ended, key=int) == [str(i) for i in range(30)]
     assert pool.free == pool.num_blocks
     assert (one.counters.hits > 0) == has_cache
+
+
+# ---- prompts with media --------------------------------------------------------------------------------
+def with_image(key: str, prompt: int, start: int, count: int, *, full: bool = True) -> Sequence:
+    """Return a sequence whose prompt has an image of `count` tokens from `start` on."""
+    found = sequence(key, prompt)
+    ids = found.spec.prompt_ids
+    found.parts = PromptParts(
+        ids,
+        [PromptPart(start=start, count=count, digest=key, full=full)],
+        positions=np.arange(prompt, dtype=np.int32)[None],
+        next_position=prompt,
+        rows=np.zeros((count, 1)),
+    )
+    return found
+
+
+def test_a_full_part_is_computed_in_one_step_even_above_the_budget() -> None:
+    """Of 10 tokens a step, 12 are needed at once: what comes before them is computed first."""
+    one = scheduler(budget=10, max_part_tokens=8)
+    one.add(with_image("a", 20, start=3, count=12))
+
+    assert [run_step(one) for _ in range(3)] == [[("a", 0, 3)], [("a", 3, 12)], [("a", 15, 5)]]
+
+
+def test_an_image_that_sees_only_earlier_tokens_may_be_cut() -> None:
+    one = scheduler(budget=10)
+    one.add(with_image("a", 20, start=3, count=12, full=False))
+
+    assert [run_step(one) for _ in range(2)] == [[("a", 0, 10)], [("a", 10, 10)]]
+
+
+def test_a_full_part_waits_for_a_step_with_room_and_lets_others_go_first() -> None:
+    one = scheduler(budget=10, max_part_tokens=4)
+    one.add(sequence("b", 8))
+    one.add(with_image("a", 12, start=0, count=10))
+
+    assert run_step(one) == [("b", 0, 8)]
+    assert run_step(one) == [("b", 8, 1), ("a", 0, 10)]
+
+
+def test_a_full_part_that_no_step_can_compute_is_refused() -> None:
+    one = scheduler(budget=10, rows=4, max_part_tokens=2)
+    one.add(with_image("a", 20, start=0, count=8))
+
+    with pytest.raises(ClientError, match=r"9 tokens of the prompt see one another.*max_pass_tokens"):
+        one.add(with_image("b", 20, start=0, count=9))

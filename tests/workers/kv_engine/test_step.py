@@ -1,6 +1,10 @@
 import numpy as np
+import pytest
 import torch
 
+from models.sequence_request import PromptPart
+from shared.errors import BugError
+from workers.kv_engine.prompt_parts import PromptParts
 from workers.kv_engine.sequence import Sequence, Span
 from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
 from workers.kv_engine.step import StepBuilder, UnreadTokens
@@ -148,3 +152,69 @@ def test_the_host_knows_which_work_the_sampler_can_leave_out() -> None:
     assert mode(greedy, plain, narrow) == ("rkp", 20)
     assert mode(narrow, wide) == ("rkp", None)
     assert mode(Sampling(temperature=1, min_p=0.1)) == ("rm", None)
+
+
+# ---- prompts with media --------------------------------------------------------------------------------
+def with_image(prompt: list[int], *, axes: int = 1, full: bool = False) -> Sequence:
+    """Return a sequence with an image at its tokens 2 to 4, whose positions stand still."""
+    sequence = seated("image", prompt, [3, 4], row=1)
+    positions = np.array([[0, 1, 2, 2, 2, 3], [0, 1, 2, 2, 3, 3]], np.int32)[:axes]
+    sequence.parts = PromptParts(
+        prompt,
+        [PromptPart(start=2, count=3, digest="aa", full=full)],
+        positions=positions,
+        next_position=4,
+        rows=torch.arange(6.0).reshape(3, 2),
+    )
+    return sequence
+
+
+def test_rows_and_positions_of_media_and_slots_of_their_tokens() -> None:
+    plain, image = seated("a", [1, 2, 3], [7], row=0), with_image([10, 11, 12, 12, 12, 13])
+
+    step = builder().build([Span(plain, 0, 3), Span(image, 1, 3)])
+
+    assert step.positions.tolist() == [0, 1, 2, 1, 2, 2]
+    assert step.slots.tolist() == [28, 29, 30, 13, 14, 15]
+    assert step.row_values is not None
+    assert step.row_indices is not None
+    assert step.row_values.tolist() == [[0.0, 1.0], [2.0, 3.0]]
+    assert step.row_indices.tolist() == [4, 5]
+    assert (step.key_ends, step.spans.key_ends) == (None, None)
+
+
+def test_several_axes_are_rows_of_positions_also_in_a_padded_step() -> None:
+    sizes = {"max_sequences": 4, "max_step_tokens": 32, "max_blocks": 5, "block_size": 4}
+    fixed = StepBuilder(**sizes, device=CPU, padding_block=20, position_axes=2)
+    image = with_image([10, 11, 12, 12, 12, 13], axes=2)
+
+    step = fixed.build([Span(seated("a", [1, 2], [7], row=0), 0, 2), Span(image, 2, 4)])
+    assert step.positions.tolist() == [[0, 1, 2, 2, 2, 3], [0, 1, 2, 2, 3, 3]]
+    image.ids += [40, 41]
+    captured = fixed.captured(3)
+    step = fixed.build([Span(image, 7, 1)], rows=3)
+
+    assert captured.positions.tolist() == [[5, 0, 0], [5, 0, 0]]
+    assert step.positions.tolist() == [[5], [5]]
+
+
+def test_tokens_of_a_full_part_see_one_another_and_others_what_came_before() -> None:
+    plain, image = seated("a", [1, 2, 3], [7], row=0), with_image([10, 11, 12, 12, 12, 13], full=True)
+
+    step = builder().build([Span(plain, 1, 2), Span(image, 0, 6)])
+
+    assert step.key_ends is not None
+    assert step.key_ends.tolist() == [2, 3, 1, 2, 5, 5, 5, 6]
+    assert step.spans.key_ends is not None
+    assert step.spans.key_ends.tolist() == step.key_ends.tolist()
+    assert builder().build([Span(image, 5, 1)]).key_ends is None
+
+
+def test_rows_that_did_not_come_are_an_error_only_where_they_are_needed() -> None:
+    image = with_image([10, 11, 12, 12, 12, 13])
+    assert image.parts is not None
+    image.parts.rows = None  # type: ignore[misc] # as on a rank that imports keys and values
+
+    assert builder().build([Span(image, 5, 1)]).row_values is None
+    with pytest.raises(BugError, match="the rows of its media are needed"):
+        builder().build([Span(image, 4, 2)])

@@ -11,6 +11,7 @@ import torch
 
 from configs.deployment import ConfigError
 from models.decoder_lm.nodes import DecoderLM
+from models.sequence_request import PromptPart
 from tests.peers import together
 from tests.tiny import Family
 from tests.workers.kv_engine.engines import make_engine
@@ -19,6 +20,7 @@ from tests.workers.kv_engine.shared_node import lines, parts, shared
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.parallel.connection import GroupLostError
 from workers.kv_engine.parallel.lockstep import Followers, Leader, pack_step, unpack_step
+from workers.kv_engine.prompt_parts import PromptParts
 from workers.kv_engine.sequence import Sequence as Row
 from workers.kv_engine.sequence import Span
 from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
@@ -187,6 +189,31 @@ def test_a_step_comes_out_as_it_went_in() -> None:
         found.block_table.index_select(0, found.rows), step.block_table.index_select(0, step.rows)[:, :3]
     )
     assert found.logit_indices.numel() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("full", [False, True])
+def test_members_get_rows_positions_and_ranges_of_media(dtype: torch.dtype, full: bool) -> None:
+    builder = StepBuilder(
+        max_sequences=3, max_step_tokens=32, max_blocks=6, block_size=4, device=CPU, position_axes=3
+    )
+    sequence = row("a", 9, [5, 2, 4], 2)
+    sequence.parts = PromptParts(
+        sequence.ids,
+        [PromptPart(start=3, count=4, digest="aa", full=full)],
+        positions=np.arange(27, dtype=np.int32).reshape(3, 9),
+        next_position=4,
+        rows=torch.randn(4, 6).to(dtype),
+    )
+    step = builder.build([Span(sequence, 1, 8), Span(row("b", 6, [1, 3], 0), 5, 1)])
+
+    found = unpack_step(bytearray(pack_step(step)), CPU, dtype)
+
+    for name in ("positions", "row_values", "row_indices", "key_ends", "full_starts"):
+        mine, theirs = getattr(step, name), getattr(found, name)
+        assert (mine is None) == (theirs is None) == (not full and name in {"key_ends", "full_starts"})
+        assert mine is None or (torch.equal(mine, theirs) and mine.dtype == theirs.dtype), name
+    assert (found.spans.key_ends is None) == (not full)
 
 
 @pytest.mark.parametrize("data", [b"", b"1234", bytes(64), np.arange(1, 20, dtype=np.int32).tobytes()])
