@@ -126,6 +126,11 @@ class StepValues:
                 kept[name] = await self._tensors.keep(value)
         return kept
 
+    def close(self) -> None:
+        """Forget all values."""
+        self._values.clear()
+        self._emitting.clear()
+
     def release_unused(self, walk_index: int, alive: Sequence[Any]) -> None:
         """Free the tensors that nothing reads any more; `alive` are the values that still have a reader."""
         if not self._tensors.holds:

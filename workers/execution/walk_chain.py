@@ -166,7 +166,12 @@ class WalkChain:
             )
 
     def close(self) -> None:
-        """Stop all output and free all tensors of the step."""
+        """Stop all output and free all tensors of the step.
+
+        The values are dropped here: objects of a step refer to one another, and are collected much later.
+        """
+        self._walk = None
+        self._values.close()
         self.tracks.close()
         self._tensors.close()
 

@@ -158,6 +158,7 @@ class WalkExecution:
         step, node, key = self._step, self._walk.nodes[firing.node], self._tensor_key(firing)
         result = await step.nodes.fire(self.index, firing, key, self._chunk_taken(node))
         self._facts |= result.facts
+        step.values.advise(firing.node, result.progress, result.previews)
         if result.streamed:
             await step.step_streams.send(node, result.streamed, key)
         if step.tracks.has_kept(firing.node):

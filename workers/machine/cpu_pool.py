@@ -45,7 +45,10 @@ class CpuPool:
         slots, loop = (self._large if is_large else self._small), asyncio.get_running_loop()
         await slots.acquire(tenant)
         begun_s = time.monotonic()
-        running = self._threads.submit(work)
+        # A future and its callbacks refer to one another, so it is collected late; it must not hold a result
+        # of many megabytes.
+        results: list[_T] = []
+        running = self._threads.submit(lambda: results.append(work()))
         self._unfinished.add(running)
 
         def finish() -> None:
@@ -54,7 +57,8 @@ class CpuPool:
 
         # A wrapped future would be done when its caller is cancelled; the thread is done later.
         running.add_done_callback(lambda _: _call_on(loop, finish))
-        return await asyncio.wrap_future(running)
+        await asyncio.wrap_future(running)
+        return results.pop()
 
     async def idle(self) -> None:
         """Wait until all running work has ended."""

@@ -1,7 +1,9 @@
 """CPU nodes share threads fairly, large inputs have their own, and idle means that all threads are done."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -101,3 +103,19 @@ async def test_a_failure_is_nobodys_business_here() -> None:
 )
 def test_inputs_are_large_by_all_their_texts_together(args: dict[str, Any], *, large: bool) -> None:
     assert is_large(args) == large
+
+
+async def test_the_pool_holds_no_result_that_its_caller_has_dropped() -> None:
+    class Large:
+        """An array of many megabytes."""
+
+    gc.disable()
+    try:
+        with CpuPool(2) as pool:
+            result = await pool.run(Large)
+            remembered = weakref.ref(result)
+            del result
+            await pool.idle()
+            assert remembered() is None
+    finally:
+        gc.enable()
