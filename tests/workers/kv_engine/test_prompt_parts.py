@@ -1,4 +1,4 @@
-"""The parts of a prompt: positions, ranges of keys, rows, contents of the prefix cache, spans that cut none."""
+"""The parts of a prompt: positions, ranges of keys, rows, contents of the prefix cache, uncut spans."""
 
 from collections.abc import Sequence
 from typing import Any
