@@ -4,12 +4,14 @@ Pixtral's and InternVL's processors need torchvision, which is not installed, to
 write for an image is stated here for Pixtral, and called without the rest of the object for the others.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -35,18 +37,25 @@ def picture(seed: int, height: int = 40, width: int = 60) -> Picture:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-def digest_of_picture(number: int) -> str:
-    return f"{number:064x}"
+def medium_of(one: Picture) -> Media:
+    """A medium whose digest is that of the picture's numbers and shape."""
+    digest = hashlib.sha256(one.tobytes() + bytes(str(one.shape), "ascii")).hexdigest()
+    return Media(modality="image", digest=digest)
 
 
 class Pictures:
-    """A reader of media that are arrays already, by the number that their digest is."""
+    """A reader of media that are arrays already."""
 
     def __init__(self) -> None:
-        self.pictures: Sequence[Picture] = ()
+        self._pictures: dict[str, Picture] = {}
+
+    def add(self, one: Picture) -> Media:
+        medium = medium_of(one)
+        self._pictures[medium.digest] = one
+        return medium
 
     def image(self, medium: Media) -> Picture:
-        return self.pictures[int(medium.digest, 16)]
+        return self._pictures[medium.digest]
 
 
 class _PixtralProcessor:
@@ -89,6 +98,7 @@ _PROCESSORS: Final[Mapping[VisionFamily, tuple[Any, dict[str, Any]]]] = {
     "mistral3": (_PixtralProcessor, {"image_token": "[IMG]", "patch_size": 8, "spatial_merge_size": 2}),
     "pixtral": (_PixtralProcessor, {"image_token": "[IMG]", "patch_size": 8, "spatial_merge_size": 1}),
 }
+FAMILIES: Final[tuple[VisionFamily, ...]] = tuple(_PROCESSORS)
 _SETTINGS: Final[Mapping[VisionFamily, dict[str, Any]]] = {
     "idefics3": {"return_row_col_info": True},
     "internvl": {"crop_to_patches": True},
@@ -121,8 +131,9 @@ class Loaded:
         self, messages: Sequence[Mapping[str, Any]], pictures: Sequence[Picture] = (), **params: Any
     ) -> CpuResult:
         """What `prepare` makes of a chat with pictures, which its parts name by their number."""
-        self.reader.pictures = pictures
-        return self.processing.run("prepare", "k", {}, asked(messages, len(pictures), **params))
+        files = [msgspec.to_builtins(self.reader.add(one)) for one in pictures]
+        args = {"inputs": {"messages": messages, "files": files}, "params": params}
+        return self.processing.run("prepare", "k", {}, args)
 
     def reference(self, messages: Sequence[Mapping[str, Any]], pictures: Sequence[Picture]) -> Reference:
         """The prompt as transformers prepares it; the parts that are images name no file."""
@@ -159,6 +170,21 @@ class Loaded:
         answer: list[int] = found[0, ids.shape[1] :].tolist()
         return answer
 
+    def continued(self, reference: Reference, begun: Sequence[int], *, tokens: int) -> list[int]:
+        """The greedy tokens after a begun answer, whose own tokens are no places of images."""
+        body, ids = self.model.model, torch.tensor([reference.ids])
+        embed = self.model.get_input_embeddings()
+        answer = [*begun]
+        with torch.inference_mode():
+            rows = torch.cat(list(body.get_image_features(**reference.tensors).pooler_output))
+            prompt = embed(ids)
+            mask = body.get_placeholder_mask(ids, inputs_embeds=prompt, image_features=rows)
+            prompt = prompt.masked_scatter(mask, rows)
+            for _ in range(tokens):
+                whole = torch.cat([prompt, embed(torch.tensor([answer]))], dim=1)
+                answer.append(int(self.model(inputs_embeds=whole).logits[0, -1].argmax()))
+        return answer[len(begun) :]
+
     def rows(self, prepared: CpuResult) -> torch.Tensor:
         """What our tower makes of the pixels of a prepared prompt."""
         pixels = torch.from_numpy(prepared.outputs["pixels"])
@@ -194,12 +220,6 @@ def loaded(family: VisionFamily) -> Loaded:
         registry.module(name, "processing").load(checkpoint, max_seq_len=2048, media=reader),
         reader,
     )
-
-
-def asked(messages: Sequence[Mapping[str, Any]], pictures: int, **params: Any) -> dict[str, Any]:
-    """The arguments of a `prepare` walk for a chat with so many pictures."""
-    files = [{"modality": "image", "digest": digest_of_picture(number)} for number in range(pictures)]
-    return {"inputs": {"messages": messages, "files": files}, "params": params}
 
 
 def user(*content: str | int) -> dict[str, Any]:
