@@ -35,6 +35,7 @@ TYPES: Final[Mapping[int, str]] = {
     410: "gone_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
+    416: "invalid_request_error",
     422: "invalid_request_error",
     429: "rate_limit_error",
     431: "invalid_request_error",

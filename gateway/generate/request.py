@@ -44,7 +44,7 @@ _LIMITS: Final = ("max_tokens", "max_output_tokens", "max_new_tokens")
 MODEL_KWARGS: Final = (
     *_LIMITS, "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "logit_bias", "bad_words", "min_tokens", "seed", "stop", "stop_token_ids",
-    "ignore_eos", "logprobs", "echo", "voice", "guide", "dimensions", "warm",
+    "ignore_eos", "logprobs", "echo", "voice", "guide", "dimensions", "warm", "options",
 )  # fmt: skip
 FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "text": {"type": "string"},
@@ -148,7 +148,7 @@ def model_kwargs(found: object, family: Options | None = None) -> Params:
         raise InvalidParamError("model_kwargs", f"model_kwargs: expected an object, found {described(found)}")
     own = options.names(family)
     for name in found:
-        check_known(name, (*MODEL_KWARGS, "options", *own), "model_kwargs.")
+        check_known(name, (*MODEL_KWARGS, *own), "model_kwargs.")
     given_options = _options(found, family)
     limits = {name: found[name] for name in _LIMITS if found.get(name) is not None}
     if len({repr(value) for value in limits.values()}) > 1:

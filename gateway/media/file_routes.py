@@ -185,13 +185,15 @@ async def _resumable(media: MediaIntake, request: Request, digest: str) -> Store
                 max_bytes=settings.max_bytes,
             )
         except ValueError as error:
-            raise InvalidParamError("content-range", f"content-range: {error}", status=416) from error
+            raise InvalidParamError(
+                "content-range", f"content-range: {error}", code="invalid_range", status=416
+            ) from error
         except MediaGoneError as error:
             raise InvalidParamError(
                 "content-range",
                 f"content-range: the bytes before {span.start} are not there any more; ask "
                 "GET /v1/files/{id} for `received_bytes`, and send the rest",
-                code="media_gone",
+                code="invalid_range",
                 status=416,
             ) from error
     if span.start:

@@ -160,7 +160,7 @@ def _of_file(where: str, value: Mapping[str, Any]) -> MediaSource:
             where,
             f"{where}: expected the id of a file, found {described(text)}",
             code="media_gone",
-            status=404,
+            status=410,
         )
     return sources.of_text(where, text, name=name)
 

@@ -114,7 +114,7 @@ class RemoteMedia:
                 f"{where}: this gateway does not load media from {host[:200]!r}; send the bytes (as a data "
                 "URL, a form, or with POST /v1/files), or ask the operator to list the host in "
                 "media.allowed_hosts",
-                code="host_not_allowed",
+                code="media_host_not_allowed",
             )
         return url.copy_with(fragment=None)
 
@@ -130,7 +130,7 @@ class RemoteMedia:
                 where,
                 f"{where}: the host {host[:200]!r} has an address that is private or reserved, which "
                 "media.allowed_hosts does not allow for it",
-                code="host_not_allowed",
+                code="media_host_not_allowed",
             )
         return found[0]
 

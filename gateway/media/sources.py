@@ -117,7 +117,7 @@ def digest_of_id(where: str, file_id: str) -> str:
             f"{where}: there is no file {file_id[:80]!r}; ids of files begin with 'file-', and come from "
             "POST /v1/files",
             code="media_gone",
-            status=404,
+            status=410,
         )
     return digest
 

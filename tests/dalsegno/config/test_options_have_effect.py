@@ -1011,7 +1011,7 @@ TABLE: Final = [
         key="media.allowed_hosts",
         said="[nowhere.invalid]",
         observe=loading_media,
-        without="host_not_allowed",
+        without="media_host_not_allowed",
         with_="media_not_loaded",
     ),
     Row(

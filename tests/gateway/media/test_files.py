@@ -234,5 +234,5 @@ async def test_openais_client_stores_files_and_asks_about_images() -> None:
     assert content.content == png()
     assert answer.choices[0].message.content == "image image"
     assert refused.value.param == "messages[0].content[0].image_url"
-    assert refused.value.code == "host_not_allowed"
+    assert refused.value.code == "media_host_not_allowed"
     assert deleted.deleted

@@ -90,8 +90,8 @@ async def test_an_allowed_host_is_asked_under_its_name_at_the_checked_address() 
 @pytest.mark.parametrize(
     ("url", "allowed", "code"),
     [
-        ("http://a.example/x", [], "host_not_allowed"),
-        ("http://b.example/x", ["a.example"], "host_not_allowed"),
+        ("http://a.example/x", [], "media_host_not_allowed"),
+        ("http://b.example/x", ["a.example"], "media_host_not_allowed"),
         ("http://user:secret@a.example/x", ["a.example"], "invalid_value"),
         ("http:///x", ["*"], "invalid_value"),
         ("http://a.example:99999/x", ["*"], "invalid_value"),
@@ -104,7 +104,7 @@ async def test_a_host_that_is_not_listed_is_not_even_resolved(
         await load(url, resolving(), allowed_hosts=allowed)
 
     assert (refused.value.param, refused.value.code) == (WHERE, code)
-    assert "media.allowed_hosts" in refused.value.message or code != "host_not_allowed"
+    assert "media.allowed_hosts" in refused.value.message or code != "media_host_not_allowed"
 
 
 @pytest.mark.parametrize("addresses", ["127.0.0.1", "10.0.0.1", "169.254.169.254", "93.184.215.14 10.0.0.1"])
@@ -112,7 +112,7 @@ async def test_a_listed_host_with_a_private_address_is_refused(addresses: str) -
     with pytest.raises(InvalidParamError) as refused:
         await load("http://a.example/x", resolving(addresses), allowed_hosts=["*"])
 
-    assert refused.value.code == "host_not_allowed"
+    assert refused.value.code == "media_host_not_allowed"
     assert "private or reserved" in refused.value.message
 
 

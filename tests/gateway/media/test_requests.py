@@ -108,7 +108,7 @@ async def test_the_same_image_twice_is_two_files_and_one_medium() -> None:
         (image("data:image/png;base64"), "image_url", "invalid_value"),
         (image("ftp://a.example/cat.png"), "image_url", "invalid_value"),
         (image("file:///etc/passwd"), "image_url", "invalid_value"),
-        (image("https://a.example/cat.png"), "image_url", "host_not_allowed"),
+        (image("https://a.example/cat.png"), "image_url", "media_host_not_allowed"),
         (image("file-" + "0" * 64), "image_url", "media_gone"),
         (image("file-abc"), "image_url", "media_gone"),
         ({"type": "image_url", "image_url": "x"}, "image_url", "invalid_value"),
