@@ -168,7 +168,7 @@ def test_states_are_the_same_bits_however_the_text_around_an_image_is_cut(varian
 
 
 def test_a_text_model_is_found_inside_of_its_class() -> None:
-    served = use_cpu_kernels(TextNode("qwen3_vl", added_layers=2), threads=1)  # type: ignore[arg-type]
+    served = use_cpu_kernels(TextNode("qwen3_vl", added_layers=2), threads=1)
 
     assert isinstance(served, NativeDecoder)
     assert served.position_axes == 3

@@ -1,0 +1,106 @@
+"""Contexts of a program: blocks are shared by forks, and copied before one of their users writes to them."""
+
+import pytest
+
+from models.programs import Pass
+from shared.errors import BugError, ClientError
+from workers.kv_engine.programs.contexts import Context, Contexts
+from workers.kv_engine.programs.pages import Pages
+
+Copies = list[tuple[int, int, int]]
+
+
+def contexts(copies: Copies, *, blocks: int = 6, rows: int = 3, max_blocks: int = 4) -> Contexts:
+    return Contexts(
+        "run",
+        rows=range(rows),
+        pages=Pages(range(10, 10 + blocks)),
+        block_size=4,
+        max_blocks=max_blocks,
+        copy_cells=lambda *copy: copies.append(copy),
+    )
+
+
+def opened(among: Contexts, name: str, *, forks: str = "") -> Context:
+    asked = Pass(context=name, ids=[1], forks=forks)
+    among.open(asked)
+    return among.of(asked)
+
+
+def committed(among: Contexts, name: str, tokens: int) -> Context:
+    context = opened(among, name)
+    among.make_room(context, tokens)
+    context.sequence.ids = list(range(tokens))
+    context.sequence.computed = tokens
+    context.next_position = tokens
+    return context
+
+
+def test_tokens_that_are_not_committed_are_overwritten_in_the_same_blocks() -> None:
+    among = contexts([])
+    text = committed(among, "text", 6)
+
+    among.make_room(text, 5)
+    blocks = list(text.sequence.blocks)
+    among.make_room(text, 5)
+
+    assert blocks == text.sequence.blocks == [10, 11, 12]
+
+
+def test_a_fork_shares_blocks_until_one_of_both_writes() -> None:
+    copies: Copies = []
+    among = contexts(copies)
+    text = committed(among, "text", 6)
+    among.make_room(text, 5)  # a third block, with tokens that are not committed
+
+    fork = opened(among, "fork", forks="text")
+
+    assert fork.sequence.blocks == [10, 11]
+    assert (fork.length, fork.next_position) == (6, 6)
+    among.make_room(fork, 3)
+    assert copies == [(11, 13, 2)]
+    assert fork.sequence.blocks == [10, 13, 14]
+    assert text.sequence.blocks == [10, 11, 12]
+    among.make_room(text, 5)
+    assert copies == [(11, 13, 2)], "the last user of a block writes to it without a copy"
+
+
+def test_a_fork_at_the_end_of_a_block_copies_nothing() -> None:
+    copies: Copies = []
+    among = contexts(copies)
+    text = committed(among, "text", 8)
+
+    fork = opened(among, "fork", forks="text")
+    among.make_room(fork, 1)
+    among.make_room(text, 1)
+
+    assert not copies
+    assert fork.sequence.blocks[:2] == text.sequence.blocks[:2] == [10, 11]
+    assert fork.sequence.blocks[2] != text.sequence.blocks[2]
+
+
+def test_more_than_declared_is_the_drivers_mistake() -> None:
+    among = contexts([], blocks=2, rows=1)
+    text = committed(among, "text", 8)
+
+    with pytest.raises(BugError, match="max_tokens"):
+        among.make_room(text, 1)
+    with pytest.raises(BugError, match="max_contexts"):
+        opened(among, "another")
+
+
+def test_a_context_above_the_models_length_is_refused() -> None:
+    among = contexts([], max_blocks=2)
+
+    with pytest.raises(ClientError, match="9 tokens, but the model supports 8"):
+        committed(among, "text", 9)
+
+
+@pytest.mark.parametrize(("forks", "reason"), [("nobody", "expected one of"), ("text", "only its first")])
+def test_forks_of_unknown_contexts_and_of_open_ones_are_refused(forks: str, reason: str) -> None:
+    among = contexts([])
+    committed(among, "text", 3)
+    name = "fork" if forks == "nobody" else "text"
+
+    with pytest.raises(BugError, match=reason):
+        opened(among, name, forks=forks)
