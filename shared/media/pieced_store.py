@@ -23,9 +23,9 @@ from shared.media.pieces import HEAD, Head, PieceStore, Stored
 from shared.media.store import (
     PIECE_BYTES,
     MediaCorruptError,
-    MediaGoneError,
     MediumState,
     StoredMedium,
+    gone,
 )
 from shared.media.upload import Upload, pieces_of, pieces_of_file, spool
 
@@ -112,7 +112,7 @@ class PiecedMediaStore:
         await self._pieces.put(owner, digest, HEAD, msgspec.json.encode(head))
         there = await self._find(owner, digest)
         if there is None:
-            raise _gone(digest)
+            raise gone(digest)
         return there
 
     async def _compared(
@@ -152,7 +152,7 @@ class PiecedMediaStore:
         owner = owner_token(tenant)
         there = await self._find(owner, digest)
         if there is None:
-            raise _gone(digest)
+            raise gone(digest)
         return await self._fresh(owner, there)
 
     async def _fresh(self, owner: str, medium: StoredMedium) -> StoredMedium:
@@ -163,7 +163,7 @@ class PiecedMediaStore:
         async with lock:
             there = await self._find(owner, medium.digest)
             if there is None:
-                raise _gone(medium.digest)
+                raise gone(medium.digest)
             return await self._renew(owner, there) if self._is_aged(there) else there
 
     def _is_aged(self, medium: StoredMedium) -> bool:
@@ -200,7 +200,7 @@ class PiecedMediaStore:
         owner = owner_token(tenant)
         medium = await self._find(owner, digest)
         if medium is None:
-            raise _gone(digest)
+            raise gone(digest)
         upload = Upload(None)
         head = Head(size=medium.size)
         async with aclosing(self._stored(owner, digest, head.pieces)) as pieces:
@@ -255,15 +255,8 @@ class PiecedMediaStore:
         async with aclosing(in_order(operations, self._in_flight)) as pieces:
             async for piece in pieces:
                 if piece is None:
-                    raise _gone(digest)
+                    raise gone(digest)
                 yield piece
 
 
 _HEADS: Final = msgspec.json.Decoder(Head)
-
-
-def _gone(digest: str) -> MediaGoneError:
-    return MediaGoneError(
-        f"the medium {digest[:80]} is not stored: it expired, was deleted, or belongs to another tenant; "
-        "upload it again"
-    )

@@ -58,6 +58,14 @@ class MediaGoneError(ClientError):
     status = 410
 
 
+def gone(digest: str) -> MediaGoneError:
+    """Return the error for a medium that a tenant does not have: the same if another tenant has it."""
+    return MediaGoneError(
+        f"the medium {digest[:80]} is not stored: it expired, was deleted, or belongs to another tenant; "
+        "upload it again"
+    )
+
+
 class MediaDigestError(ClientError):
     """The bytes have another digest or size than was announced. Nothing of them is kept."""
 

@@ -17,7 +17,7 @@ from shared.errors import DalSegnoError, WorkerError
 from shared.events import Media
 from shared.media.addresses import is_digest, owner_token
 from shared.media.request_check import file_name
-from shared.media.store import MediaCorruptError, MediaGoneError, MediaStore, MediaTooLargeError
+from shared.media.store import MediaCorruptError, MediaGoneError, MediaStore, MediaTooLargeError, gone
 
 
 @dataclass(slots=True)
@@ -149,9 +149,7 @@ class LocalMedia:
                 self._evict()
                 await self._fetch(medium, tenant)
             elif (await self._store.state(medium.digest, tenant=tenant)).medium is None:
-                raise MediaGoneError(
-                    f"the medium {medium.digest} is not stored for this tenant: upload it again"
-                )
+                raise gone(medium.digest)
             copy.owners.add(owner)
 
     async def _fetch(self, medium: Media, tenant: str | None) -> None:
