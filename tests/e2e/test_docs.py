@@ -55,7 +55,13 @@ ELSEWHERE: Final = {
 }
 """Pages that need a deployment of their own, or none; and who runs them."""
 ALL_PAGES: Final = [page.name for page in pages.all_pages()]
-NOT_IN_THE_INDEX: Final = {"CHANGELOG.md", "README.md", "benchmarks/README.md", "configs/demo/README.md"}
+NOT_IN_THE_INDEX: Final = {
+    "CHANGELOG.md",
+    "README.md",
+    "benchmarks/README.md",
+    "configs/demo/README.md",
+    "configs/demo_vision/README.md",
+}
 """What the front page leads to, or is."""
 
 
