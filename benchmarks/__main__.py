@@ -32,6 +32,7 @@ from benchmarks import (
     speculate,
     speech,
     start,
+    vision,
 )
 from benchmarks.machine import described
 from benchmarks.peers import session
@@ -44,6 +45,7 @@ MEASUREMENTS: Final[dict[str, Callable[[], list[Figure]]]] = {
     "replay": replay.measure,
     "start": start.measure,
     "speech": speech.measure,
+    "vision": vision.measure,
     "beside": beside.measure,
     "prefix": prefix.measure,
     "mixed": mixed.measure,

@@ -7,6 +7,7 @@ takes about 20 us. It supports only what the gateway sends: keep-alive, chunked 
 import asyncio
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
@@ -34,12 +35,13 @@ _DECODER: Final = msgspec.json.Decoder(_Event)
 
 @dataclass(slots=True)
 class Reply:
-    """One answer and the times of its parts, in seconds after the request was sent."""
+    """One answer and the times of its parts, in seconds after the request was sent; `text_s` of each text."""
 
     first_s: float = 0.0
     end_s: float = 0.0
     chunks: int = 0
     texts: list[str] = field(default_factory=list)
+    text_s: list[float] = field(default_factory=list)
     tokens: int = 0
 
     @property
@@ -123,6 +125,11 @@ class Connection:
             pieces.append(piece)
         return Response(status, headers, b"".join(pieces))
 
+    async def gaps_s(self, question: dict[str, Any]) -> list[float]:
+        """Post one streamed chat; return the times between its texts, as they arrive."""
+        reply = await self.ask(question)
+        return [later - before for before, later in pairwise(reply.text_s)]
+
     async def ask(self, question: dict[str, Any]) -> Reply:
         """Post one streamed chat and read its answer to the end."""
         body = msgspec.json.encode(question | {"stream": True, "stream_options": {"include_usage": True}})
@@ -156,6 +163,7 @@ def _fold(reply: Reply, piece: bytes, begun_s: float) -> None:
         if event.usage is not None:
             reply.tokens = event.usage["completion_tokens"]
         for choice in event.choices:
-            if choice.delta.content and not reply.first_s:
-                reply.first_s = time.perf_counter() - begun_s
+            if choice.delta.content:
+                reply.text_s.append(time.perf_counter() - begun_s)
+                reply.first_s = reply.first_s or reply.text_s[0]
             reply.texts.append(choice.delta.content)
