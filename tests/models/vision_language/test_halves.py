@@ -1,6 +1,7 @@
 """The two halves of a checkpoint: what each holds, under old names and new ones, and what is refused."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ from safetensors.torch import load_file, save_file
 
 from models.checkpoints.files import CheckpointError, UnsupportedArchitectureError
 from models.llava.nodes import examine, load
-from models.vision_language.decoder import VlmDecoder
+from models.vision_language.decoder import VlmDecoder, load_decoder
 from models.vision_language.tower import VisionEncoder
-from tests.tiny.vision import write_vision_checkpoint
+from tests.peers import Circle, together
+from tests.tiny.vision import VisionFamily, tiny_vision_checkpoint, write_vision_checkpoint
 
 IDS = torch.arange(5, 40)
 _NEW = {
@@ -121,3 +123,21 @@ def test_values_of_the_nested_configs_that_name_an_implementation_are_ignored(
     (folder / "config.json").write_text(json.dumps(config))
 
     torch.testing.assert_close(language(folder).reference(IDS), language(checkpoint).reference(IDS))
+
+
+@pytest.mark.parametrize("family", ["idefics3", "internvl", "llava", "mistral3"])
+def test_members_of_a_group_come_to_what_the_whole_language_model_comes_to(family: VisionFamily) -> None:
+    folder = tiny_vision_checkpoint(family)
+    whole = load_decoder(folder, "llm")
+    parts = [load_decoder(folder, "llm", peers=member) for member in Circle(2).members()]
+
+    def logits(node: VlmDecoder) -> torch.Tensor:
+        with torch.inference_mode():
+            return node.reference(IDS)
+
+    found = together([partial(logits, part) for part in parts])
+
+    assert torch.allclose(found[0], logits(whole), atol=1e-4 * float(logits(whole).std()))
+    assert torch.equal(found[0], found[1])
+    assert parts[0].layout.kv_heads == 1
+    assert parts[0].parameters < whole.parameters
