@@ -73,14 +73,16 @@ class ClipTransform:
         height, width = frame.shape[:2]
         short = min(height, width)
         size = (self.short * width // short, self.short * height // short)
-        left, top = ((side - self.crop) // 2 for side in size)
-        box = [at * short / self.short for at in (left, top, left + self.crop, top + self.crop)]
-        if box[2] <= width and box[3] <= height and max(size) > 4 * self.short:
+        left, top = ((length - self.crop) // 2 for length in size)
+        if max(size) > 4 * self.short:
             # Of a very long frame only the centre is resized: the whole would take a multiple of its memory.
-            resized = Image.fromarray(frame).resize(
-                (self.crop, self.crop), Image.Resampling.BILINEAR, (box[0], box[1], box[2], box[3])
+            begin, side = (
+                (left * short / self.short, top * short / self.short),
+                self.crop * short / self.short,
             )
-            return np.asarray(resized, np.float32)
+            box = (*begin, min(begin[0] + side, width), min(begin[1] + side, height))
+            square = Image.fromarray(frame).resize((self.crop, self.crop), Image.Resampling.BILINEAR, box)
+            return np.asarray(square, np.float32)
         image = Image.fromarray(frame).resize(size, Image.Resampling.BILINEAR)
         return np.asarray(image.crop((left, top, left + self.crop, top + self.crop)), np.float32)
 

@@ -61,7 +61,7 @@ async def opened(
 @contextmanager
 def over(store: MediaStore, settings: MediaSettings) -> Iterator[WorkerMedia]:
     """Make local copies of the media of a store, and decoder processes for them."""
-    decoders = Decoders(settings.decoders, settings.decode_timeout_s, _limits(settings))
+    decoders = decoders_of(settings)
     try:
         with own_folder() as folder:
             copies = LocalMedia(
@@ -72,7 +72,9 @@ def over(store: MediaStore, settings: MediaSettings) -> Iterator[WorkerMedia]:
         decoders.close()
 
 
-def _limits(settings: MediaSettings) -> MediaLimits:
-    return MediaLimits(
+def decoders_of(settings: MediaSettings) -> Decoders:
+    """The decoder processes of a worker; none is started before the first file."""
+    limits = MediaLimits(
         max_pixels=settings.max_pixels, max_frames=settings.max_frames, max_seconds=settings.max_seconds
     )
+    return Decoders(settings.decoders, settings.decode_timeout_s, limits)

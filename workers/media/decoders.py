@@ -151,8 +151,9 @@ class Decoders:
     def __init__(
         self, count: int, timeout_s: float, limits: MediaLimits, *, memory_bytes: int | None = None
     ) -> None:
+        self.count: Final = count
+        self.timeout_s: Final = timeout_s
         self.limits: Final = limits
-        self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes or BASE_BYTES + limits.max_pixels * PIXEL_BYTES
         self._slots = BoundedSemaphore(count)
         self._lock = Lock()
@@ -196,8 +197,8 @@ class Decoders:
     def _run(
         self, decoder: Decoder, kind: str, file: BinaryIO, use: Callable[[Job], _T], fields: dict[str, Any]
     ) -> _T:
-        job = Job(decoder.sock, time.monotonic() + self._timeout_s, self._timeout_s)
-        message = {"kind": kind, "timeout_s": self._timeout_s, "limits": _plain(self.limits), **fields}
+        job = Job(decoder.sock, time.monotonic() + self.timeout_s, self.timeout_s)
+        message = {"kind": kind, "timeout_s": self.timeout_s, "limits": _plain(self.limits), **fields}
         try:
             job.begin(message, file)
             return use(job)
@@ -208,7 +209,7 @@ class Decoders:
     @contextmanager
     def _lease(self) -> Iterator[Decoder]:
         """Lend an idle decoder, or start one."""
-        if not self._slots.acquire(timeout=2 * self._timeout_s):
+        if not self._slots.acquire(timeout=2 * self.timeout_s):
             raise CapacityError("the decoders of media are busy; try again later")
         try:
             decoder = self._take()

@@ -8,8 +8,11 @@ import asyncio
 import contextlib
 import io
 import logging
+import os
 import re
+import signal
 import socket
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,10 +43,12 @@ from gateway.app import GatewayOptions
 from gateway.requests.service import Gateway
 from gateway.served_model import ServedModel
 from models import registry
+from models.media.kinds import VideoInfo
 from shared.errors import ClientError
 from shared.events import (
     EpochOpened,
     LogSealed,
+    Media,
     NodeReady,
     Params,
     RequestAdmitted,
@@ -63,6 +68,7 @@ from tests.conductor.shell import Watcher, beating, conducting, join, until_it_s
 from tests.gateway.http.test_connection import GET, HALF, Client, Endless, serving
 from tests.gateway.media.world import chat, data_url, image, png, seeing
 from tests.gateway.world import CHAT, Performance, World, deployment, echo, listening
+from tests.models.media import samples
 from tests.tiny import tiny_checkpoint
 from tests.tiny.orpheus import tiny_orpheus
 from workers import settings
@@ -70,6 +76,9 @@ from workers.data_plane.port import TensorStore
 from workers.data_plane.transports.tcp import TcpEndpoint
 from workers.loading.tensor_store import open_tensors
 from workers.machine.devices import choose_device
+from workers.media.assembly import decoders_of
+from workers.media.decoders import Decoders
+from workers.media.reader import DecodingReader
 
 Observe: TypeAlias = Callable[[DeploymentConfig], Awaitable[object]]
 
@@ -709,6 +718,54 @@ async def a_host_that_says_nothing(config: DeploymentConfig) -> str:
         return loading.result() if happened else "is waited for"
 
 
+@contextlib.contextmanager
+def decoding(config: DeploymentConfig) -> Iterator[tuple[DecodingReader, Decoders, dict[str, Media]]]:
+    """The reader of a worker, with an image and a video of 12 frames and 1.2 s."""
+    files = {"image": samples.image("PNG"), "video": samples.video("mp4")}
+    decoders = decoders_of(config.media)
+    with contextlib.closing(decoders), tempfile.TemporaryDirectory() as folder:
+        for name, data in files.items():
+            (Path(folder) / name).write_bytes(data)
+        reader = DecodingReader(decoders, lambda medium: Path(folder) / medium.modality)
+        yield reader, decoders, {name: Media(modality=name) for name in files}
+
+
+def reads(modality: str, frames: int = 3) -> Observe:
+    """The code of the error with which an image or some frames of a video are refused."""
+
+    async def observe(config: DeploymentConfig) -> object:
+        with decoding(config) as (reader, _, media):
+            try:
+                if modality == "image":
+                    await asyncio.to_thread(reader.image, media["image"])
+                else:
+                    choose = lambda info: range(frames)  # noqa: E731
+                    await asyncio.to_thread(reader.video, media["video"], choose=choose)
+            except ClientError as error:
+                return error.code
+        return "read"
+
+    return observe
+
+
+async def a_decoder_that_hangs(config: DeploymentConfig) -> str:
+    with decoding(config) as (reader, decoders, media):
+
+        def hang(info: VideoInfo) -> range:
+            os.kill(decoders.pids[0], signal.SIGSTOP)
+            return range(info.frames)
+
+        reading = asyncio.create_task(asyncio.to_thread(reader.video, media["video"], choose=hang))
+        happened = await within(reading, config.media.decode_timeout_s)
+        decoders.close()
+        await asyncio.wait({reading})
+        return getattr(reading.exception(), "code", "read") if happened else "is waited for"
+
+
+async def number_of_decoders(config: DeploymentConfig) -> int:
+    return decoders_of(config.media).count
+
+
 def media(name: str) -> Observe:
     async def observe(config: DeploymentConfig) -> object:
         return getattr(config.media, name)
@@ -1004,9 +1061,9 @@ TABLE: Final = [
     Row(key="media.max_bytes", said="1024", observe=an_upload_of(2000), without=200, with_=413),
     Row(key="media.max_files", said="1", observe=chat_with_files(2), without=200, with_=400),
     Row(key="media.max_request_bytes", said="1024", observe=an_upload_of(2000), without=200, with_=413),
-    Row(key="media.max_pixels", said="9", observe=media("max_pixels"), without=1 << 26, with_=9),
-    Row(key="media.max_frames", said="9", observe=media("max_frames"), without=2048, with_=9),
-    Row(key="media.max_seconds", said="9", observe=media("max_seconds"), without=3600.0, with_=9.0),
+    Row(key="media.max_pixels", said="9", observe=reads("image"), without="read", with_="media_too_large"),
+    Row(key="media.max_frames", said="2", observe=reads("video"), without="read", with_="media_too_large"),
+    Row(key="media.max_seconds", said="0.5", observe=reads("video"), without="read", with_="media_too_large"),
     Row(
         key="media.allowed_hosts",
         said="[nowhere.invalid]",
@@ -1032,8 +1089,14 @@ TABLE: Final = [
     Row(
         key="media.cache_bytes", said="9000000", observe=media("cache_bytes"), without=1 << 32, with_=9000000
     ),
-    Row(key="media.decoders", said="3", observe=media("decoders"), without=2, with_=3),
-    Row(key="media.decode_timeout_s", said="9", observe=media("decode_timeout_s"), without=60.0, with_=9.0),
+    Row(key="media.decoders", said="3", observe=number_of_decoders, without=2, with_=3),
+    Row(
+        key="media.decode_timeout_s",
+        said="0.5",
+        observe=a_decoder_that_hangs,
+        without="is waited for",
+        with_="media_too_large",
+    ),
     Row(key="logs.level", said="error", observe=a_line(), without="human", with_="none"),
     Row(key="logs.format", said="json", observe=a_line(), without="human", with_="json"),
     Row(key="logs.prompts", said="true", observe=a_line(**PROMPT), without="none", with_="human"),
