@@ -81,12 +81,10 @@ class RequestOutput:
                 pass
         return []
 
-    def advises(self, address: Address, event: AnyEvent) -> bool:
-        """Tell whether the event is an advisory chunk that a client may see; it is no part of the output."""
-        if not isinstance(event, OutputChunk) or not event.advisory or self.has_ended:
-            return False
-        is_present = event.attempt >= self.transcript.attempt
-        return is_present and self.may_write(str(address.writer), event.incarnation)
+    def advises(self, address: Address, chunk: OutputChunk) -> bool:
+        """Tell whether this is an advisory chunk that a client may see; it is no part of the output."""
+        is_present = chunk.attempt >= self.transcript.attempt and not self.has_ended
+        return chunk.advisory and is_present and self.may_write(str(address.writer), chunk.incarnation)
 
     def may_write(self, writer: str, incarnation: int | None) -> bool:
         """Tell whether the request is placed on this incarnation of a writer (`w<rank>`) now."""

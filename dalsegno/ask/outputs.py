@@ -46,7 +46,7 @@ def ask_for_outputs(
         with client.stream(prompt.text, **given, **more) as stream:
             for chunk in stream:
                 if chunk.modality == "progress":
-                    notice(_in_words(chunk.metadata))
+                    notice(_in_words(chunk.metadata.get("progress", {})))
                 elif chunk.text and not chunk.advisory:
                     show(chunk.text)
         return save_outputs(stream.answer, folder)

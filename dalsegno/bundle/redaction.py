@@ -188,6 +188,8 @@ class Redaction:
         logprobs, metadata = chunk.logprobs, chunk.metadata
         if "token_ids" in metadata:  # the prompt's, of an echo
             metadata = metadata | {"token_ids": [0] * len(metadata["token_ids"])}
+        if chunk.advisory and "progress" in metadata:  # plain values of the family's choice
+            metadata = metadata | {"progress": {}}
         return msgspec.structs.replace(
             chunk,
             metadata=metadata,

@@ -22,8 +22,8 @@ class Chunk:
         logprobs: one per token id, if requested.
         is_echo: the chunk and its tokens are the prompt's.
         metadata: fields needed to read `data`, such as `sample_rate`.
-        advisory: progress (its modality is `progress`, its metadata say how far) or a preview: no part of the
-            answer. Its index is that of the chunk before it.
+        advisory: progress (its modality and a field of its metadata are `progress`) or a preview: no part of
+            the answer. Its index is that of the chunk before it.
     """
 
     index: int

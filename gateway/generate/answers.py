@@ -55,7 +55,7 @@ class ChunkLines:
     def advice(self, choice: int, chunk: OutputChunk) -> bytes:
         if self.position.has(choice, chunk.index + 1):
             return b""
-        metadata = {"index": chunk.index, "advisory": True, **chunk.metadata}
+        metadata = {**chunk.metadata, "index": chunk.index, "advisory": True}
         return _line(chunk.modality, _data_of(chunk), metadata)
 
     def _whole(self, choice: int, chunk: OutputChunk) -> Body:

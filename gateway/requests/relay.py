@@ -134,7 +134,7 @@ class OutputFold:
                 return []
 
     def _chunks(self, address: Address, event: AnyEvent) -> list[AnswerItem]:
-        if self.output.advises(address, event):
+        if isinstance(event, OutputChunk) and self.output.advises(address, event):
             return [msgspec.structs.replace(event, index=self.emitted - 1)]
         valid = self.output.fold(address, event)
         first, self.emitted = self.emitted, self.emitted + len(valid)

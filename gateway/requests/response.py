@@ -170,8 +170,9 @@ class AnswerResponse(Response):
                 self._observation.end(DISCONNECTED)  # does nothing if the observation has ended
 
     def _close_format(self) -> None:
-        if isinstance(self._made_format, HoldsFiles):
-            self._made_format.close()
+        made: object = self._made_format
+        if isinstance(made, HoldsFiles):
+            made.close()
 
     async def _listen(self, receive: Receive) -> None:
         while True:

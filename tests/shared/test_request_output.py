@@ -168,3 +168,27 @@ def test_a_track_is_not_a_way_around() -> None:
     forged = msgspec.structs.replace(chunk(0, text="FORGED"), track="new")
     assert told(output, OLD, ("w1", forged)) == ""
     assert output.transcript.totals == Transcript().totals
+
+
+def test_advice_is_seen_from_present_writers_only_and_is_never_part_of_the_output() -> None:
+    def is_seen(output: RequestOutput, advice: OutputChunk, writer: str = "w0") -> bool:
+        address = SUBJECTS.parse(SUBJECTS.output("g-1", "r1", writer))
+        assert address is not None
+        assert output.fold(address, advice) == []
+        return output.advises(address, advice)
+
+    advice = msgspec.structs.replace(chunk(-1), advisory=True)
+    output = RequestOutput()
+    assert not is_seen(output, advice)
+    told(output, admitted("r1", {"w0": 10}))
+    before = output.transcript.totals
+    assert is_seen(output, advice)
+    assert not is_seen(output, advice, "w1")
+    assert not is_seen(output, msgspec.structs.replace(advice, incarnation=11))
+    assert not is_seen(output, chunk(5))
+    told(output, msgspec.structs.replace(fence(2), lives={"w0": 10}))
+    assert not is_seen(output, advice)
+    assert is_seen(output, msgspec.structs.replace(advice, attempt=2))
+    output.has_ended = True
+    assert not is_seen(output, msgspec.structs.replace(advice, attempt=2))
+    assert output.transcript.totals == before

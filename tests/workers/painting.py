@@ -91,10 +91,12 @@ class Painter:
     Attributes:
         batch: the number of items that it waits for, while `turns` holds it back.
         turns: so many more batches run; None is any number.
+        advises: it shows progress (`progress`, or its steps) and a preview.
     """
 
     limit: int = 8
     advises: bool = False
+    progress: dict[str, Any] | None = None
     turns: Semaphore | None = None
     batches: list[int] = field(default_factory=list)
 
@@ -116,25 +118,24 @@ class Painter:
         if self.turns is not None:
             self.turns.acquire(timeout=20)
         self.batches.append(len(firings))
-        return [_painted(firing, len(firings), advises=self.advises) for firing in firings]
+        return [self._painted(firing, len(firings)) for firing in firings]
+
+    def _painted(self, firing: StatelessFiring, batch: int) -> FiringResult:
+        given = firing.inputs["image"]
+        assert isinstance(given, Array)
+        image = array(after(floats(given), batch))
+        outputs = {"image": image, "sketch": image}
+        if not self.advises:
+            return FiringResult(outputs=outputs)
+        progress = self.progress or {"step": firing.path[-1] + 1, "steps": firing.args["images"]}
+        sketch = array(floats(given)[:1] * np.float32(1.5))
+        return FiringResult(outputs=outputs, progress=progress, previews={"sketch": sketch})
 
 
 def after(image: Floats, batch: int = 1) -> Floats:
     """The image that follows `image`, painted in a batch of this size."""
     next_image: Floats = image * np.float32(1.5) + np.float32(batch * ERROR)
     return next_image
-
-
-def _painted(firing: StatelessFiring, batch: int, *, advises: bool) -> FiringResult:
-    given = firing.inputs["image"]
-    assert isinstance(given, Array)
-    image = array(after(floats(given), batch))
-    outputs = {"image": image, "sketch": image}
-    if not advises:
-        return FiringResult(outputs=outputs)
-    progress = {"step": firing.path[-1] + 1, "steps": firing.args["images"]}
-    sketch = array(floats(given)[:1] * np.float32(1.5))
-    return FiringResult(outputs=outputs, progress=progress, previews={"sketch": sketch})
 
 
 class NoProcessing:

@@ -4,6 +4,7 @@ The family of `tests.workers.painting` gives other bits in a batch of another si
 """
 
 from threading import Semaphore
+from typing import Any
 
 import numpy as np
 import pytest
@@ -181,8 +182,8 @@ async def test_progress_and_previews_reach_clients_and_are_no_part_of_the_output
         advice = [chunk for chunk in cluster.chunks("r") if chunk.advisory]
 
         assert [chunk.metadata for chunk in advice if chunk.modality == "progress"] == [
-            {"node": "painter", "step": 1, "steps": 2},
-            {"node": "painter", "step": 2, "steps": 2},
+            {"node": "painter", "progress": {"step": 1, "steps": 2}},
+            {"node": "painter", "progress": {"step": 2, "steps": 2}},
         ]
         sketches = [one for one in advice if one.modality == "sketch"]
         assert [one.metadata for one in sketches] == [{"dtype": "float32", "shape": [1]}] * 2
@@ -203,3 +204,14 @@ async def test_a_later_attempt_advises_anew_and_compares_no_advice() -> None:
         [done] = await cluster.until(WalkCompleted, "r", attempt=2)
         assert done.output == output_of(cluster, "r")[0].transcript.totals
         assert len(output_of(cluster, "r")[1]) == 2
+
+
+@pytest.mark.parametrize("progress", [{"what": object()}, {"text": "x" * (1 << 21)}])
+async def test_progress_that_cannot_be_stored_fails_nothing(progress: dict[str, Any]) -> None:
+    async with studio("keep") as cluster:
+        model_of(cluster).painter.advises = True
+        model_of(cluster).painter.progress = progress
+        cluster.order("r", paint(1))
+        await cluster.done("r")
+        assert len(output_of(cluster, "r")[1]) == 1
+        assert [chunk.modality for chunk in cluster.chunks("r") if chunk.advisory] == ["sketch"]

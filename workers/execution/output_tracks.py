@@ -15,12 +15,12 @@ Chunks beyond the released ones are new and are emitted. Tokens are not computed
 import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
-from shared.errors import CapacityError, Divergence
+from shared.errors import DalSegnoError, Divergence
 from shared.events import OutputChunk, OutputTotals
 from shared.output_pieces import PIECE, PIECE_BYTES, piece_of
+from shared.telemetry.log_fields import MAY_QUOTE
 from workers.execution.recovered_output import RecoveredTrack
 from workers.generation.output_chunks import Chunker, OutputState, OutputStream, PostChunk
 from workers.orders.inbox import StepKey
@@ -111,7 +111,10 @@ class OutputTracks:
 
     # ---- advice ------------------------------------------------------------------------------------
     def advise(self, node: str, content: Mapping[str, Any]) -> None:
-        """Post an advisory chunk of any node: once, and only if the log has room for it now."""
+        """Post an advisory chunk of any node: once, and only if the log takes it now.
+
+        Advice never fails the step: a chunk that cannot be posted is dropped.
+        """
         key = self._key
         self._advised += 1
         chunk = OutputChunk(
@@ -128,8 +131,12 @@ class OutputTracks:
             if chunk.metadata[PIECE] == 0:
                 _LOGGER.warning("node %s: a preview above %d bytes was not sent", node, PIECE_BYTES)
             return
-        with suppress(CapacityError):
+        try:
             self._post(chunk, _ignore_position)
+        except DalSegnoError:
+            pass  # the log is full, away or refuses it; what has to be stored finds that out itself
+        except (TypeError, ValueError) as error:
+            _LOGGER.warning("node %s: its progress was not sent: %s", node, error, extra=MAY_QUOTE)
 
     # ---- released values that stand ----------------------------------------------------------------
     def keeps(self, node: str, modality: str) -> bool:

@@ -80,7 +80,8 @@ class StepValues:
     def advise(self, node: str, progress: Mapping[str, Any], previews: Mapping[str, Array]) -> None:
         """Show progress and previews of a node to the client, if the log has room for them."""
         if progress:
-            self._tracks.advise(node, {"modality": PROGRESS, "metadata": {"node": node, **progress}})
+            metadata = {"node": node, "progress": dict(progress)}
+            self._tracks.advise(node, {"modality": PROGRESS, "metadata": metadata})
         for modality, array in previews.items():
             media = self._graph.media.get(modality, {})
             for content in output_values.contents(node, modality, array, array.data.tobytes(), media):

@@ -246,3 +246,11 @@ def test_redaction_leaves_no_payload() -> None:
     assert header.redacted
     assert not any(data in one.record.data for one in kept)
     assert matches([one.record for one in kept])
+
+
+def test_nothing_of_what_a_node_tells_of_its_progress_is_left() -> None:
+    metadata = {"node": "denoiser", "progress": {"prompt": "a secret"}}
+    chunk = OutputChunk(id="r1.adv.1", index=-1, modality="progress", advisory=True, metadata=metadata)
+    found = Redaction([])(chunk, "r1")
+    assert isinstance(found, OutputChunk)
+    assert found.metadata == {"node": "denoiser", "progress": {}}

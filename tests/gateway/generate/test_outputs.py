@@ -23,6 +23,7 @@ PAINTER: Final = replace(SERVED, outputs=("text", "features"))
 FEATURES: Final = np.linspace(-1, 1, 3000, dtype=np.float32).reshape(3, 1000)
 OTHERS: Final = FEATURES + np.float32(1)
 PIECES: Final = 3
+PROGRESS: Final = {"node": "denoiser", "progress": {"step": 1, "steps": 2, "status": "begun", "index": 7}}
 
 
 def put(performance: Performance, array: npt.NDArray[Any], pieces: int = PIECES) -> None:
@@ -114,7 +115,7 @@ async def test_an_unknown_format_of_tensors_is_refused_by_name() -> None:
 
 
 async def advise(performance: Performance) -> None:
-    performance.value("progress", b"", {"node": "denoiser", "step": 1, "steps": 2}, advisory=True)
+    performance.value("progress", b"", PROGRESS, advisory=True)
     performance.say("Hello")
     performance.value("image", b"preview", {"dtype": "uint8", "shape": [7]}, advisory=True)
     performance.finish()
@@ -132,7 +133,7 @@ async def test_advice_is_streamed_and_is_no_part_of_the_answer() -> None:
         ("text", 0, False),
         ("image", 0, True),
     ]
-    assert chunks[0].metadata == {"node": "denoiser", "step": 1, "steps": 2}
+    assert chunks[0].metadata == PROGRESS
     assert list(document.json()["outputs"]) == ["text"]
 
 
