@@ -97,6 +97,7 @@ def create_app(
         title="Dal Segno", version=version("dalsegno"), docs_url=None, redoc_url=None, redirect_slashes=False
     )
     app.gateway, app.keys, app.logs_requests = gateway, keys, logs_requests
+    app.takes_media = gateway.served.takes_media
     for routes in (
         service_routes,
         generate_routes,

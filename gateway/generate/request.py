@@ -51,7 +51,10 @@ FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "messages": {"type": "array", "items": {"type": "object"}},
     "token_ids": {"type": "array", "items": {"type": "integer"}},
     "chat": {"type": "boolean", "default": True},
-    "files": {"type": "array", "items": {"type": "string", "format": "binary"}},
+    "files": {
+        "type": "array",
+        "items": {"anyOf": [{"type": "string", "format": "binary"}, {"type": "object"}]},
+    },
     "input_modalities": {"type": "string"},
     "output_modalities": {"type": "string"},
     "streaming": {"type": "boolean", "default": True},

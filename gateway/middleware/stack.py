@@ -60,15 +60,25 @@ class GatewayApp(fastapi.FastAPI):
     gateway: Gateway
     keys: Sequence[ApiKey] = ()
     logs_requests: bool = True
+    takes_media: bool = False
 
     def build_middleware_stack(self) -> ASGIApp:
         return with_middleware(
-            super().build_middleware_stack(), self.gateway, self.keys, logs_requests=self.logs_requests
+            super().build_middleware_stack(),
+            self.gateway,
+            self.keys,
+            logs_requests=self.logs_requests,
+            upload_paths=UPLOAD_PATHS if self.takes_media else UPLOAD_PATHS[:1],
         )
 
 
 def with_middleware(
-    app: ASGIApp, gateway: Gateway, keys: Sequence[ApiKey], *, logs_requests: bool
+    app: ASGIApp,
+    gateway: Gateway,
+    keys: Sequence[ApiKey],
+    *,
+    logs_requests: bool,
+    upload_paths: Sequence[str],
 ) -> ASGIApp:
     """`app` inside the middleware that the gateway's settings ask for."""
     settings = gateway.settings
@@ -78,7 +88,7 @@ def with_middleware(
         limit_bytes=settings.max_body_bytes,
         timeout_s=settings.body_timeout_s,
         upload_bytes=gateway.media_settings.max_request_bytes,
-        upload_paths=UPLOAD_PATHS if gateway.served.takes_media else UPLOAD_PATHS[:1],
+        upload_paths=upload_paths,
     )
     app = Admission(app, gateway=gateway, limit=settings.max_in_flight)
     if settings.requests_per_minute:
