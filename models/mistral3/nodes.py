@@ -16,9 +16,12 @@ class Mistral3Encoder(VisionEncoder):
     """Pixtral's tower, which is told the size of each image."""
 
     def encode(self, pixels: torch.Tensor, visuals: Sequence[Visual]) -> Sequence[torch.Tensor]:
-        sizes = torch.tensor([visual.shape[-2:] for visual in visuals])
-        found: Sequence[torch.Tensor] = self.model.model.get_image_features(pixels, sizes).pooler_output
-        return found
+        sizes = [visual.shape[-2:] for visual in visuals]
+        if [visual.rows for visual in visuals] == [1]:
+            # Transformers loses a dimension where there is a single row in all.
+            pixels, sizes = torch.cat([pixels, pixels]), [*sizes, *sizes]
+        found = self.model.model.get_image_features(pixels, torch.tensor(sizes)).pooler_output
+        return list(found[: len(visuals)])
 
 
 load: Final = loader(Mistral3Encoder)

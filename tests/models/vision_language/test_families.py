@@ -131,6 +131,7 @@ def test_extreme_pictures_are_prepared_as_transformers_prepares_them(
     assert np.array_equal(
         np.asarray(prepared.outputs["pixels"]), expected.tensors["pixel_values"].ravel().numpy()
     )
+    assert len(vlm.rows(prepared)) == sum(visual["rows"] for visual in prepared.facts["visuals"])
 
 
 def test_special_tokens_of_media_in_a_text_are_refused(family: VisionFamily) -> None:
