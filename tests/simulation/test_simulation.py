@@ -16,7 +16,7 @@ from tests.simulation.invariants import check, run
 from tests.simulation.plan import Plan
 from tests.simulation.simulator import Simulation
 
-SEEDS = int(os.environ.get("SIMULATION_SEEDS", "400"))
+SEEDS = int(os.environ.get("SIMULATION_SEEDS", "240"))
 BATCHES = 8
 COMMON = 0.01
 """What happens in so many histories, or more, has to happen in some of these."""
