@@ -95,7 +95,7 @@ class PiecedMediaStore:
         upload: Upload,
         head: Head,
     ) -> StoredMedium:
-        """Store the pieces that are missing, then the head, whose size is known then."""
+        """Store the pieces, then the head, whose size is known then."""
         try:
             async with aclosing(pieces), in_flight(self._in_flight) as flight:
                 async for piece in pieces:
