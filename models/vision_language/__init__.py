@@ -5,9 +5,11 @@
     processing.py   the CPU node: messages and media -> token ids, pixels, parts
     chats.py        messages with parts, in the form that a chat template takes
     expansion.py    placeholders in a rendered chat -> the tokens of each medium
+    images.py       adapters of images that several families share
     halves.py       the two halves of a model class: language model and tower
     decoder.py      the KV node: the language model without its tower
     tower.py        the stateless node: pixels -> the rows that replace embeddings
+    nodes.py        `nodes.load` of a family, made of its tower and its KV node
 
 A family names its architectures in `graph.py`, makes pixels and placeholder texts in `processing.py`, and
 calls its tower in `nodes.py`.
