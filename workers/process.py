@@ -252,7 +252,7 @@ class Worker:
             stop.cancel()
         loaded = loading.result()
         engine_client.engine = loaded.engine
-        pool = CpuPool(CPU_THREADS)
+        pool = CpuPool(CPU_THREADS, large=self._config.media.decoders)
         hosted = HostedModel(
             graph=loaded.graph,
             processing=loaded.processing,

@@ -66,5 +66,6 @@ GRAPH: Final = ModelGraph(
     family="vjepa2", nodes={"prepare": EngineKind.CPU, **STATELESS}, plan=plan,
     walks={"encode": compile_walk("encode", ENCODE), "predict": compile_walk("predict", PREDICT)},
     modalities=("video", "image"), repository="facebook/vjepa2-vitl-fpc64-256",
-    options=VJepa2Options, claims=claims, serves="V-JEPA 2: the architecture VJEPA2Model",
+    max_positions=65_536, options=VJepa2Options, claims=claims,
+    serves="V-JEPA 2: the architecture VJEPA2Model",
 )  # fmt: skip

@@ -1,5 +1,6 @@
 """A tiny V-JEPA 2 in the layout of facebook/vjepa2-vitl-fpc64-256: transformers' class, random weights."""
 
+import atexit
 import json
 from functools import cache
 from pathlib import Path
@@ -35,7 +36,6 @@ PREPROCESSOR: Final[dict[str, Any]] = {
 }
 _SCALE: Final = 3.0
 """Weights of the usual deviation barely differ from zero: features would not depend on the video."""
-_FOLDERS: Final[list[TemporaryDirectory[str]]] = []
 
 
 @cache
@@ -44,8 +44,9 @@ def tiny_vjepa2() -> Path:
     import torch  # noqa: PLC0415 - a second, for tests that build it
     from transformers import VJEPA2Config, VJEPA2Model  # noqa: PLC0415
 
-    _FOLDERS.append(TemporaryDirectory(prefix="vjepa2-"))
-    folder = Path(_FOLDERS[-1].name)
+    temporary = TemporaryDirectory(prefix="vjepa2-")
+    atexit.register(temporary.cleanup)
+    folder = Path(temporary.name)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = VJEPA2Model(VJEPA2Config(**CONFIG))

@@ -25,12 +25,12 @@ _MAX_WAITING: Final = 4096
 class CpuPool:
     """Runs the CPU nodes of one worker, for one event loop.
 
-    Small inputs have `threads` threads, large ones half as many. One tenant has at most half of either, so
-    that others find one free, and a core of a small machine as well.
+    Small inputs have `threads` threads, large ones `large`, by default half as many. One tenant has at most
+    half of either, so that others find one free, and a core of a small machine as well.
     """
 
-    def __init__(self, threads: int) -> None:
-        large = max(2, threads // 2)
+    def __init__(self, threads: int, *, large: int | None = None) -> None:
+        large = max(2, threads // 2 if large is None else large)
         self._threads = ThreadPoolExecutor(threads + large, thread_name_prefix="cpu-node")
         self._small = _slots(threads)
         self._large = _slots(large)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from configs.checks import resolve
 from models import registry
 from models.base import Item
 from models.checkpoints.files import CheckpointError
@@ -154,8 +155,9 @@ def test_a_plan_takes_one_file_and_no_text(inputs: dict[str, Any]) -> None:
         next(GRAPH.plan(request))
 
 
-def test_a_folder_is_claimed_by_its_architecture() -> None:
+def test_a_folder_is_served_by_its_architecture() -> None:
     assert registry.family_of(tiny_vjepa2()) == "vjepa2"
+    assert resolve(str(tiny_vjepa2())).max_seq_len == 65_536
 
 
 def test_a_checkpoint_without_a_part_or_with_wrong_settings_is_refused(tmp_path: Path) -> None:

@@ -5,13 +5,16 @@ from contextlib import aclosing
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import pytest
 
 from models.base import CpuResult, EngineKind, ModelGraph
+from models.media.kinds import MediaError
 from shared.errors import CapacityError, WorkerError
 from shared.events import (
     EpochOpened,
     Failure,
+    Media,
     NodeReady,
     OutputChunk,
     OutputTotals,
@@ -1215,3 +1218,53 @@ async def test_a_chunk_that_is_new_is_progress_and_one_that_was_released_is_none
         await turns()
 
         assert [event.tokens for event in rig.events(WalkProgressed)] == [0] * (not released)
+
+
+# ---- arrays of CPU nodes -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("count", "is_inline"), [(256, True), (257, False)])
+async def test_an_array_of_a_cpu_node_is_in_the_log_only_if_it_is_small(
+    monkeypatch: pytest.MonkeyPatch, count: int, *, is_inline: bool
+) -> None:
+    made = np.arange(2 * count, dtype=np.float32).reshape(2, count)[:1]
+    monkeypatch.setattr(harness.ToyProcessing, "run", lambda *_: CpuResult(outputs={"nothing": made}))
+    async with rigged(puts=not is_inline) as rig:
+        rig.start(ready("r", WalkCall(name="trap", inputs={"name": harness.text("x")})))
+        done = await rig.event(WalkCompleted)
+
+        kept = done.results[0].outputs["nothing"]
+        assert (kept.dtype, kept.shape) == ("float32", (1, count))
+        assert kept.data == (made.tobytes() if is_inline else None)
+        assert (kept.rank is None) is is_inline
+
+
+async def test_an_array_without_a_dtype_of_tensors_is_a_bug_of_the_family(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = np.array(["a"], dtype=object)
+    monkeypatch.setattr(harness.ToyProcessing, "run", lambda *_: CpuResult(outputs={"nothing": made}))
+    async with rigged() as rig:
+        rig.start(ready("r", WalkCall(name="trap", inputs={"name": harness.text("x")})))
+        failed = await rig.event(WalkFailed)
+
+        assert failed.failure.code == "internal_error"
+        assert "expected an array of one of" in failed.failure.message
+
+
+async def test_an_error_of_media_names_the_part_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [Media(modality="image", digest=f"{number:064x}", name=f"{number}.png") for number in range(2)]
+    error = MediaError("expected a complete image")
+    error.digest = files[1].digest
+
+    def run(*_: object) -> CpuResult:
+        raise error
+
+    monkeypatch.setattr(harness.ToyProcessing, "run", run)
+    async with rigged() as rig:
+        args = {"inputs": {"files": msgspec.to_builtins(files)}}
+        rig.start(ready("r", WalkCall(name="trap", inputs={"name": harness.text("x")}, args=args)))
+        failed = await rig.event(WalkFailed)
+
+        assert failed.failure.code == "invalid_media"
+        assert failed.failure.message == "files[1] ('1.png'): expected a complete image"

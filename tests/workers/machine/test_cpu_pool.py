@@ -119,3 +119,15 @@ async def test_the_pool_holds_no_result_that_its_caller_has_dropped() -> None:
             assert remembered() is None
     finally:
         gc.enable()
+
+
+async def test_large_inputs_have_as_many_threads_as_there_are_decoders() -> None:
+    works = [Work() for _ in range(3)]
+    with CpuPool(1, large=3) as pool:
+        async with asyncio.TaskGroup() as tasks:
+            for tenant, work in zip("abc", works, strict=True):
+                tasks.create_task(pool.run(work, tenant=tenant, is_large=True))
+            for work in works:
+                await work.has_begun()
+            for work in works:
+                work.done.set()
