@@ -29,8 +29,8 @@ class ImageAdapter:
         self.settings: Final = read_json_if_present(checkpoint / "processor_config.json")
         self.images: Final = read_image_processor(checkpoint, **overrides)
         self.token: Final[str] = self.settings.get("image_token") or image_token
-        self.placeholders: Final = {"image": self.token}
-        self.row_tokens: Final = frozenset({self.token})
+        self.placeholders: Mapping[str, str] = {"image": self.token}
+        self.row_tokens = frozenset({self.token})
         self._media: Final = media
 
     def processed(self, medium: Media, **settings: Any) -> Mapping[str, Any]:
@@ -40,11 +40,16 @@ class ImageAdapter:
             ClientError: the image cannot be decoded, or the image processor refuses it.
         """
         image = pillow_image(self._media, medium)
-        self._check_shape(image.size)
         try:
+            self._check_shape(image.size)
             found: Mapping[str, Any] = self.images(images=[image], return_tensors="np", **settings)
+        except MediaError as error:
+            error.digest = medium.digest
+            raise
         except (ValueError, ArithmeticError) as error:
-            raise _unusable(image.size, f"its image processor says: {error}") from error
+            unusable = _unusable(image.size, f"its image processor says: {error}")
+            unusable.digest = medium.digest
+            raise unusable from error
         return found
 
     def _check_shape(self, size: tuple[int, int]) -> None:
