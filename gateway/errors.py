@@ -7,7 +7,8 @@ bug: its traceback is logged, and the client gets a general message.
 """
 
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -49,6 +50,7 @@ _STATUSES: Final[Mapping[str, int]] = {
     LogRegressedError.code: 503,  # the log was replaced: a retry goes to the new one
 }
 """Statuses that differ from the error's own."""
+_FILE: Final = re.compile(r"files\[(\d{1,6})\]", re.ASCII)
 ERROR_CODE: Final = "error_code"
 """The entry of `scope["state"]` with the code of the error that answered a request, for the access log."""
 RETRY_AFTER_S: Final[Mapping[int, int]] = {429: 1, 503: 2}
@@ -149,11 +151,20 @@ def raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
 
-def of_failure(failure: Failure) -> HttpError:
-    """The response for a failure on the log."""
+def of_failure(failure: Failure, media_places: Sequence[str] = ()) -> HttpError:
+    """The response for a failure on the log.
+
+    A failure names a medium by its index, `files[1]`; `media_places` are the places of the media in the body.
+    """
     status = _STATUSES.get(failure.code, _http_status(failure.status))
-    message = in_openais_words(failure.code, failure.message)
-    return HttpError(status=status, code=failure.code, message=message, retry_after_s=failure.retry_after_s)
+    message, param = in_openais_words(failure.code, failure.message), None
+    file = _FILE.match(message)
+    if file is not None and int(file[1]) < len(media_places):
+        param = media_places[int(file[1])]
+        message = f"{param}{message[file.end() :]}"
+    return HttpError(
+        status=status, code=failure.code, message=message, param=param, retry_after_s=failure.retry_after_s
+    )
 
 
 def of_validation_problem(problem: ValidationProblem, where: str = "") -> InvalidParamError:

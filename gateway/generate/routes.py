@@ -88,7 +88,11 @@ def generate_routes(gateway: Gateway) -> APIRouter:
                 return ChunkLines(recorded.durability, position, tensor_format=body.tensor_format)
             return JsonDocument(parsed.request_id, recorded.durability, body.tensor_format)
 
-        group = RequestGroup(route=GENERATE, requests=[replace(parsed, is_resumed=position.has_any(0))])
+        group = RequestGroup(
+            route=GENERATE,
+            requests=[replace(parsed, is_resumed=position.has_any(0))],
+            media_places=[source.where for source in body.media],
+        )
         return AnswerResponse(gateway, group, make_format)
 
     @router.post(
@@ -106,6 +110,10 @@ def generate_routes(gateway: Gateway) -> APIRouter:
         def make_format(recorded: SubmissionRecord) -> AnswerFormat:
             return WarmDocument(parsed.request_id, recorded.durability)
 
-        return AnswerResponse(gateway, RequestGroup(route=WARM, requests=[parsed]), make_format)
+        return AnswerResponse(
+            gateway,
+            RequestGroup(route=WARM, requests=[parsed], media_places=[one.where for one in body.media]),
+            make_format,
+        )
 
     return router

@@ -101,7 +101,11 @@ def openai_routes(gateway: Gateway) -> APIRouter:
             fields = {**fields, "messages": placed.messages}
         body = parse(ChatRequest, fields, gateway.served.options)
         group, position = _group(gateway, body, request, CHAT, "chatcmpl")
-        group = replace(group, requests=await intake.attach(group.requests, placed.sources))
+        group = replace(
+            group,
+            requests=await intake.attach(group.requests, placed.sources),
+            media_places=[source.where for source in placed.sources],
+        )
         return _answer(gateway, body, group, position, (ChatStream, ChatDocument))
 
     @router.post("/completions", summary="Continue a prompt", openapi_extra=body_schema(CompletionRequest))

@@ -109,11 +109,13 @@ class RequestGroup:
         route: the path's template, for the meter.
         requests: one for each choice (`gateway.requests.choices.split`).
         n: the number of choices for each prompt.
+        media_places: the places of the requests' media in the body, for errors.
     """
 
     route: str
     requests: Sequence[ParsedRequest]
     n: int = 1
+    media_places: Sequence[str] = ()
 
     @property
     def request_id(self) -> str:
@@ -215,7 +217,7 @@ class AnswerResponse(Response):
                     self._choices.on_attached = lambda: limit.reschedule(begun_s + limit_s)
                 async for choice, item in items:
                     if isinstance(item, Failed):
-                        error = errors.of_failure(item.failure)
+                        error = errors.of_failure(item.failure, self._group.media_places)
                         if error.status != _UNAVAILABLE:  # which ends this gateway's answer alone
                             self._choices.release(f"another choice of the same answer failed: {error.code}")
                         return error

@@ -11,9 +11,11 @@ import pytest
 from configs.deployment import MediaSettings
 from configs.secrets import ApiKey
 from gateway.http.bodies import parse_object
+from shared.events import Failure
 from tests.gateway.media.world import (
     GIF,
     MP4,
+    SEES,
     WAV,
     chat,
     data_url,
@@ -24,7 +26,7 @@ from tests.gateway.media.world import (
     stored_media,
     submitted,
 )
-from tests.gateway.world import deployment
+from tests.gateway.world import Performance, deployment
 
 CHAT = "/v1/chat/completions"
 
@@ -234,6 +236,25 @@ async def test_choices_share_their_media() -> None:
 
     assert response.status_code == 200
     assert len(digests) == 1
+
+
+async def test_a_medium_that_a_worker_refuses_is_named_by_its_place_in_the_body() -> None:
+    async def damaged(performance: Performance) -> None:
+        message = "files[1] ('cut.png'): expected a complete image, found damage"
+        performance.fail(Failure(code="invalid_media", message=message, status=400))
+
+    files = [("files", ("a.png", png())), ("files", ("cut.png", png()))]
+    async with deployment(damaged, served=SEES) as world:
+        parts = [image(data_url(png())), image(data_url(png(2)))]
+        in_chat = await world.client.post(CHAT, json=chat(*parts))
+        in_form = await world.client.post("/generate", data={"text": "hi"}, files=files)
+
+    place = "messages[0].content[1].image_url"
+    assert error_of(in_chat) == (400, place, "invalid_media")
+    assert (
+        in_chat.json()["error"]["message"] == f"{place} ('cut.png'): expected a complete image, found damage"
+    )
+    assert error_of(in_form) == (400, "files[1]", "invalid_media")
 
 
 # ---- /generate -----------------------------------------------------------------------------------------
