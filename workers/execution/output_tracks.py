@@ -207,12 +207,14 @@ def _ignore_position(_seq: int) -> None:
 def _next_value(chunks: Iterable[OutputChunk]) -> tuple[list[OutputChunk], bool]:
     """The chunks of the first value, and whether they are all of it; pieces begin with piece 0."""
     value: list[OutputChunk] = []
+    tensor = ""
     for chunk in chunks:
         piece = piece_of(chunk.metadata)
         if piece is None:
             return (value, False) if value else ([chunk], True)
-        if value and piece.index != len(value):
+        if value and (piece.tensor, piece.index) != (tensor, len(value)):
             return value, False
+        tensor = piece.tensor
         value.append(chunk)
         if piece.index + 1 == piece.count:
             return value, piece.index + 1 == len(value)
