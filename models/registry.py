@@ -28,11 +28,15 @@ from shared.source_digest import Root, digest
 _LOGGER: Final = logging.getLogger(__name__)
 _BUILT_IN: Final = {
     "decoder_lm": "models.decoder_lm",
+    "gemma3": "models.gemma3",
     "idefics3": "models.idefics3",
     "internvl": "models.internvl",
     "llava": "models.llava",
     "mistral3": "models.mistral3",
     "orpheus": "models.orpheus",
+    "paligemma": "models.paligemma",
+    "qwen2_5_vl": "models.qwen2_5_vl",
+    "qwen3_vl": "models.qwen3_vl",
     "vjepa2": "models.vjepa2",
 }
 ENTRY_POINT_GROUP: Final = "dalsegno.models"

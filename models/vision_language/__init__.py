@@ -6,6 +6,9 @@
     chats.py        messages with parts, in the form that a chat template takes
     expansion.py    placeholders in a rendered chat -> the tokens of each medium
     images.py       adapters of images that several families share
+    grids.py        media of any size as grids of patches: images, and the frames of videos
+    frame_options.py  the request parameters of families that look at videos   imported by the conductor
+    axes.py         the KV node of models whose tokens have positions on three axes
     halves.py       the two halves of a model class: language model and tower
     decoder.py      the KV node: the language model without its tower
     tower.py        the stateless node: pixels -> the rows that replace embeddings

@@ -25,7 +25,10 @@ KERNELS: Final = MappingProxyType(
         "LlamaModel": "LlamaForCausalLM",
         "MistralModel": "MistralForCausalLM",
         "Qwen2Model": "Qwen2ForCausalLM",
+        "Qwen2VLTextModel": "Qwen2ForCausalLM",
+        "Qwen2_5_VLTextModel": "Qwen2ForCausalLM",
         "Qwen3Model": "Qwen3ForCausalLM",
+        "Qwen3VLTextModel": "Qwen3ForCausalLM",
     }
 )
 """The language models that equal those of another class, by the name of their own."""

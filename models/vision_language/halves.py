@@ -41,9 +41,11 @@ class Checkpoint:
         """
         raw = read_json(folder / "config.json")
         model_class = model_class_of(raw, folder, KIND)
-        return cls(
-            folder=folder, raw=raw, model_class=model_class, config=config_of(model_class, raw, folder)
-        )
+        config = config_of(model_class, raw, folder)
+        if config.model_type == "paligemma":
+            # It means prompts with images. Those are full parts (`PromptPart.full`), and all else is causal.
+            config.text_config.use_bidirectional_attention = False
+        return cls(folder=folder, raw=raw, model_class=model_class, config=config)
 
     @property
     def max_positions(self) -> int:

@@ -4,7 +4,7 @@ A request without media is prepared as a language model's (`models.decoder_lm.pr
 an `Adapter`: what its chat template writes for a medium, and what a medium becomes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -13,7 +13,7 @@ import msgspec
 from models.base import CpuResult, MediaReader
 from models.checkpoints.files import CheckpointError
 from models.decoder_lm.processing import DecoderLmProcessing, TextFiles
-from models.sequence_request import PrepareRequest
+from models.sequence_request import PrepareRequest, PromptPart
 from models.text.tokenizer import load_tokenizer
 from models.vision_language.chats import MediaChatPrompts, placed, with_messages
 from models.vision_language.expansion import PlacedMedium, Seen, expanded, parts_of, placeholders_in
@@ -72,6 +72,10 @@ class VisionLanguageProcessing(DecoderLmProcessing):
         has_bos = self._bos_token is not None and text.startswith(self._bos_token)
         return self._tokenizer.encode(text, add_special_tokens=not has_bos)
 
+    def parts(self, ids: Sequence[int], media: Sequence[PlacedMedium]) -> list[PromptPart]:
+        """The parts of a prompt: the runs of row tokens."""
+        return parts_of(ids, self._row_ids, media)
+
     def _with_media(self, key: str, prepare: PrepareRequest) -> CpuResult:
         request = prepare.inputs
         self._check_modalities(request)
@@ -83,7 +87,7 @@ class VisionLanguageProcessing(DecoderLmProcessing):
         media = self._seen(request.files, order, found, prepare.params.options)
         text = expanded(around, media)
         ids = self.encode(request, text)
-        parts = parts_of(ids, self._row_ids, media)
+        parts = self.parts(ids, media)
         result = self.prepared(key, prepare, ids, text)
         facts = {
             "parts": msgspec.to_builtins(parts),
@@ -157,9 +161,14 @@ def pillow_image(media: MediaReader | None, medium: Media) -> Any:
     """Decode an image to a pillow image in RGB, which image processors take."""
     from PIL import Image  # noqa: PLC0415 - only for media
 
+    return Image.fromarray(reader_of(media).image(medium))
+
+
+def reader_of(media: MediaReader | None) -> MediaReader:
+    """The reader that a processing was loaded with."""
     if media is None:
         raise BugError("the processing was loaded without a reader of media, and got a medium")
-    return Image.fromarray(media.image(medium))
+    return media
 
 
 def _ids_of(tokenizer: "Tokenizer", tokens: frozenset[str]) -> list[int]:

@@ -121,7 +121,7 @@ def _instruct(image: str) -> str:
     )
 
 
-def _turns(image: str, after: str) -> str:
+def turns(image: str, after: str) -> str:
     """A template in the manner of ChatML, which writes `image` for a medium and `after` after it."""
     return (
         "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
@@ -208,7 +208,7 @@ _INTERNVL: Final = VisionModel(
     vocabulary=Vocabulary(
         specials=["<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>"],
         ends=["<|im_end|>"],
-        template=_turns("<IMG_CONTEXT>", "\\n"),
+        template=turns("<IMG_CONTEXT>", "\\n"),
     ),
     files={
         "preprocessor_config.json": {
@@ -288,14 +288,19 @@ def tiny_vision_checkpoint(family: VisionFamily) -> Path:
 
 def write_vision_checkpoint(folder: Path, family: VisionFamily) -> Path:
     """Write a tiny checkpoint into a folder."""
-    model = VISION_MODELS[family]
+    return write_model(folder, VISION_MODELS[family])
+
+
+def write_model(folder: Path, model: VisionModel) -> Path:
+    """Write a tiny model and its tokenizer into a folder."""
     ids = write_tokenizer(folder, model.vocabulary)
     built = _built(model, ids)
     ends = [ids[text] for text in model.vocabulary.ends]
     built.generation_config.eos_token_id = ends
     built.generation_config.do_sample = False
     built.save_pretrained(folder)
-    (folder / "chat_template.jinja").write_text(model.vocabulary.template)
+    if model.vocabulary.template:
+        (folder / "chat_template.jinja").write_text(model.vocabulary.template)
     for name, content in model.files.items():
         (folder / name).write_text(json.dumps(content, indent=2))
     return folder

@@ -41,7 +41,7 @@ class Vocabulary:
         specials: the special tokens, in order of their ids.
         ends: those that end an answer, as `generation_config.json` lists them; the last ends a turn.
         bos: the one put in front of every text, if any.
-        template: the chat template.
+        template: the chat template; empty: none.
         pieces: sentence pieces instead of bytes.
         leads_with_space: a space is put in front of every text (Llama's pieces, not Gemma's).
     """
@@ -75,7 +75,7 @@ def write_tokenizer(folder: Path, vocabulary: Vocabulary) -> dict[str, int]:
             str(id): {"content": text, "special": True, "normalized": False} for text, id in ids.items()
         },
         "bos_token": bos,
-        "chat_template": vocabulary.template,
+        "chat_template": vocabulary.template or None,
         "clean_up_tokenization_spaces": False,
         "eos_token": vocabulary.ends[-1],
         "model_max_length": _MAX_LENGTH,

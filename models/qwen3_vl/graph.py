@@ -1,0 +1,16 @@
+"""Graph of Qwen3-VL (`models.vision_language.graph`)."""
+
+from typing import Final
+
+from models.base import ModelGraph
+from models.vision_language.frame_options import FrameOptions
+from models.vision_language.graph import vision_language_graph
+
+GRAPH: Final[ModelGraph] = vision_language_graph(
+    "qwen3_vl",
+    {"Qwen3VLForConditionalGeneration"},
+    serves="Qwen3-VL: the architecture Qwen3VLForConditionalGeneration",
+    repository="Qwen/Qwen3-VL-4B-Instruct",
+    modalities=("text", "image", "video"),
+    options=FrameOptions,
+)
