@@ -67,7 +67,8 @@ class MediaIntake:
             InvalidParamError: the model does not take it.
         """
         taken = self._served.modalities
-        if not self._served.takes_media if not modality else modality not in taken:
+        is_taken = modality in taken if modality else self._served.takes_media
+        if not is_taken:
             raise InvalidParamError(
                 where,
                 f"{where}: the model {self._served.name!r} takes {', '.join(taken)} only, "
