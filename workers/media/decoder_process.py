@@ -37,6 +37,7 @@ def main() -> None:
     """Serve jobs until the socket is closed."""
     sock = socket.socket(fileno=int(sys.argv[1]))
     _confine(int(sys.argv[2]))
+    wire.send(sock, {"ready": True})
     while True:
         try:
             job, file = wire.receive_with_file(sock)

@@ -30,6 +30,8 @@ BASE_BYTES: Final = 384 << 20
 """The memory of a decoder beside the pixels: of codecs, and of a file's structure."""
 PIXEL_BYTES: Final = 24
 """The memory per pixel that a format may need: decoded, converted, rotated; a video has reference frames."""
+_START_S: Final = 60.0
+"""The time that a process may take to start; it is no file's fault."""
 _COMMAND: Final = (sys.executable, "-s", "-P", "-m", "workers.media.decoder_process")
 _KINDS: Final = (MediaError, MediaTooLargeError, UnsupportedMediaError)
 _ERRORS: Final[dict[str, type[MediaError]]] = {kind.code: kind for kind in _KINDS}
@@ -63,6 +65,19 @@ class Decoder:
     def pid(self) -> int:
         """The process, for tests and logs."""
         return self._process.pid
+
+    def wait_ready(self) -> None:
+        """Wait until the process has started.
+
+        Raises:
+            CapacityError: it did not.
+        """
+        try:
+            self.sock.settimeout(_START_S)
+            wire.receive(self.sock)
+        except (TimeoutError, OSError, wire.ClosedError) as error:
+            self.end()
+            raise CapacityError("a decoder of media could not be started; try again later") from error
 
     @property
     def is_alive(self) -> bool:
@@ -174,7 +189,7 @@ class Decoders:
                 try:
                     return self._run(decoder, kind, file, use, fields)
                 except DecoderLostError as lost:
-                    if decoder.jobs == 1:
+                    if decoder.jobs == 1 and not self._closed:
                         raise MediaError(
                             "expected a file that can be decoded; the process that decoded it has ended"
                         ) from lost
@@ -197,6 +212,8 @@ class Decoders:
     def _run(
         self, decoder: Decoder, kind: str, file: BinaryIO, use: Callable[[Job], _T], fields: dict[str, Any]
     ) -> _T:
+        if decoder.jobs == 1:
+            decoder.wait_ready()
         job = Job(decoder.sock, time.monotonic() + self.timeout_s, self.timeout_s)
         message = {"kind": kind, "timeout_s": self.timeout_s, "limits": _plain(self.limits), **fields}
         try:

@@ -6,6 +6,7 @@ import io
 import os
 import random
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -149,7 +150,7 @@ def test_a_file_that_takes_too_much_memory_is_refused(make: Any, folder: Folder)
 
 
 def test_a_file_that_takes_too_long_is_refused_and_its_decoder_replaced(make: Any, folder: Folder) -> None:
-    reader, decoders = make(timeout_s=0.5, limits=MediaLimits(max_pixels=1_000_000_000))
+    reader, decoders = make(timeout_s=1.0)
     picture = folder.add(samples.image("PNG"))
     reader.image(picture)
     (before,) = decoders.pids
@@ -290,3 +291,25 @@ def resident_bytes(pid: int) -> int:
 
 def open_files() -> int:
     return len([*Path("/proc/self/fd").iterdir()])
+
+
+def test_a_worker_that_ends_blames_no_file(make: Any, folder: Folder) -> None:
+    reader, decoders = make()
+
+    def close(info: VideoInfo) -> list[int]:
+        decoders.close()
+        return first_and_last(info)
+
+    with pytest.raises(CapacityError):
+        reader.video(folder.add(samples.video("mp4")), choose=close)
+
+
+def test_a_decoder_that_cannot_start_blames_no_file(
+    make: Any, folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.media.decoders._COMMAND", (sys.executable, "-c", "raise SystemExit(1)"))
+    reader, decoders = make()
+
+    with pytest.raises(CapacityError, match="could not be started"):
+        reader.image(folder.add(samples.image("PNG")))
+    assert decoders.pids == []
