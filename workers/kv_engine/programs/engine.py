@@ -115,8 +115,8 @@ class Programs:
                 "tp_size away",
                 code="program_on_shared_node",
             )
-        inputs = {name: to_tensor(array, self._node.device) for name, array in spec.inputs.items()}
         try:
+            inputs = {name: to_tensor(array, self._node.device) for name, array in spec.inputs.items()}
             driver: Driver = program(self._node, inputs, spec.args, seed=spec.seed)
             run = _Run(spec, driver, arrival=self._scheduler.next_arrival())
             rows, blocks = self._needs(run)
@@ -266,6 +266,15 @@ class Programs:
     def _check(self, asked: Pass) -> None:
         if (asked.ids is None) == (asked.embeds is None) or not asked.tokens:
             raise BugError("a pass needs ids or embeds, one of them, of at least one token")
+        if asked.ids is not None and not 0 <= min(asked.ids) <= max(asked.ids) < self._node.vocab_size:
+            raise BugError(
+                f"a pass has token ids from {min(asked.ids)} to {max(asked.ids)}: expected them below "
+                f"{self._node.vocab_size}"
+            )
+        if asked.embeds is not None and asked.embeds.dim() != 2:
+            raise BugError(
+                f"a pass has embeddings of shape {tuple(asked.embeds.shape)}: expected (tokens, hidden)"
+            )
         if asked.mask is Mask.FRAMES and (asked.frame_tokens < 1 or asked.tokens % asked.frame_tokens):
             raise BugError(
                 f"a pass of {asked.tokens} tokens has frames of {asked.frame_tokens}: expected whole frames"

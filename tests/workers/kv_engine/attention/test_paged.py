@@ -40,6 +40,49 @@ def test_scores_are_bent_below_their_cap(heads: int, queries: int) -> None:
     assert torch.allclose(found, expected, atol=1e-5)
 
 
+def test_a_mask_that_the_kernel_lacks_is_left_to_torch_and_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    q, k, v = (torch.randn(1, 2, 4, 8, generator=torch.Generator().manual_seed(n)) for n in range(3))
+
+    def causal_kernel(*_: object, **__: object) -> torch.Tensor:
+        raise AssertionError("it knows no such mask")
+
+    pool = PagedPool(
+        layers=1,
+        kv_heads=2,
+        head_dim=8,
+        slots=4,
+        device=torch.device("cpu"),
+        dtype=k.dtype,
+        kernel=causal_kernel,
+    )
+    module = torch.nn.Identity()
+    module.layer_idx = 0  # type: ignore[assignment] # as attention modules have it
+    ends = np.array([1, 4, 4, 4], np.int32)  # the last three see one another
+
+    class Packed:
+        slots = torch.arange(4)
+        key_ends = torch.from_numpy(ends)
+        spans = Spans(
+            query_offsets=np.array([0, 4], np.int32),
+            kv_lengths=np.array([4], np.int32),
+            block_tables=np.array([[0]], np.int32),
+            block_size=4,
+            key_ends=ends,
+            full_starts=np.array([0, 1, 1, 1], np.int32),
+        )
+
+    for _ in range(2):
+        with attention_context(pool, Packed):  # type: ignore[arg-type] # all it reads of a step
+            found, _weights = paged_attention(module, q, k, v, None)
+
+    seen = torch.arange(4)[None] < torch.from_numpy(ends)[:, None]
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2)
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert caplog.text.count("the kernel causal_kernel is for causal masks") == 1
+
+
 def test_attention_outside_of_a_step_is_a_bug() -> None:
     nothing = torch.zeros(1, 1, 1, 1)
 

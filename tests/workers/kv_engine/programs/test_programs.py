@@ -125,6 +125,24 @@ def test_a_pass_above_the_budget_is_refused_alone() -> None:
     assert [output.key for output in outputs] == ["fits"]
 
 
+def test_a_drivers_mistake_fails_its_run_alone() -> None:
+    by = engine()
+    wrong, right = inputs_of(1, tokens=4, latents=6), inputs_of(2, tokens=4, latents=6)
+    by.add_program(spec("wrong", [1, 10**6, 2], wrong[1]))
+    by.add_program(spec("right", *right))
+    errors, outputs = dict[str, Exception](), list[Output]()
+
+    while by.has_work:
+        try:
+            outputs += by.step()
+        except StepFailedError as failed:
+            errors.update(failed.others)
+            outputs += failed.outputs
+
+    assert "expected them below" in str(errors["wrong"])
+    assert [output.key for output in outputs] == ["right"]
+
+
 def test_a_run_that_can_never_fit_is_refused_at_once() -> None:
     by = engine(num_blocks=4)
 
