@@ -205,8 +205,12 @@ IMPOSSIBLE: Final[dict[str, tuple[dict[str, Any], str]]] = {
     "a message without a role": (request(inputs={"messages": [{"content": "hi"}]}), "invalid_request"),
     "a token nobody has": (request(inputs={"token_ids": [2**31 - 1]}), "invalid_token_id"),
     "an image": (
-        request(inputs={"text": "x", "files": [{"modality": "image", "data": b"x"}]}),
+        request(inputs={"text": "x", "files": [{"modality": "image", "digest": "0" * 64, "size": 1}]}),
         "unsupported_modality",
+    ),
+    "bytes in an event": (
+        request(inputs={"text": "x", "files": [{"modality": "image", "data": b"x"}]}),
+        "inline_media",
     ),
     "an answer in pictures": (
         request(inputs={"text": "x", "output_modalities": ["image"]}),

@@ -16,6 +16,8 @@ NOT_CLUSTERED: Final = 10074
 MAX_CONSUMERS: Final = 10026
 """The stream has as many consumers as it may have."""
 NO_MESSAGE: Final = 10037
+INSUFFICIENT_STORAGE: Final = 10047
+"""The limits of all streams add up to more than the server may store."""
 STREAM_NAME_IN_USE: Final = 10058
 STREAM_NOT_FOUND: Final = 10059
 STORE_FAILED: Final = 10077

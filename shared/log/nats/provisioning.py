@@ -154,4 +154,9 @@ async def _create_or_update(
     )
     if durability == "cluster" and info.error.err_code in {api.NO_PEERS, api.NOT_CLUSTERED}:
         raise DurabilityError(f"{refusal}; nats.durability is cluster: {CLUSTER_NEEDS}")
+    if info.error.err_code == api.INSUFFICIENT_STORAGE:
+        refusal += (
+            "; the server adds up the limits of the log and of media: lower nats.max_bytes or "
+            "media.store_bytes, or raise its max_file_store"
+        )
     raise LogUnavailableError(refusal)

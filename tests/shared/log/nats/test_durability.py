@@ -158,7 +158,10 @@ async def test_a_server_is_asked_whether_it_syncs_and_believed_only_then(
 async def test_a_stream_gets_its_copies_and_keeps_them(cluster: Cluster, subjects: Subjects) -> None:
     assert await _provide(cluster, subjects, StreamPolicy()) == ("process", 1)
     assert await _provide(cluster, subjects, StreamPolicy(durability="cluster")) == ("cluster", 3)
-    assert await _provide(cluster, subjects, StreamPolicy(max_bytes=1 << 30)) == ("process", 3)
+    assert await _provide(cluster, subjects, StreamPolicy(max_bytes=1 << 29)) == ("process", 3)
+    too_much = StreamPolicy(max_bytes=1 << 29, media_max_bytes=1 << 30)
+    refused = await _refusal(cluster, subjects, too_much)
+    assert "lower nats.max_bytes or media.store_bytes" in refused.message
 
 
 async def test_a_server_that_is_alone_is_no_cluster(nats_server: NatsServer, subjects: Subjects) -> None:
