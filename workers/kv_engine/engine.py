@@ -182,6 +182,8 @@ class KVEngine:
         spec.check(self.node.vocab_size)
         sequence = Sequence(spec)
         sequence.parts = prompt_parts_of(self.node, spec)
+        if sequence.parts is not None and sequence.parts.lacks_rows(sequence.imported):
+            raise BugError(f"sequence {spec.key!r} has media, but their rows did not come")
         self._transfer.check(sequence)
         if spec.guide is not None:
             sequence.guide_state = GuideState(spec.guide, spec)

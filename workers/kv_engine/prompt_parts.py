@@ -38,6 +38,7 @@ class PromptParts:
         full_ignores_window: in layers with a window, a token of a full part sees all of it.
 
     Attributes:
+        shift: what is added to the index of a generated token for its position.
         longest_full: the tokens of the longest full part, which is computed in one step.
         contents: what makes the keys and values of each prompt token: equal contents of two prompts up to a
             token have equal keys and values up to it.
@@ -55,7 +56,7 @@ class PromptParts:
     ) -> None:
         self.rows: Final = rows
         self._positions: Final = positions
-        self._shift: Final = next_position - len(prompt_ids)
+        self.shift: Final = next_position - len(prompt_ids)
         index = np.arange(len(prompt_ids), dtype=np.int32)
         self._row_of: Final = np.full(len(prompt_ids), _NO_ROW, np.int32)
         self._ends: Final = index + 1
@@ -82,7 +83,7 @@ class PromptParts:
         missing = count - known.shape[1]
         if not missing:
             return known
-        first = start + known.shape[1] + self._shift
+        first = start + known.shape[1] + self.shift
         after = np.arange(first, first + missing, dtype=np.int32)
         return np.concatenate([known, np.broadcast_to(after, (len(known), missing))], axis=1)
 
@@ -93,6 +94,17 @@ class PromptParts:
         if not len(places):
             return slice(0, 0), places
         return slice(int(taken[places[0]]), int(taken[places[-1]]) + 1), places
+
+    def lacks_rows(self, start: int = 0) -> bool:
+        """True if a prompt token from `start` on takes a row, and the rows did not come."""
+        return self.rows is None and bool((self._row_of[start:] != _NO_ROW).any())
+
+    def changes(self, start: int, count: int) -> bool:
+        """True if a token from `start` on takes a row, or sees other tokens than in a prompt of text."""
+        if start >= len(self._row_of):
+            return False
+        takes_row = bool((self._row_of[start : start + count] != _NO_ROW).any())
+        return takes_row or self.has_full(start, count)
 
     def has_full(self, start: int, count: int) -> bool:
         """True if a token from `start` on sees tokens after it."""

@@ -279,14 +279,22 @@ class Scheduler:
         if not self._free_rows:
             return False
         evictable = sum(self.blocks.is_evictable(node.block) for node in path)
-        needed = self.blocks.blocks_for(len(sequence.ids)) - len(path)
+        needed = self._first_blocks(sequence) - len(path)
         return needed + len(self.running) <= self.blocks.free - evictable
+
+    def _first_blocks(self, sequence: Sequence) -> int:
+        """Return how many blocks a sequence gets at its admission.
+
+        One that cannot be computed again gets all that it may need, because it is never preempted.
+        """
+        tokens = len(sequence.ids) if sequence.is_recomputable else sequence.reserved_tokens
+        return self.blocks.blocks_for(tokens)
 
     def _admit_one(self, sequence: Sequence, path: list[PrefixNode]) -> None:
         self.waiting.remove(sequence)
         shared = [node.block for node in path]
         self.blocks.share(shared)
-        own = self.blocks.allocate(self.blocks.blocks_for(len(sequence.ids)) - len(path))
+        own = self.blocks.allocate(self._first_blocks(sequence) - len(path))
         sequence.blocks, sequence.cached_path = shared + own, path
         sequence.is_cacheable = self.cache is not None
         sequence.row = self._free_rows.popleft()
@@ -313,7 +321,8 @@ class Scheduler:
         growing = [s for s in self.running if len(s.ids) > len(s.blocks) * size and not s.held]
         for sequence in sorted(growing, key=self._order) if len(growing) > self.blocks.free else growing:
             while sequence.row is not None and not self.blocks.free:
-                self._preempt(max(self.running, key=self._order))
+                able = (one for one in self.running if one.is_recomputable)
+                self._preempt(max(able, key=self._order))
             if sequence.row is not None:
                 sequence.blocks += self.blocks.allocate(1)
 

@@ -114,6 +114,14 @@ class Sequence:
         return len(self.ids) - len(self.spec.prompt_ids)
 
     @property
+    def is_recomputable(self) -> bool:
+        """False if it cannot be computed again: its prompt takes rows of media that did not come.
+
+        So it is with a sequence from another rank, which brings keys and values alone.
+        """
+        return self.parts is None or not self.parts.lacks_rows()
+
+    @property
     def reserved_tokens(self) -> int:
         """The largest number of tokens that the sequence can ever have."""
         return len(self.spec.prompt_ids) + self.spec.max_tokens

@@ -193,9 +193,12 @@ class StepBuilder:
         positions[:, :total] = indices
         for offset, span in with_parts:
             assert span.sequence.parts is not None
-            positions[:, offset : offset + span.count] = span.sequence.parts.positions_of(
-                span.start, span.count
-            )
+            if span.start >= len(span.sequence.spec.prompt_ids):
+                positions[:, offset : offset + span.count] += span.sequence.parts.shift
+            else:
+                positions[:, offset : offset + span.count] = span.sequence.parts.positions_of(
+                    span.start, span.count
+                )
 
         # A token is sampled after each draft, too: `sampled` has the index of a span once for each sample.
         sampled = [n for n, span in enumerate(spans) if span.samples for _ in range(1 + span.drafted)]
@@ -217,7 +220,12 @@ class StepBuilder:
         scored = self._scored(spans, offsets, sampled)
         adjusted = self._sampling_state.adjustments([spans[index].sequence for index in sampled])
         step = self._views(batch, total, self._sampling_rows(sampled_rows), scored, adjusted, width=rows)
-        return with_prompt_parts(step, with_parts, indices) if with_parts else step
+        changed = [
+            (offset, span)
+            for offset, span in with_parts
+            if span.sequence.parts is not None and span.sequence.parts.changes(span.start, span.count)
+        ]
+        return with_prompt_parts(step, changed, indices) if changed else step
 
     def captured(self, rows: int, *, is_random: bool = False, is_filtered: bool = False) -> Step:
         """Return a step of `rows` sampled spans of one token each, at the addresses that `build` writes to.

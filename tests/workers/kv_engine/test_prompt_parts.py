@@ -18,7 +18,7 @@ ROWS = np.arange(10.0).reshape(5, 2)
 
 def of(parts: Sequence[PromptPart], ids: Sequence[int] = IDS, **changes: Any) -> PromptParts:
     positions = np.arange(len(ids), dtype=np.int32)[None]
-    given = {"positions": positions, "next_position": len(ids), "rows": ROWS} | changes
+    given: dict[str, Any] = {"positions": positions, "next_position": len(ids), "rows": ROWS} | changes
     return PromptParts(ids, parts, **given)
 
 
@@ -130,3 +130,20 @@ def test_contents_of_a_sequence_go_on_with_generated_ids() -> None:
 def test_parts_that_do_not_fit_are_refused(parts: list[PromptPart], rows: Any, message: str) -> None:
     with pytest.raises(BugError, match=message):
         of(parts, rows=rows)
+
+
+def test_lacking_rows_and_changed_tokens() -> None:
+    parts = of([IMAGE, OTHER])
+    handed_over = of([IMAGE, OTHER], rows=None)
+
+    assert not parts.lacks_rows()
+    assert (handed_over.lacks_rows(), handed_over.lacks_rows(8), handed_over.lacks_rows(9)) == (
+        True,
+        True,
+        False,
+    )
+    assert [parts.changes(start, 1) for start in (1, 2, 4, 5, 8, 9, 30)] == [
+        *(False, True, True, False, True, False, False)
+    ]
+    text_in_a_full_part = of([PromptPart(start=0, count=4, full=True)], rows=None)
+    assert (text_in_a_full_part.changes(3, 1), text_in_a_full_part.lacks_rows()) == (True, False)

@@ -124,6 +124,11 @@ class RecordedStep:
         return self.tokens[: len(sampling.draw_index)]
 
 
+def _stands_for_media(span: Span) -> bool:
+    parts = span.sequence.parts
+    return parts is not None and parts.changes(span.start, span.count)
+
+
 class DecodeGraphs:
     """The recorded steps of one engine.
 
@@ -162,6 +167,9 @@ class DecodeGraphs:
         if not self.sizes or len(spans) > self.sizes[-1]:
             return None
         if any(span.count != 1 or not span.samples or span.scored_positions for span in spans):
+            return None
+        # The last token of a prompt may stand for a medium: its row is in no buffer of the recording.
+        if any(_stands_for_media(span) for span in spans):
             return None
         return self._recorded[self.sizes[bisect_left(self.sizes, len(spans))]]
 
