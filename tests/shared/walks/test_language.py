@@ -145,7 +145,7 @@ def test_only_edges_to_the_client_say_what_a_released_value_means() -> None:
 
 
 def test_a_walk_whose_released_output_stands_is_another_walk_and_all_others_stay_what_they_were() -> None:
-    def walk(**how: Any) -> list[Any]:
+    def walk(**how: Any) -> dict[str, Any]:
         return compile_walk("w", Node("n", ["x"], [Edge("image", CLIENT("image"), **how)])).describe()
 
     assert walk() == walk(on_resume="reproduce") != walk(on_resume="keep")

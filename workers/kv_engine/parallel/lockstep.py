@@ -6,7 +6,7 @@
 
 A step is an int32 array: the numbers of tokens, of spans, of blocks per span and tokens per block, of
 position axes, of tokens with a range of keys (all or none), of rows and of int32 numbers per row; then the
-arrays of `Step` that a forward reads, the bytes of the rows last. Only the leader has the sampling parameters.
+arrays of `Step` that a forward reads, the bytes of the rows last. Only the leader has sampling parameters.
 """
 
 from collections.abc import Iterator, Sequence
