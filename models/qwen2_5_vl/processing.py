@@ -28,7 +28,7 @@ class Qwen2VideoRules:
     """Frames at equal distances, each with a number of pixels of its own."""
 
     def choose(self, info: VideoInfo, settings: VideoSettings, fps: float) -> Sequence[int]:
-        wanted = info.frames if settings.fps is None else info.frames / fps * settings.fps
+        wanted = info.frames / fps * settings.fps
         most = min(settings.max_frames, info.frames) // FRAMES_OF_A_PLANE * FRAMES_OF_A_PLANE
         count = int(min(max(wanted, settings.min_frames), most)) // FRAMES_OF_A_PLANE * FRAMES_OF_A_PLANE
         if not count:

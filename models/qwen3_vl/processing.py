@@ -40,7 +40,7 @@ class Qwen3VideoRules:
     """Frames from the first to the last, with a number of pixels for all of them."""
 
     def choose(self, info: VideoInfo, settings: VideoSettings, fps: float) -> Sequence[int]:
-        wanted = info.frames if settings.fps is None else int(info.frames / fps * settings.fps)
+        wanted = int(info.frames / fps * settings.fps)
         count = min(max(wanted, settings.min_frames), settings.max_frames, info.frames)
         if count == 1:
             return [0] * FRAMES_OF_A_PLANE

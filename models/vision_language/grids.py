@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 import msgspec
 
 from models.base import MediaReader
-from models.checkpoints.files import read_json_if_present
+from models.checkpoints.files import CheckpointError, read_json_if_present
 from models.media.kinds import MediaError, MediaTooLargeError, VideoInfo
 from models.vision_language.expansion import Seen
 from models.vision_language.frame_options import FrameOptions
@@ -35,7 +35,7 @@ class VideoSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a checkpoint's video processor that are read here; `size` are numbers of pixels."""
 
     size: Mapping[str, int]
-    fps: float | None = 2.0
+    fps: float = 2.0
     min_frames: int = 4
     max_frames: int = 768
     min_pixels: int | None = None
@@ -52,7 +52,11 @@ class VideoSettings(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("video_preprocessor_config.json", "preprocessor_config.json"):
             found = found or read_json_if_present(checkpoint / name)
         given = {key: value for key, value in (found or {}).items() if value is not None}
-        return msgspec.convert(defaults | given, cls)
+        given["size"] = defaults["size"] | (given.get("size") or {})
+        try:
+            return msgspec.convert(defaults | given, cls)
+        except msgspec.ValidationError as error:
+            raise CheckpointError(f"{checkpoint}: the settings of its video processor: {error}") from error
 
     @property
     def pixels(self) -> tuple[int, int]:
@@ -184,8 +188,8 @@ class GridAdapter(ImageAdapter):
         tokens = planes * rows * columns // of.merge_size**2
         if tokens > self._max_tokens:
             raise MediaTooLargeError(
-                f"a video of {len(frames)} frames makes {tokens} tokens, expected at most {self._max_tokens}; "
-                "ask for fewer frames by `fps` or `max_frames`"
+                f"a video of {len(frames)} frames makes {tokens} tokens, expected at most "
+                f"{self._max_tokens}: ask for fewer frames by `fps` or `max_frames`"
             )
         # A patch is (channels, frames of its plane, rows, columns); the last frame fills up its plane.
         pixels = np.empty((planes, rows * columns, 3, depth, of.patch_size**2), np.float32)

@@ -3,8 +3,10 @@
 Answers are greedy tokens of the KV engine, and of transformers' `generate` over the same prompt.
 """
 
+import json
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
@@ -13,9 +15,11 @@ import pytest
 import torch
 
 from models import registry
+from models.checkpoints.files import CheckpointError
 from models.media.kinds import MediaError, MediaTooLargeError, VideoInfo
 from models.sequence_request import PromptPart
 from models.vision_language.frame_options import FrameOptions
+from models.vision_language.grids import VideoSettings
 from shared.tensors import read_ids
 from tests.models.vision_language.axes_oracle import FPS, served
 from tests.models.vision_language.oracle import Picture, assistant, picture, user
@@ -295,6 +299,20 @@ def test_paligemma_takes_a_single_message() -> None:
 
     with pytest.raises(Exception, match="it has no turns"):
         vlm.prepared([user(0, "a"), assistant("b"), user("c")], PICTURES[:1])
+
+
+def test_settings_of_videos_are_read_where_transformers_reads_them(tmp_path: Path) -> None:
+    size = {"shortest_edge": 10, "longest_edge": 90}
+    images, videos = tmp_path / "preprocessor_config.json", tmp_path / "video_preprocessor_config.json"
+
+    images.write_text(json.dumps({"min_pixels": 20, "size": None, "fps": None}))
+    assert VideoSettings.read(tmp_path, size=size).pixels == (20, 90)
+    videos.write_text(json.dumps({"size": {"longest_edge": 50}, "fps": 1}))
+    assert VideoSettings.read(tmp_path, size=size).pixels == (10, 50)
+    assert VideoSettings.read(tmp_path, size=size).fps == 1
+    videos.write_text(json.dumps({"max_frames": "many"}))
+    with pytest.raises(CheckpointError, match="settings of its video processor"):
+        VideoSettings.read(tmp_path, size=size)
 
 
 def test_options_of_frames_have_bounds() -> None:
