@@ -1,6 +1,5 @@
 """The CPU node of Qwen3-VL: images and videos as grids; the time in the video stands before each plane."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +8,12 @@ from typing import Final
 from models.base import MediaReader
 from models.media.kinds import VideoInfo
 from models.vision_language.expansion import Seen
+from models.vision_language.frame_sizes import FRAMES_OF_A_PLANE, size_within_volume
 from models.vision_language.grids import VIDEO, Clip, GridAdapter, VideoSettings
 from models.vision_language.processing import VisionLanguageProcessing, read_processing
 
 SIZE: Final = {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32}
 """The pixels of all frames together where the checkpoint does not say."""
-MAX_RATIO: Final = 200
-FRAMES_OF_A_PLANE: Final = 2
 
 
 def load(checkpoint: Path, *, max_seq_len: int, media: MediaReader | None) -> VisionLanguageProcessing:
@@ -52,25 +50,7 @@ class Qwen3VideoRules:
     def resized(
         self, frames: int, height: int, width: int, *, cell: int, pixels: tuple[int, int]
     ) -> tuple[int, int]:
-        if min(height, width) < cell:
-            scale = max(cell / height, cell / width)
-            height, width = int(height * scale), int(width * scale)
-        if max(height, width) / min(height, width) > MAX_RATIO:
-            raise ValueError(f"one side is more than {MAX_RATIO} times the other")
-        fewest, most = pixels
-        rounded = (round(height / cell) * cell, round(width / cell) * cell)
-        planes = round(frames / FRAMES_OF_A_PLANE) * FRAMES_OF_A_PLANE
-        volume = planes * rounded[0] * rounded[1]
-        if volume > most:
-            scale = math.sqrt(frames * height * width / most)
-            return (
-                max(cell, math.floor(height / scale / cell) * cell),
-                max(cell, math.floor(width / scale / cell) * cell),
-            )
-        if volume < fewest:
-            scale = math.sqrt(fewest / (frames * height * width))
-            return math.ceil(height * scale / cell) * cell, math.ceil(width * scale / cell) * cell
-        return rounded
+        return size_within_volume(frames, height, width, cell=cell, pixels=pixels)
 
     def text(self, clip: Clip, rows: int) -> str:
         # As transformers 5 writes it, within the two tokens that the chat template writes around a video.
