@@ -30,9 +30,7 @@ from tests.tiny import tiny_checkpoint
 pytestmark = pytest.mark.timeout(300)  # the processes of a deployment start, and some start again
 CELLS: Final = (
     Cell(point="gateway.chunk.relayed", action="kill"),
-    Cell(point="conductor.decision.posted", action="kill"),
     Cell(point="worker.chunk.posted", action="cut"),
-    Cell(point="worker.chunk.acked", action="kill"),
 )
 LIES: Final[dict[str, Lie]] = {
     "twice": liar.duplicated,

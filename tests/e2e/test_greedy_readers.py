@@ -21,18 +21,13 @@ from tests.tiny import tiny_checkpoint
 
 READERS = 1_000
 PER_KEY = 64
-KILLS = 3
+KILLS = 2
 ROLES = ("reader", "client")
 
 
-@pytest.fixture(params=[READERS, PER_KEY], ids=["unlimited", "limited"])
-def per_key(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
-
-
 @pytest.fixture
-def running(tmp_path: Path, per_key: int) -> Iterator[Running]:
-    limits = [f"nats.max_consumers={READERS}", f"nats.max_consumers_per_key={per_key}"]
+def running(tmp_path: Path) -> Iterator[Running]:
+    limits = [f"nats.max_consumers={READERS}", f"nats.max_consumers_per_key={PER_KEY}"]
     options = [word for limit in limits for word in ("--set", limit)]
     with deploy.serve(tmp_path, *options, model=str(tiny_checkpoint("qwen3"))) as running:
         yield running
@@ -79,9 +74,7 @@ async def limited(running: Running) -> None:
             told = [role for role in ROLES if f"readers of _INBOX_{role}: a key may have 64" in log]
 
 
-async def test_a_killed_conductor_leads_again_although_no_reader_is_left(
-    running: Running, per_key: int
-) -> None:
+async def test_a_killed_conductor_leads_again_although_no_reader_is_left(running: Running) -> None:
     subjects = Subjects(running.prefix)
     await answered(running, "before")
     async with (
@@ -98,6 +91,5 @@ async def test_a_killed_conductor_leads_again_although_no_reader_is_left(
             assert len(answer.token_ids) == 8
         assert reader.refused + client.refused > 0
         await alarmed(running)
-        if per_key == PER_KEY:
-            await limited(running)
+        await limited(running)
     assert "reads by single requests" in running.log()

@@ -42,6 +42,8 @@ AT_REST: Final = {
     "dalsegno_worker_kv_kept_tokens",
     "dalsegno_worker_waiting_guides",
     "dalsegno_worker_refused_guides",
+    "dalsegno_worker_encoder_cache_bytes",
+    "dalsegno_worker_encoder_cache_lookups",
     "dalsegno_worker_guide_cpu_seconds",
     "dalsegno_worker_preemptions",
     "dalsegno_worker_guesses",
