@@ -37,8 +37,8 @@ from shared.log.nats.jetstream import connect
 from shared.subjects import Subjects
 from tests.e2e.deploy import Running, serve
 
-ROUNDS: Final = 1
-REQUESTS: Final = 4
+ROUNDS: Final = 3
+REQUESTS: Final = 12
 CLIENTS: Final = 4
 ANSWER: Final = 16
 LARGE: Final = 4

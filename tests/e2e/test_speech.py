@@ -26,7 +26,7 @@ LAYOUTS: Final = {
     "orpheus": {"prefill": 0, "decode": 0, "snac_chunk": 0},
     "orpheus_three_ranks": {"prefill": 0, "decode": 1, "snac_chunk": 2},
 }
-"""Bundled placements, and on which rank each walk's node is. `tests.workers.test_speech_over_ranks` has all."""
+"""Bundled placements, and the rank of each walk's node. `tests.workers.test_speech_over_ranks` has all."""
 LARGEST: Final = "orpheus_three_ranks"
 
 GREEDY: Final[dict[str, Any]] = {"temperature": 0, "repetition_penalty": 1.0}
