@@ -76,6 +76,7 @@ def serve(options: ServeOptions) -> None:
                     listens,
                     data.path,
                     took_s,
+                    modalities=graph.modalities,
                     outputs=graph.outputs,
                     voices=config.known_voices,
                     durability=config.nats.durability,

@@ -14,6 +14,7 @@ from shared.log.nats.durability import PROMISES
 from shared.log.port import Durability
 
 _QUESTION: Final = "What does len do?"
+_ABOUT_A_PICTURE: Final = "What is in the picture?"
 _SENTENCE: Final = "Hello, this is me."
 _DEFAULT_PORT: Final = 8000
 _JSON: Final = "-H 'content-type: application/json'"
@@ -25,6 +26,7 @@ def ready_message(
     data_dir: Path,
     seconds: float,
     *,
+    modalities: Sequence[str],
     outputs: Sequence[str],
     voices: Sequence[str],
     durability: Durability,
@@ -36,16 +38,18 @@ def ready_message(
         listens: the addresses of its gateways.
         data_dir: the data dir.
         seconds: the duration of the start.
-        outputs: the modalities that the model outputs.
+        modalities: the modalities that the model takes.
+        outputs: the modalities that it gives.
         voices: the voices of a speech model.
         durability: the durability of an acked event.
     """
     listen, *others = listens
-    ways = (
-        _speech(model, listen, voices)
-        if "text" not in outputs and "audio" in outputs
-        else _chat(model, listen)
-    )
+    if "text" in outputs:
+        ways = _vision(listen) if "image" in modalities else _chat(model, listen)
+    elif "audio" in outputs:
+        ways = _speech(model, listen, voices)
+    else:
+        ways = _files(listen, modalities)
     return f"""
 Dal Segno serves {model} at {listen.url} (ready after {seconds:.1f} s). Talk to it:
 
@@ -62,10 +66,9 @@ def _elsewhere(others: Sequence[Listen]) -> str:
 
 
 def _chat(model: str, listen: Listen) -> str:
-    url = "" if listen.port == _DEFAULT_PORT else f" --url {listen.url}"
     name = json.dumps(model, ensure_ascii=False)
     messages = [{"role": "user", "content": _QUESTION}]
-    return f"""  {_program()} ask "{_QUESTION}"{url}
+    return f"""  {_program()} ask "{_QUESTION}"{_url_option(listen)}
 
   curl -N {listen.url}/v1/chat/completions {_JSON} -d {_body(model=model, messages=messages, stream=True)}
 
@@ -73,6 +76,22 @@ def _chat(model: str, listen: Listen) -> str:
   client = OpenAI(base_url="{listen.url}/v1", api_key="none")
   answer = client.chat.completions.create(model={name}, messages={json.dumps(messages)})
   print(answer.choices[0].message.content)"""
+
+
+def _vision(listen: Listen) -> str:
+    return f"""  {_program()} ask --file picture.png "{_ABOUT_A_PICTURE}"{_url_option(listen)}
+
+  curl -N {listen.url}/generate -F files=@picture.png -F text={shlex.quote(_ABOUT_A_PICTURE)}"""
+
+
+def _files(listen: Listen, modalities: Sequence[str]) -> str:
+    name = "clip.mp4" if "video" in modalities else "picture.png"
+    fields = f"-F files=@{name} -F streaming=false -F tensor_format=npz"
+    return f"  curl {listen.url}/generate {fields} -o answer.json"
+
+
+def _url_option(listen: Listen) -> str:
+    return "" if listen.port == _DEFAULT_PORT else f" --url {listen.url}"
 
 
 def _speech(model: str, listen: Listen, voices: Sequence[str]) -> str:

@@ -12,7 +12,14 @@ from dalsegno.serve import ready_message as module
 
 def welcome(model: str, listen: Listen, data_dir: Path, seconds: float) -> str:
     return module.ready_message(
-        model, [listen], data_dir, seconds, outputs=("text",), voices=(), durability="host"
+        model,
+        [listen],
+        data_dir,
+        seconds,
+        modalities=("text",),
+        outputs=("text",),
+        voices=(),
+        durability="host",
     )
 
 
@@ -50,6 +57,7 @@ def test_a_model_that_speaks_is_let_speak() -> None:
         [listen, Listen(host="127.0.0.1", port=8001)],
         Path("/data"),
         5.0,
+        modalities=("text",),
         outputs=("audio",),
         voices=("tara", "leah"),
         durability="process",
@@ -67,3 +75,31 @@ def test_a_model_that_speaks_is_let_speak() -> None:
         node.value for node in ast.walk(code) if isinstance(node, ast.Constant)
     }
     assert "ask" not in shown.split()
+
+
+@pytest.mark.parametrize(
+    ("modalities", "outputs", "shown"),
+    [
+        (("text", "image"), ("text",), "-F files=@picture.png -F text='What is in the picture?'"),
+        (("video", "image"), ("video",), "-F files=@clip.mp4 -F streaming=false -F tensor_format=npz"),
+        (("image",), ("embedding",), "-F files=@picture.png -F streaming=false -F tensor_format=npz"),
+    ],
+)
+def test_a_model_that_takes_files_is_given_one(
+    modalities: tuple[str, ...], outputs: tuple[str, ...], shown: str
+) -> None:
+    message = module.ready_message(
+        "mine",
+        [Listen(host="127.0.0.1", port=9000)],
+        Path("/data"),
+        5.0,
+        modalities=modalities,
+        outputs=outputs,
+        voices=(),
+        durability="process",
+    )
+
+    assert f"http://127.0.0.1:9000/generate {shown}" in message
+    asks = 'ask --file picture.png "What is in the picture?" --url http://127.0.0.1:9000' in message
+    assert asks == ("text" in outputs)
+    assert "len" not in message.split()
