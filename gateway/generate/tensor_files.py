@@ -114,7 +114,7 @@ def _widened(bfloat16: bytes) -> bytes:
 
 
 class _Sink(io.RawIOBase):
-    """What a zip archive is written to, and taken from piece by piece."""
+    """The target of a zip archive, from which it is taken piece by piece."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []

@@ -53,7 +53,7 @@ def load(checkpoint: Path, *, max_seq_len: int) -> "DecoderLmProcessing":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextFiles:
-    """What the small files of a checkpoint say of its language model."""
+    """The facts about a language model in the small files of its checkpoint."""
 
     tokenizer: Tokenizer
     prompts: ChatPrompts

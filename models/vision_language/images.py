@@ -34,7 +34,7 @@ class ImageAdapter:
         self._media: Final = media
 
     def processed(self, medium: Media, **settings: Any) -> Mapping[str, Any]:
-        """What the image processor makes of an image: numpy arrays by name.
+        """The arrays that the image processor makes of an image, by name.
 
         Raises:
             ClientError: the image cannot be decoded, or the image processor refuses it.

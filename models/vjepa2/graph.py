@@ -16,7 +16,7 @@ Mask = Annotated[list[Annotated[int, Meta(ge=0)] | list[Annotated[int, Meta(ge=0
 
 
 class VJepa2Options(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What to compute of a clip; latents are counted frame by frame, row by row of patches.
+    """The part of a clip's latents to compute; they are counted frame by frame, row by row of patches.
 
     Attributes:
         num_frames: frames taken evenly, at most all of the video. Default: the checkpoint's clip length. An

@@ -22,7 +22,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 
 class EngineHandle(Protocol):
-    """What the client keeps of a sequence, or of a run of a program, in the engine.
+    """The client's side of a sequence, or of a run of a program, in the engine.
 
     Attributes:
         ended: done once nothing more is wanted of it.

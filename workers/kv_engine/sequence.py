@@ -93,7 +93,7 @@ class Sequence:
 
     @property
     def contents(self) -> Items[Hashable]:
-        """What makes its keys and values, by token: equal contents may share blocks of the prefix cache."""
+        """The content of each token for the prefix cache: equal ones have equal keys and values."""
         return self.ids if self.parts is None else Contents(self.parts.contents, self.ids)
 
     @property

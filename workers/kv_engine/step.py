@@ -167,49 +167,17 @@ class StepBuilder:
         self._step.wait()
         self._table.wait()
         self._write_rows(spans)
-        starts = np.fromiter((span.start for span in spans), np.int32, len(spans))
-        counts = np.fromiter((span.count for span in spans), np.int32, len(spans))
-        ids: list[int] = []
-        for span in spans:
-            ids += span.sequence.ids[span.start : span.start + span.count]
-        batch, total = len(spans), len(ids)
-
+        indices = self._write_tokens(spans)
+        batch, total = len(spans), len(indices)
         host = self._step.host
-        host["rows"][:batch] = [span.sequence.row or 0 for span in spans]
-        host["kv_lengths"][:batch] = starts + counts
         offsets = host["query_offsets"][: batch + 1]
-        offsets[0] = 0
-        np.cumsum(counts, out=offsets[1:])
-        host["token_ids"][:total] = ids
-        indices = np.repeat(starts - offsets[:-1], counts) + np.arange(total, dtype=np.int32)
-        blocks = self._blocks[np.repeat(host["rows"][:batch], counts), indices // self._block_size]
-        host["slots"][:total] = blocks * self._block_size + indices % self._block_size
         with_parts = [
             (offset, span)
             for offset, span in zip(offsets.tolist(), spans, strict=False)
             if span.sequence.parts is not None
         ]
-        positions = host["positions"][: self._axes * max(rows, total)].reshape(self._axes, -1)
-        positions[:, :total] = indices
-        for offset, span in with_parts:
-            assert span.sequence.parts is not None
-            if span.start >= len(span.sequence.spec.prompt_ids):
-                positions[:, offset : offset + span.count] += span.sequence.parts.shift
-            else:
-                positions[:, offset : offset + span.count] = span.sequence.parts.positions_of(
-                    span.start, span.count
-                )
-
-        # A token is sampled after each draft, too: `sampled` has the index of a span once for each sample.
-        sampled = [n for n, span in enumerate(spans) if span.samples for _ in range(1 + span.drafted)]
-        before_last = [back for span in spans if span.samples for back in range(span.drafted, -1, -1)]
-        host["logit_indices"][: len(sampled)] = offsets[1:][sampled] - 1 - np.array(before_last, np.int32)
-        sampled_rows = host["rows"][:batch][sampled]
-        for name in _PARAMS:
-            host[name][: len(sampled)] = self._params[name][sampled_rows]
-        host["draws"][: len(sampled)] = [
-            spans[n].sequence.generated - back for n, back in zip(sampled, before_last, strict=True)
-        ]
+        self._write_positions(indices, with_parts, width=max(rows, total))
+        sampled = self._write_sampled(spans, offsets)
         if rows > batch:
             self._pad(batch, rows)
         if unread is not None:
@@ -219,7 +187,8 @@ class StepBuilder:
             self._feed(unread.tokens, batch)
         scored = self._scored(spans, offsets, sampled)
         adjusted = self._sampling_state.adjustments([spans[index].sequence for index in sampled])
-        step = self._views(batch, total, self._sampling_rows(sampled_rows), scored, adjusted, width=rows)
+        sampling = self._sampling_rows(host["rows"][:batch][sampled])
+        step = self._views(batch, total, sampling, scored, adjusted, width=rows)
         changed = [
             (offset, span)
             for offset, span in with_parts
@@ -242,6 +211,55 @@ class StepBuilder:
             candidates=None,
         )
         return self._views(rows, rows, sampling, None, None)
+
+    def _write_tokens(self, spans: Items[Span]) -> Int32s:
+        """Write spans, ids and slots; return the index of each token in its sequence, (T,)."""
+        starts = np.fromiter((span.start for span in spans), np.int32, len(spans))
+        counts = np.fromiter((span.count for span in spans), np.int32, len(spans))
+        ids: list[int] = []
+        for span in spans:
+            ids += span.sequence.ids[span.start : span.start + span.count]
+        batch, total, host = len(spans), len(ids), self._step.host
+        host["rows"][:batch] = [span.sequence.row or 0 for span in spans]
+        host["kv_lengths"][:batch] = starts + counts
+        offsets = host["query_offsets"][: batch + 1]
+        offsets[0] = 0
+        np.cumsum(counts, out=offsets[1:])
+        host["token_ids"][:total] = ids
+        indices: Int32s = np.repeat(starts - offsets[:-1], counts) + np.arange(total, dtype=np.int32)
+        blocks = self._blocks[np.repeat(host["rows"][:batch], counts), indices // self._block_size]
+        host["slots"][:total] = blocks * self._block_size + indices % self._block_size
+        return indices
+
+    def _write_positions(self, indices: Int32s, with_parts: Items[tuple[int, Span]], *, width: int) -> None:
+        """Write the positions of tokens, `width` on each axis with padding.
+
+        `with_parts` are the spans of sequences with parts, each with the index of its first token.
+        """
+        positions = self._step.host["positions"][: self._axes * width].reshape(self._axes, width)
+        positions[:, : len(indices)] = indices
+        for offset, span in with_parts:
+            parts, here = span.sequence.parts, slice(offset, offset + span.count)
+            assert parts is not None
+            if span.start >= len(span.sequence.spec.prompt_ids):
+                positions[:, here] += parts.shift
+            else:
+                positions[:, here] = parts.positions_of(span.start, span.count)
+
+    def _write_sampled(self, spans: Items[Span], offsets: Int32s) -> list[int]:
+        """Write what sampling reads; return the index of a span once for each token sampled after it."""
+        host = self._step.host
+        # A token is sampled after each draft, too.
+        sampled = [n for n, span in enumerate(spans) if span.samples for _ in range(1 + span.drafted)]
+        before_last = [back for span in spans if span.samples for back in range(span.drafted, -1, -1)]
+        host["logit_indices"][: len(sampled)] = offsets[1:][sampled] - 1 - np.array(before_last, np.int32)
+        rows = host["rows"][: len(spans)][sampled]
+        for name in _PARAMS:
+            host[name][: len(sampled)] = self._params[name][rows]
+        host["draws"][: len(sampled)] = [
+            spans[n].sequence.generated - back for n, back in zip(sampled, before_last, strict=True)
+        ]
+        return sampled
 
     def _feed(self, tokens: torch.Tensor, batch: int) -> None:
         """Write the input tokens on the device; a negative one, of a failed sequence, becomes 0."""

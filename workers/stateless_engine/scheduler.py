@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class BatchKey:
-    """What decides which firings are batched.
+    """The properties by which firings are batched.
 
     Attributes:
         group: only firings of equal groups are batched.

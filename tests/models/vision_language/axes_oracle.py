@@ -87,13 +87,13 @@ class Served:
     def prepared(
         self, messages: Sequence[Mapping[str, Any]], media: Sequence[Picture], **options: Any
     ) -> CpuResult:
-        """What `prepare` makes of a chat with media, which its parts name by their number."""
+        """The result of `prepare` for a chat with media, which its parts name by their number."""
         files = [self.shelf.put(one) for one in media]
         asked = {"inputs": {"messages": messages, "files": files}, "params": {"options": options}}
         return self.processing.run("prepare", "k", {}, asked)
 
     def rows(self, prepared: CpuResult) -> torch.Tensor:
-        """What our tower makes of the pixels of a prepared prompt."""
+        """The rows that our tower makes of the pixels of a prepared prompt."""
         pixels = torch.from_numpy(prepared.outputs["pixels"])
         (result,) = self.tower.run([Item(inputs={"pixels": pixels}, args=prepared.facts)])
         assert not isinstance(result, Exception), result
@@ -127,7 +127,7 @@ class Served:
         )
 
     def generated(self, reference: Reference, tokens: int) -> list[int]:
-        """What `generate` writes, greedily."""
+        """The greedy tokens of `generate`."""
         if self.family == "paligemma" and not reference.given:
             # With torch's attention and without an image, it leaves out the mask, and then all is seen.
             self.model.set_attn_implementation("eager")

@@ -130,7 +130,7 @@ class Loaded:
     def prepared(
         self, messages: Sequence[Mapping[str, Any]], pictures: Sequence[Picture] = (), **params: Any
     ) -> CpuResult:
-        """What `prepare` makes of a chat with pictures, which its parts name by their number."""
+        """The result of `prepare` for a chat with pictures, which its parts name by their number."""
         files = [msgspec.to_builtins(self.reader.add(one)) for one in pictures]
         args = {"inputs": {"messages": messages, "files": files}, "params": params}
         return self.processing.run("prepare", "k", {}, args)
@@ -156,7 +156,7 @@ class Loaded:
         return Reference(ids, tensors)
 
     def generated(self, reference: Reference, tokens: int) -> list[int]:
-        """What `generate` writes, greedily."""
+        """The greedy tokens of `generate`."""
         ids = torch.tensor([reference.ids])
         found = self.model.generate(
             input_ids=ids,
@@ -186,7 +186,7 @@ class Loaded:
         return answer[len(begun) :]
 
     def rows(self, prepared: CpuResult) -> torch.Tensor:
-        """What our tower makes of the pixels of a prepared prompt."""
+        """The rows that our tower makes of the pixels of a prepared prompt."""
         pixels = torch.from_numpy(prepared.outputs["pixels"])
         (result,) = self.tower.run([Item(inputs={"pixels": pixels}, args=prepared.facts)])
         assert not isinstance(result, Exception)
