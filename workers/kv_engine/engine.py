@@ -26,13 +26,14 @@ from workers.kv_engine.guide_state import GuideState
 from workers.kv_engine.kv_transfer import Allocate, KVTransfer
 from workers.kv_engine.node import FULL, KVNode, masks_of, position_axes_of, programs_of
 from workers.kv_engine.node_parts import prompt_parts_of
-from workers.kv_engine.outputs import Output, StepFailedError
+from workers.kv_engine.outputs import Output, StepFailedError, as_dalsegno_error
 from workers.kv_engine.parallel.connection import GroupLostError
 from workers.kv_engine.parallel.lockstep import Followers
 from workers.kv_engine.prefill_budget import PrefillBudget
 from workers.kv_engine.programs.engine import Programs, keys_of
 from workers.kv_engine.programs.passes import PassSpan
 from workers.kv_engine.programs.spec import ProgramSpec
+from workers.kv_engine.prompt_parts import PromptParts
 from workers.kv_engine.runner import LaunchedStep, Runner
 from workers.kv_engine.scheduler import Scheduler
 from workers.kv_engine.selfcheck import check_node
@@ -181,7 +182,7 @@ class KVEngine:
             raise BugError(f"sequence {spec.key!r} is in the engine already")
         spec.check(self.node.vocab_size)
         sequence = Sequence(spec)
-        sequence.parts = prompt_parts_of(self.node, spec)
+        sequence.parts = self._parts_of(spec)
         if sequence.parts is not None and sequence.parts.lacks_rows(sequence.imported):
             raise BugError(f"sequence {spec.key!r} has media, but their rows did not come")
         self._transfer.check(sequence)
@@ -190,6 +191,13 @@ class KVEngine:
         self._scheduler.add(sequence)
         self._sequences[spec.key] = sequence
         self._work.sequences += 1
+
+    def _parts_of(self, spec: SequenceSpec) -> PromptParts | None:
+        """The parts of a prompt; whatever fails there, such as the memory for rows, fails one sequence."""
+        try:
+            return prompt_parts_of(self.node, spec)
+        except Exception as error:
+            raise as_dalsegno_error(error) from error
 
     def cancel(self, key: str) -> bool:
         """Remove a sequence or a run of a program; return False if it is not in the engine (any more)."""

@@ -40,7 +40,7 @@ class DraftLength:
         self.current = min(self.limit, self.current * 2) if accepted == drafted else max(1, self.current // 2)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Sequence:
     """A sequence in the engine: its request and its progress.
 

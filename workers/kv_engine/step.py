@@ -18,6 +18,7 @@ positions have several axes (`PromptParts.positions_of`).
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from typing import Any, Final
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -136,7 +137,8 @@ class StepBuilder:
         self._axes = position_axes
         self._block_size = block_size
         self._padding_block = padding_block
-        self._row_owners: list[tuple[Sequence, int] | None] = [None] * max_sequences
+        # Weak, because a sequence that has ended holds the rows of its media.
+        self._row_owners: list[tuple[ref[Sequence], int] | None] = [None] * max_sequences
         self._written = [0] * max_sequences
         tokens = dict.fromkeys(("token_ids", "slots"), max_step_tokens)
         tokens["positions"] = position_axes * max_step_tokens
@@ -285,12 +287,13 @@ class StepBuilder:
             sequence = span.sequence
             row = sequence.row
             assert row is not None
-            if self._row_owners[row] == (sequence, sequence.admissions):
+            owner = self._row_owners[row]
+            if owner is not None and owner[0]() is sequence and owner[1] == sequence.admissions:
                 if self._written[row] != len(sequence.blocks):
                     self._write_blocks(row, sequence.blocks, self._written[row])
                     is_changed = True
                 continue
-            self._row_owners[row], is_changed = (sequence, sequence.admissions), True
+            self._row_owners[row], is_changed = (ref(sequence), sequence.admissions), True
             sampling, params = sequence.spec.sampling, self._params
             self._blocks[row] = 0
             self._write_blocks(row, sequence.blocks, 0)

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from models.sequence_request import PromptPart
+from shared.errors import WorkerError
 from shared.tensors import read_ids
 from tests.models.vision_language.oracle import FAMILIES, Picture, assistant, loaded, picture, user
 from tests.tiny.vision import VisionFamily, tiny_vision_checkpoint
@@ -144,3 +145,16 @@ def test_a_generated_placeholder_is_an_ordinary_token() -> None:
 
     answer = vlm.continued(vlm.reference(*CHATS["image"]), [placeholder], tokens=3)
     assert ids(found["image"]) == answer
+
+
+def test_rows_for_which_there_is_no_memory_fail_their_chat_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError("no room for 4 GB")
+
+    serving = engine("llava")
+    monkeypatch.setattr("workers.kv_engine.engine.prompt_parts_of", no_memory)
+    with pytest.raises(WorkerError, match="MemoryError: no room for 4 GB"):
+        serving.add(spec("llava", "image"))
+    monkeypatch.undo()
+
+    assert ids(run(serving, [spec("llava", "text")])["text"]) == expected("llava", "text")

@@ -1,3 +1,5 @@
+from weakref import ref
+
 import numpy as np
 import pytest
 import torch
@@ -218,3 +220,13 @@ def test_rows_that_did_not_come_are_an_error_only_where_they_are_needed() -> Non
     assert builder().build([Span(image, 5, 1)]).row_values is None
     with pytest.raises(BugError, match="the rows of its media are needed"):
         builder().build([Span(image, 4, 2)])
+
+
+def test_a_builder_keeps_no_sequence_that_has_ended() -> None:
+    fixed, image = builder(), with_image([10, 11, 12, 12, 12, 13])
+    fixed.build([Span(image, 0, 6)])
+    alive = ref(image)
+
+    del image
+
+    assert alive() is None
