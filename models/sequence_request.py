@@ -137,6 +137,9 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         pooling: emit an embedding of the prompt, or its hidden states; nothing is generated.
         warm: compute the prompt for the prefix cache; nothing is generated.
         parts: the runs of prompt tokens that stand for media, in order.
+        token_program: the program of the KV node that generates the tokens (`models.programs.TokenProgram`);
+            empty for the sampling loop.
+        options: its arguments.
     """
 
     max_tokens: int | None = None
@@ -152,6 +155,8 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     pooling: PoolingParams | None = None
     warm: bool = False
     parts: list[PromptPart] = []
+    token_program: str = ""
+    options: dict[str, Any] = {}
 
     @classmethod
     def of(cls, call: WalkCall) -> Self:
@@ -187,8 +192,10 @@ class SequenceFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     Attributes:
         cached_tokens: for a `warm` request: the number of leading prompt tokens that are cached now.
+        counts: what a token program has counted, such as its forward passes.
     """
 
     completion_tokens: int
     finish_reason: str
     cached_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    counts: dict[str, int] = {}

@@ -110,7 +110,11 @@ def answer(request: PlanRequest, prompt: Prompt) -> Plan:
         first = Walk(prompt.prefill, inputs=prompt.inputs, args=begin)
         ended = yield Chain(first, Walk("decode", args=decode))
     facts = ended.facts_as(SequenceFacts)
-    usage = Usage(prompt_tokens=prepared.prompt_tokens, completion_tokens=facts.completion_tokens)
+    usage = Usage(
+        prompt_tokens=prepared.prompt_tokens,
+        completion_tokens=facts.completion_tokens,
+        counts=facts.counts,
+    )
     return Finish(usage=usage, finish_reasons=(facts.finish_reason,))
 
 

@@ -67,11 +67,13 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         cached_tokens: for a prompt computed in advance (`Params.warm`), the number of its leading tokens
             whose keys and values are now cached.
+        counts: further counts of the model family, such as the forward passes of a diffusion language model.
     """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    counts: dict[str, int] = {}
 
     @property
     def total_tokens(self) -> int:

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from models.base import KVLayout, TokenStep
-from models.programs import Program
+from models.programs import Program, TokenProgram
 from models.sequence_request import PromptPart
 from shared.errors import BugError
 
@@ -159,14 +159,20 @@ class MediaBackbone(Backbone, Protocol):
 
 
 class ProgramNode(Backbone, Protocol):
-    """A backbone that runs programs.
+    """A backbone that runs programs. Each of the attributes is optional.
 
     Attributes:
         programs: by name. Their passes may bring embeddings (`MediaBackbone.splice`, which then is required).
+        token_programs: by name: those that generate the tokens of a sequence.
+        towers: further models, by name, for passes with `Pass.tower`; each with a KV pool of its own.
     """
 
     @property
     def programs(self) -> Mapping[str, Program]: ...
+    @property
+    def token_programs(self) -> Mapping[str, TokenProgram]: ...
+    @property
+    def towers(self) -> "Mapping[str, KVNode]": ...
 
 
 def position_axes_of(node: Backbone) -> int:
@@ -191,6 +197,18 @@ def programs_of(node: Backbone) -> Mapping[str, Program]:
     """Return a node's programs by name; empty for a node without."""
     programs: Mapping[str, Program] = getattr(node, "programs", {})
     return programs
+
+
+def token_programs_of(node: Backbone) -> Mapping[str, TokenProgram]:
+    """Return a node's token programs by name; empty for a node without."""
+    programs: Mapping[str, TokenProgram] = getattr(node, "token_programs", {})
+    return programs
+
+
+def towers_of(node: Backbone) -> Mapping[str, KVNode]:
+    """Return a node's towers by name; empty for a node without."""
+    towers: Mapping[str, KVNode] = getattr(node, "towers", {})
+    return towers
 
 
 def splice(node: Backbone, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> Any:
