@@ -191,6 +191,7 @@ class TokenProgram(Protocol):
 
         Args:
             node: the KV node as it is served.
+            request: the sequence.
 
         Raises:
             ClientError: the options are invalid, or the request asks for what the program cannot do.
