@@ -34,7 +34,11 @@ TEXT: Final = "text"
 TOKEN: Final = "token"  # noqa: S105 - an edge's name
 """The output of a KV node that holds the token sampled last."""
 EMBEDDING: Final = "embedding"
-"""The modality of a text's embedding, a vector: float32, little-endian."""
+"""The modality of embeddings: float32, little-endian. Of one text (`Inputs.text`) a vector, (dimensions,); of
+`Inputs.texts`, (texts, dimensions). Of a multi-vector model the vectors of all texts one after the other,
+(vectors, dimensions), with `vectors` in the metadata: the number of vectors of each text."""
+SCORE: Final = "score"
+"""The modality of the scores of `Inputs.texts` against their queries, (texts,): float32, little-endian."""
 HIDDEN_STATES: Final = "hidden_states"
 """The modality of a prompt's last hidden states, (tokens, hidden): float32, little-endian, in pieces."""
 OF_PROMPTS: Final = frozenset({EMBEDDING, HIDDEN_STATES})
@@ -70,6 +74,7 @@ class ModelGraph:
             paths.
         options: the family's own request parameters: a struct whose fields all have defaults, with bounds
             (`msgspec.Meta`) and a docstring with the section `Attributes`. None: it has none.
+        takes_texts: a request may have several texts (`Inputs.texts`), each with a result of its own.
         embeds: its KV node can emit an embedding or the hidden states of a prompt (`pooling`).
         max_positions: the longest sequence of checkpoints whose `config.json` does not state it, because it
             is the default of their class; None: every checkpoint states it.
@@ -96,6 +101,7 @@ class ModelGraph:
     kwargs: frozenset[str] = frozenset()
     paths: frozenset[str] = frozenset()
     options: type[msgspec.Struct] | None = None
+    takes_texts: bool = False
     embeds: bool = False
     max_positions: int | None = None
     claims: Callable[[CheckpointInfo], Claim | None] | None = None

@@ -24,7 +24,9 @@ _DIGEST_BYTES: Final = 8
 
 def pieces(inputs: Inputs) -> list[bytes]:
     """The names of a prompt's prefixes, shortest first."""
-    written = _with_digests(inputs) if inputs.messages is not None else inputs.token_ids
+    written: list[Any] | None = inputs.texts or inputs.token_ids
+    if inputs.messages is not None:
+        written = _with_digests(inputs)
     text = msgspec.json.encode(written) if written is not None else _text_of(inputs).encode()
     names: list[bytes] = []
     name = b""

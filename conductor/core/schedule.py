@@ -30,6 +30,7 @@ from models.base import ModelGraph
 from shared.errors import ClientError, ModelNotFoundError
 from shared.events import Failure, Limits, Pins, RequestAdmitted, RequestRejected, RequestResumed
 from shared.media.request_check import check_media
+from shared.request_texts import check_texts
 from shared.subjects import worker_writer
 
 _TOO_MANY: Final = 429
@@ -121,7 +122,8 @@ def place_of(event: RequestAdmitted | RequestResumed, request: Request) -> Place
 def rejection(request: Request, deployment: Deployment, graph: ModelGraph) -> RequestRejected | None:
     """The rejection of a request that can never be served here; None if it may wait.
 
-    `graph` is that of the deployment's family: its options, and the modalities it takes.
+    `graph` is that of the deployment's family: its options, the modalities it takes, and whether
+    it takes several texts.
     """
     submission = request.submission
     try:
@@ -129,6 +131,7 @@ def rejection(request: Request, deployment: Deployment, graph: ModelGraph) -> Re
             raise ModelNotFoundError(submission.model, deployment.model)
         options.check(graph.options, submission.params.options)
         check_media(submission.inputs, graph.modalities)
+        check_texts(submission.inputs, takes_texts=graph.takes_texts)
     except ClientError as refused:
         error = refused
     else:

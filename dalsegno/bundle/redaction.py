@@ -126,10 +126,15 @@ class Redaction:
             messages=None if inputs.messages is None else self._plain(inputs.messages),
             text=None if inputs.text is None else self.text(inputs.text),
             token_ids=None if inputs.token_ids is None else [0] * len(inputs.token_ids),
+            texts=None if inputs.texts is None else [self._text_or_ids(one) for one in inputs.texts],
+            queries=[self._text_or_ids(one) for one in inputs.queries],
             files=[self._medium(one) for one in inputs.files],
             tools=[self._tool(one) for one in inputs.tools],
             tool_choice=self._tool_choice(inputs.tool_choice),
         )
+
+    def _text_or_ids(self, found: str | list[int]) -> str | list[int]:
+        return self.text(found) if isinstance(found, str) else [0] * len(found)
 
     def _tool(self, tool: Tool) -> Tool:
         definition = tool.function

@@ -80,7 +80,7 @@ def summary_of(event: AnyEvent) -> str:  # one branch per event type
             return f"step {event.index}, attempt {event.attempt}: {_short(_json(facts))} {spent}".rstrip()
         case RequestSubmitted():
             inputs = event.inputs
-            prompt = inputs.text or inputs.messages or inputs.token_ids
+            prompt = inputs.text or inputs.messages or inputs.token_ids or inputs.texts
             return f"model {event.model}: {_short(_json(prompt))}, answers to {event.origin}"
         case RequestAdmitted():
             return f"{event.reason}; seed {event.seed}"

@@ -24,6 +24,7 @@ from dalsegno.replay import recorded_request, resubmission
 from dalsegno.replay.recorded_request import History
 from shared.errors import ClientError
 from shared.events import (
+    PROMPTS,
     ForkedFrom,
     Inputs,
     NodeReady,
@@ -40,7 +41,6 @@ from shared.tensors import read_ids
 _INPUTS: Final = frozenset(field.name for field in msgspec.structs.fields(Inputs))
 _PARAMS: Final = frozenset(field.name for field in msgspec.structs.fields(Params))
 _OWN: Final = frozenset({"model", "timeout_s"})
-_ASKED: Final = ("messages", "text", "token_ids")
 
 
 class ForkSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -237,8 +237,8 @@ def _with(whole: Any, changes: dict[str, Any], kind: type[Any]) -> Any:
     if not changes:
         return whole
     plain = msgspec.to_builtins(whole, builtin_types=(bytes,))
-    if kind is Inputs and any(name in changes for name in _ASKED):
-        for name in _ASKED:
+    if kind is Inputs and any(name in changes for name in PROMPTS):
+        for name in PROMPTS:
             plain.pop(name, None)
     try:
         return msgspec.convert(plain | changes, kind)

@@ -123,10 +123,19 @@ def _of_the_same_size(one: Arrival, generated: int) -> tuple[Inputs, Params]:
             f"{one.request_id} is redacted and did not finish: the size of its prompt is unknown"
         )
     inputs, params = one.submission.inputs, one.submission.params
+    if inputs.texts is not None:
+        return _texts_of_the_same_size(inputs, prompt), params
     return (
         Inputs(token_ids=[0] * prompt, output_modalities=inputs.output_modalities),
         Params(max_tokens=max(generated, 1), temperature=params.temperature, ignore_eos=True),
     )
+
+
+def _texts_of_the_same_size(inputs: Inputs, tokens: int) -> Inputs:
+    """Several texts with about as many tokens together: in most tokenizers each word below is one token."""
+    texts = inputs.texts or []
+    text = " ".join(["a"] * max(tokens // max(len(texts), 1) - len(inputs.queries[:1]), 1))
+    return msgspec.structs.replace(inputs, texts=[text for _ in texts], queries=["a" for _ in inputs.queries])
 
 
 async def submit_again(arrivals: Sequence[Arrival], target: LogSource, speed: float) -> dict[str, Reply]:

@@ -13,6 +13,8 @@ MAX_TOOLS: Final = 128
 """The maximum number of tools in a request."""
 MAX_TOOLS_BYTES: Final = 131_072
 """The maximum size of all tools of a request together, as MessagePack."""
+MAX_TEXTS: Final = 10_000
+"""The maximum number of texts, and of queries, in a request."""
 DIGEST_PATTERN: Final = r"\A(?:[0-9a-f]{64})?\Z"
 
 
@@ -86,15 +88,26 @@ class NamedTool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     function: FunctionName
 
 
+PROMPTS: Final = ("messages", "text", "token_ids", "texts")
+"""The fields of which a request has exactly one."""
+_TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_Texts = Annotated[list[str | Annotated[list[_TokenId], Meta(min_length=1)]], Meta(max_length=MAX_TEXTS)]
+
+
 class Inputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The inputs of a request: exactly one of `messages`, `text` and `token_ids`, and optional media.
+    """The inputs of a request: one of `messages`, `text`, `token_ids` and `texts`, and optional media.
 
     Attributes:
         messages: a chat in OpenAI's format, rendered with the checkpoint's chat template.
         text: one user message; with `chat` false, a raw prompt.
+        texts: several texts, or token ids of texts, each with a result of its own. Files beside them are
+            further inputs with results of their own, after those of the texts; with files there may be no
+            text. For models with `takes_texts` only.
+        queries: what the texts and files are compared with: one query for all of them, or one for each.
         chat: render `text` with the chat template.
         files: media, stored before the request is published. A part `{"type": "image", "file": 0}` of a
-            message places one, by its index; with `text`, all of them come before it, in order.
+            message places one, by its index; with `text`, all of them come before it, in order. With
+            `texts`, see there.
         tools: functions that the model may call. The chat template renders them.
         tool_choice: `auto` lets the model decide. `none` hides the tools from the model. `required` makes it
             call at least one function; a named tool makes it call that function once.
@@ -104,7 +117,9 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 
     messages: list[dict[str, Any]] | None = None
     text: str | None = None
-    token_ids: list[Annotated[int, Meta(ge=0, le=2**31 - 1)]] | None = None
+    token_ids: list[_TokenId] | None = None
+    texts: _Texts | None = None
+    queries: _Texts = []
     chat: bool = True
     files: list[Media] = []
     input_modalities: list[str] = msgspec.field(default_factory=lambda: ["text"])
@@ -114,17 +129,19 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     parallel_tool_calls: bool = True
 
     def __post_init__(self) -> None:
-        given = [n for n in ("messages", "text", "token_ids") if getattr(self, n) is not None]
+        given = [n for n in PROMPTS if getattr(self, n) is not None]
         if len(given) != 1:
             found = ", ".join(given) if given else "none of them"
-            raise ValueError(f"expected one of messages, text, token_ids; found {found}")
+            raise ValueError(f"expected one of {', '.join(PROMPTS)}; found {found}")
+        if self.queries and self.texts is None:
+            raise ValueError("queries: expected none without texts, which they are compared with")
         if self.tools:
             self._check_tools()
         elif self.tool_choice not in ("auto", "none"):
             raise ValueError("tool_choice: expected 'auto' or 'none', because the request has no tools")
 
     def _check_tools(self) -> None:
-        if self.token_ids is not None or not self.chat:
+        if self.token_ids is not None or self.texts is not None or not self.chat:
             raise ValueError("tools: expected a chat, whose template renders the tools; found a raw prompt")
         names = [tool.function.name for tool in self.tools]
         for name in names:

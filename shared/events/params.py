@@ -1,6 +1,6 @@
 """The parameters of a request: sampling, limits, logprobs, and constraints on the answer."""
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -93,6 +93,13 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
         voice: the voice of a speech model; None is its first one.
         guide: a constraint on the answer.
         dimensions: the length of an embedding; None is the checkpoint's own.
+        truncate_prompt_tokens: keep at most so many tokens of each text of `Inputs.texts`, with its query and
+            the tokenizer's special tokens; -1 is the longest that the model takes. None is the checkpoint's
+            own rule.
+        truncation_side: the end at which a text is cut: `right` keeps its first tokens, `left` its last ones.
+            None is the tokenizer's own side.
+        max_tokens_per_doc: keep at most so many tokens of each text that is compared with a query, before the
+            query and special tokens are added; None is no such limit.
         warm: compute the prompt for later requests with the same prefix, and answer nothing.
         options: parameters of the model's family, by name (`models.options`).
     """
@@ -127,6 +134,9 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     voice: Annotated[str, Meta(max_length=64)] | None = None
     guide: Guide | None = None
     dimensions: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    max_tokens_per_doc: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     warm: bool = False
     options: dict[str, Any] = {}
 
@@ -140,6 +150,8 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
                 f"min_tokens: expected at most max_tokens, which is {self.max_tokens}, "
                 f"found {self.min_tokens}"
             )
+        if self.truncate_prompt_tokens == 0:
+            raise ValueError("truncate_prompt_tokens: expected an integer >= 1, or -1, found 0")
         # Equal requests have equal digests: each meaning has one spelling.
         for name in ("presence_penalty", "frequency_penalty"):
             if getattr(self, name) == 0:
