@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from shared import faults
 from shared.errors import BugError, DalSegnoError
 from shared.telemetry.log_fields import MAY_QUOTE
+from workers.data_plane.port import Array
 from workers.kv_engine.outputs import Output
 from workers.kv_engine.programs.spec import ProgramSpec
 from workers.kv_engine.sequence_spec import SequenceSpec
@@ -43,6 +44,7 @@ class EnginePort(Protocol):
     def cancel(self, key: str) -> None: ...
     def hold(self, key: str) -> None: ...
     def resume(self, key: str) -> None: ...
+    def feed(self, key: str, items: Array | None, *, ended: bool) -> None: ...
 
 
 class EngineClient:
@@ -98,6 +100,12 @@ class EngineClient:
             del self._holders[key]
             assert self.engine is not None
             self.engine.resume(key)
+
+    def feed(self, key: str, items: Array | None, *, ended: bool) -> None:
+        """Give a fed sequence the stream's next items, stacked; with `ended`, no further ones follow."""
+        if key in self._handles:
+            assert self.engine is not None
+            self.engine.feed(key, items, ended=ended)
 
     # ---- called by the engine thread, on the event loop --------------------------------------------
     def on_outputs(self, outputs: Sequence[Output]) -> None:

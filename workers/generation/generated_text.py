@@ -16,6 +16,19 @@ STOP: Final = "stop"
 LENGTH: Final = "length"
 
 
+class _NoText:
+    """A decoder of tokens that are no text, such as codes of sound."""
+
+    def push(self, _token_id: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+    def bytes_of(self, _token_id: int) -> bytes:
+        return b""
+
+
 class GeneratedText:
     """The text so far.
 
@@ -46,11 +59,14 @@ class GeneratedText:
 
     @classmethod
     def for_request(
-        cls, processing: Processing, request: SequenceRequest, max_tokens: int
+        cls, processing: Processing, request: SequenceRequest, max_tokens: int, *, is_read: bool = True
     ) -> "GeneratedText":
-        """An empty text with the end conditions of a request."""
+        """An empty text with the end conditions of a request.
+
+        Unless it `is_read`, or has stop strings, its tokens are only counted: they may be no text at all.
+        """
         return cls(
-            processing.text_decoder(),
+            processing.text_decoder() if is_read or request.stop else _NoText(),
             max_tokens=max_tokens,
             eos_ids=frozenset(processing.eos_ids),
             ignore_eos=bool(request.ignore_eos),
@@ -74,6 +90,11 @@ class GeneratedText:
         elif self.tokens >= self._max_tokens:
             text += self._end(LENGTH)
         return text
+
+    def end_by_length(self) -> str:
+        """End a text that takes no further token; return the held-back text, up to a stop string."""
+        assert self.finish_reason is None, "a text ends once"
+        return self._end(LENGTH)
 
     def _end(self, reason: str) -> str:
         """End the text; return the held-back text, up to a stop string."""

@@ -12,7 +12,7 @@ producer waits: a sequence is held in the engine, any other node waits for room.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -74,6 +74,7 @@ class Chunker:
         self._contents_bytes = 0
         self._tokens: list[int] = []
         self._texts: list[str] = []
+        self._joined: list[bool] = []  # by token: it is in one chunk with the next one
         self._logprobs: list[TokenLogprobs] = []  # one per token, or empty
         self._first_token_s: float | None = None  # when the first token arrived
         self._cut_s: float | None = None  # when the latest chunk was cut
@@ -94,10 +95,15 @@ class Chunker:
 
     def add(self, token_id: int, text: str, now_s: float, logprobs: TokenLogprobs | None = None) -> None:
         """Add a token, and the text that it completed."""
-        self._tokens.append(token_id)
-        self._texts.append(text)
+        self.add_emission([token_id], [text], now_s)
         if logprobs is not None:
             self._logprobs.append(logprobs)
+
+    def add_emission(self, token_ids: Sequence[int], texts: Sequence[str], now_s: float) -> None:
+        """Add tokens that reach the log in one chunk, and the text that each of them completed."""
+        self._tokens += token_ids
+        self._texts += texts
+        self._joined += [*[True] * (len(token_ids) - 1), False]
         if self._first_token_s is None:
             self._first_token_s = now_s
 
@@ -122,16 +128,25 @@ class Chunker:
         """The next chunk."""
         if self._contents:
             return self._chunk(**self._contents[0])
-        count = self._max_tokens
+        count = self._next_count()
         return self._chunk(
             text="".join(self._texts[:count]),
             token_ids=self._tokens[:count],
             logprobs=self._logprobs[:count] or None,
         )
 
+    def _next_count(self) -> int:
+        """The number of tokens in the next chunk: whole emissions, one of them even if it is too long."""
+        count = most = min(self._max_tokens, len(self._tokens))
+        while count and self._joined[count - 1]:
+            count -= 1
+        if count:
+            return count
+        return most + self._joined[most - 1 :].index(False)
+
     @property
     def _max_tokens(self) -> int:
-        """The most tokens in the next chunk."""
+        """The most tokens in the next chunk, unless one emission is longer."""
         return tokens_per_chunk(len(self._logprobs[0].top)) if self._logprobs else MAX_CHUNK_TOKENS
 
     def take(self, chunk: OutputChunk, now_s: float) -> None:
@@ -142,7 +157,7 @@ class Chunker:
             self._contents_bytes -= _size_of(self._contents.popleft())
             return
         count = len(chunk.token_ids)
-        del self._tokens[:count], self._texts[:count], self._logprobs[:count]
+        del self._tokens[:count], self._texts[:count], self._joined[:count], self._logprobs[:count]
         self._cut_s = now_s
         self._has_shown_text = self._has_shown_text or bool(chunk.text)
 
@@ -195,6 +210,11 @@ class OutputStream:
     ) -> None:
         """Add a token and its text; with the last token, post all waiting output."""
         self._chunker.add(token_id, text, self._loop.time(), logprobs)
+        self._cut(everything=last)
+
+    def add_emission(self, token_ids: Sequence[int], texts: Sequence[str], *, last: bool = False) -> None:
+        """Add tokens that reach the log in one chunk, as `add` adds one."""
+        self._chunker.add_emission(token_ids, texts, self._loop.time())
         self._cut(everything=last)
 
     def add_content(self, content: Mapping[str, Any]) -> None:

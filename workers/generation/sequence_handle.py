@@ -8,7 +8,7 @@ first token and emits nothing: the other rank folds that token again and emits a
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from shared.errors import BugError
@@ -18,10 +18,20 @@ from workers.data_plane.port import Array
 from workers.generation.generated_text import STOP, GeneratedText
 from workers.generation.output_chunks import OutputStream
 from workers.generation.prompt_echo import ScoredEcho, token_logprobs
-from workers.kv_engine.outputs import Output, ProgramOutput, PromptOutput, TokenOutput, TokenScore
+from workers.kv_engine.outputs import (
+    EmissionOutput,
+    Output,
+    ProgramOutput,
+    PromptOutput,
+    StateOutput,
+    TokenOutput,
+    TokenScore,
+)
 
 OnItem: TypeAlias = Callable[[int, int], None]
 """Takes a token that goes into a stream: (token id, index in the generated text)."""
+OnTensors: TypeAlias = Callable[[Mapping[str, Array]], None]
+"""Takes tensors that go into streams, by edge: an item for each row."""
 
 
 class SequenceHandle:
@@ -31,11 +41,15 @@ class SequenceHandle:
         output: the track that its tokens go to; None where no client reads them.
         echo: the part of the prompt's echo that waits for scores; it goes to the same track.
         on_item: takes each token of the text that goes into a stream; a stop token is not part of the text.
+        on_tensors: takes what the engine computed besides tokens: of computed tokens, and of each token of
+            the text. None where it goes into no stream.
 
     Attributes:
         began: done once there is a first token, also one of an earlier attempt.
         ended: done once the text has ended; raises the error of the engine or of the text.
         vector, cached_tokens: the result of the prompt, where it was requested (`PromptOutput`).
+        counts: what its token program has counted; empty without one.
+        rest: text without a token, for the track: the end of an answer that its token program ended early.
     """
 
     def __init__(
@@ -45,6 +59,7 @@ class SequenceHandle:
         output: OutputStream | None,
         echo: ScoredEcho | None = None,
         on_item: OnItem | None = None,
+        on_tensors: OnTensors | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.key = key
@@ -52,11 +67,20 @@ class SequenceHandle:
         self.output = output
         self.echo = echo
         self.on_item = on_item
+        self.on_tensors = on_tensors
         self.last_token: int | None = None
         self.vector: Array | None = None
         self.cached_tokens = 0
+        self.counts: Mapping[str, int] = {}
+        self.rest = ""
         self.began: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
+        self._pushed: asyncio.Future[None] | None = None
+
+    async def next_token(self) -> None:
+        """Wait for another token."""
+        self._pushed = asyncio.get_running_loop().create_future()
+        await self._pushed
 
     def take(self, output: Output) -> None:
         """Take an output of an engine step."""
@@ -65,12 +89,18 @@ class SequenceHandle:
                 score = output.score
                 logprobs = None if score is None else token_logprobs(score, self.generated.bytes_of)
                 self.push(output.token_id, logprobs)
+                self._send_values(output)
+            case StateOutput():
+                assert self.on_tensors is not None, "states are computed for streams"
+                self.on_tensors(output.values)
             case PromptOutput():
                 if output.scores:
                     self.push_prompt_scores(output.scores)
                 if output.finish is not None:
                     self.vector, self.cached_tokens = output.vector, output.cached_tokens
                     self.end()
+            case EmissionOutput():
+                self.push_emission(output)
             case ProgramOutput():
                 raise BugError(f"sequence {self.key}: expected tokens, found the outputs of a program")
 
@@ -84,6 +114,8 @@ class SequenceHandle:
         """Fold a token into the text, add it to the output, and pass it to streams."""
         text = self.generated.push(token_id)
         self.last_token = token_id
+        if self._pushed is not None and not self._pushed.done():
+            self._pushed.set_result(None)
         has_ended = self.generated.finish_reason is not None
         if self.output is not None:
             self.output.add(token_id, text, logprobs, last=has_ended)
@@ -93,6 +125,40 @@ class SequenceHandle:
             self.end()
         elif not self.began.done():
             self.began.set_result(None)
+
+    def _send_values(self, output: TokenOutput) -> None:
+        """Pass what was made after a token to streams, unless the token ended the text."""
+        if self.on_tensors is not None and output.values and self.generated.finish_reason != STOP:
+            self.on_tensors(output.values)
+
+    def push_emission(self, emitted: EmissionOutput) -> None:
+        """Fold tokens that belong together, up to the end of the text, as `push` folds one."""
+        self.counts = emitted.counts
+        texts: list[str] = []
+        for token_id in emitted.token_ids:
+            texts.append(self.generated.push(token_id))
+            if self.generated.finish_reason is not None:
+                break
+        if emitted.finish is not None and self.generated.finish_reason is None:
+            self.rest = self.generated.end_by_length()
+        taken = emitted.token_ids[: len(texts)]
+        has_ended = self.generated.finish_reason is not None
+        if taken:
+            self.last_token = taken[-1]
+            self._emit(taken, texts, last=has_ended)
+        if has_ended:
+            self.end()
+        elif not self.began.done():
+            self.began.set_result(None)
+
+    def _emit(self, token_ids: Sequence[int], texts: Sequence[str], *, last: bool) -> None:
+        if self.output is not None:
+            self.output.add_emission(token_ids, texts, last=last)
+        if self.on_item is not None:
+            first = self.generated.tokens - len(token_ids)
+            ended_by_last = self.generated.finish_reason == STOP
+            for index, token_id in enumerate(token_ids[: len(token_ids) - ended_by_last], first):
+                self.on_item(token_id, index)
 
     def push_prompt_scores(self, scores: Sequence[TokenScore]) -> None:
         """Take the scores of the prompt's next tokens; emit the echo pieces that they complete."""
@@ -116,6 +182,32 @@ class SequenceHandle:
                 future.exception()  # marks it as retrieved: it is no error if nothing awaits this future
 
 
+class StatesHandle:
+    """A prompt that is computed for the tensors of its tokens alone: the tokens are those of a text.
+
+    Attributes:
+        ended: done once all of them are computed.
+    """
+
+    def __init__(self, key: str, on_tensors: OnTensors) -> None:
+        self.key = key
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._on_tensors = on_tensors
+
+    def take(self, output: Output) -> None:
+        """Take an output of an engine step."""
+        if isinstance(output, StateOutput):
+            self._on_tensors(output.values)
+        elif output.finish is not None:
+            self.ended.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        """End with an error."""
+        if not self.ended.done():
+            self.ended.set_exception(error)
+            self.ended.exception()  # marks it as retrieved: it is no error if nothing awaits this future
+
+
 class HandoverHandle(SequenceHandle):
     """A sequence that another rank continues after its first token.
 
@@ -137,7 +229,7 @@ class HandoverHandle(SequenceHandle):
         if isinstance(output, PromptOutput):
             self.prompt_scores += output.scores
             return
-        if isinstance(output, ProgramOutput):
+        if isinstance(output, ProgramOutput | EmissionOutput):
             raise BugError(f"sequence {self.key}: expected tokens, found the outputs of a program")
         self.generated.push(output.token_id)
         self.last_token = output.token_id

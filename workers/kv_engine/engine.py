@@ -8,11 +8,12 @@ requests, text or log.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from shared.errors import BugError, DalSegnoError
 from shared.telemetry import timeline
+from workers.data_plane.port import Array
 from workers.kv_engine.attention.kernels import AttentionKernel
 from workers.kv_engine.attention.paged import ATTENTION
 from workers.kv_engine.attention.pool import PagedPool
@@ -20,20 +21,21 @@ from workers.kv_engine.cache.blocks import BlockManager
 from workers.kv_engine.cache.prefault import TURN_S
 from workers.kv_engine.config import KVEngineConfig
 from workers.kv_engine.counters import EngineStats, WorkCounters
+from workers.kv_engine.feeding.sequences import FedSequences
 from workers.kv_engine.gpu.cuda_graphs import GraphCapture
 from workers.kv_engine.gpu.run_ahead import plan_step_ahead
 from workers.kv_engine.guide_state import GuideState
 from workers.kv_engine.kv_transfer import Allocate, KVTransfer
-from workers.kv_engine.node import FULL, KVNode, masks_of, position_axes_of, programs_of
+from workers.kv_engine.node import FULL, KVNode, masks_of, position_axes_of, programs_of, token_programs_of
 from workers.kv_engine.node_parts import prompt_parts_of
-from workers.kv_engine.outputs import Output, StepFailedError, as_dalsegno_error
+from workers.kv_engine.outputs import EmissionOutput, Output, StepFailedError, as_dalsegno_error
 from workers.kv_engine.parallel.connection import GroupLostError
 from workers.kv_engine.parallel.lockstep import Followers
 from workers.kv_engine.prefill_budget import PrefillBudget
 from workers.kv_engine.programs.engine import Programs, keys_of
 from workers.kv_engine.programs.passes import PassSpan
 from workers.kv_engine.programs.spec import ProgramSpec
-from workers.kv_engine.prompt_parts import PromptParts
+from workers.kv_engine.programs.towers import Tower, Towers
 from workers.kv_engine.runner import LaunchedStep, Runner
 from workers.kv_engine.scheduler import Scheduler
 from workers.kv_engine.selfcheck import check_node
@@ -43,6 +45,7 @@ from workers.kv_engine.speculative.drafter import Drafter, accept_drafts
 from workers.kv_engine.speculative.proposer import Proposer
 from workers.kv_engine.step import StepBuilder
 from workers.kv_engine.step_outputs import OutputBuilder, StepOutcome
+from workers.kv_engine.stream_nodes import is_fed
 from workers.machine.cores import cores
 from workers.machine.cpu_threads import threads_for, use_cpu_threads
 
@@ -59,6 +62,7 @@ class KVEngine:
         followers: the other ranks of a TP group. They run each forward, too, for its sums need all ranks.
         capture: records the steps of decodes as CUDA graphs, which are replayed; ignored with followers.
         kernel: the attention kernel; the default of the device if None (`attention.kernels.default_kernel`).
+        towers: the node's companion models as they are served; None: as the node has them.
 
     Attributes:
         step_keys: the keys of the sequences in the last step.
@@ -76,6 +80,7 @@ class KVEngine:
         followers: Followers | None = None,
         capture: GraphCapture | None = None,
         kernel: AttentionKernel | None = None,
+        towers: Mapping[str, Tower] | None = None,
     ) -> None:
         if node.device.type == "cpu":
             use_cpu_threads(threads_for(node.parameters, config.cpu_cores or cores()))
@@ -87,12 +92,15 @@ class KVEngine:
         self._scheduler = _scheduler(node, config)
         self._sequences: dict[str, Sequence] = {}
         blocks = self._scheduler.blocks
-        pass_tokens = config.max_pass_tokens if programs_of(node) else 0
+        pass_tokens = config.max_pass_tokens if programs_of(node) or token_programs_of(node) else 0
         max_blocks = min(config.num_blocks, blocks.blocks_for(node.max_positions + pass_tokens))
         # The pool has one block more than the scheduler, for padding.
-        self._pool = PagedPool.of(node, slots=blocks.capacity_tokens + config.block_size, kernel=kernel)
+        slots = blocks.capacity_tokens + config.block_size
+        self._pool = PagedPool.of(node, slots=slots, kernel=kernel)
         node.use_attention(ATTENTION)
         check_node(node, kernel)
+        all_towers = Towers(node, self._pool, slots=slots, served=towers)
+        self._fed = FedSequences(node) if is_fed(node) else None
         self._runner = Runner(
             node,
             self._pool,
@@ -105,15 +113,17 @@ class KVEngine:
                 padding_block=config.num_blocks,
                 position_axes=position_axes_of(node),
             ),
+            towers=all_towers,
             max_sequences=config.max_sequences,
             max_step_tokens=config.max_step_tokens,
             followers=followers,
             capture=capture,
             laps=self._laps,
+            fed=self._fed,
         )
         self._programs = Programs(
             node,
-            self._pool,
+            all_towers,
             self._scheduler,
             max_pass_tokens=pass_tokens,
             max_blocks=max_blocks,
@@ -151,7 +161,7 @@ class KVEngine:
             forwards=self.forwards,
             running=len(self._scheduler.running) + self._programs.running,
             waiting=len(self._scheduler.waiting) + self._programs.waiting,
-            held=sum(sequence.held for sequence in self._scheduler.running),
+            held=sum(sequence.held for sequence in self._scheduler.running) + self._programs.held,
             kv_used=(blocks.num_blocks - blocks.free) * blocks.block_size,
             kv_evictable=blocks.evictable * blocks.block_size,
             kv_total=blocks.capacity_tokens,
@@ -178,11 +188,15 @@ class KVEngine:
             TensorGone: the rows of its media are gone; nothing was queued.
             KVMismatchError: the keys and values that it imports do not fit this pool; nothing was queued.
         """
-        if spec.key in self._sequences:
+        if spec.key in self._sequences or spec.key in self._programs:
             raise BugError(f"sequence {spec.key!r} is in the engine already")
         spec.check(self.node.vocab_size)
+        if spec.token_program:
+            self._programs.add_sequence(spec)
+            self._work.sequences += 1
+            return
         sequence = Sequence(spec)
-        sequence.parts = self._parts_of(spec)
+        self._add_inputs(sequence)
         if sequence.parts is not None and sequence.parts.lacks_rows(sequence.imported):
             raise BugError(f"sequence {spec.key!r} has media, but their rows did not come")
         self._transfer.check(sequence)
@@ -192,10 +206,25 @@ class KVEngine:
         self._sequences[spec.key] = sequence
         self._work.sequences += 1
 
-    def _parts_of(self, spec: SequenceSpec) -> PromptParts | None:
-        """The parts of a prompt; whatever fails there, such as the memory for rows, fails one sequence."""
+    def feed(self, key: str, items: Array | None, *, ended: bool) -> bool:
+        """Give a fed sequence the stream's next items; return False if it is not in the engine.
+
+        Raises:
+            TensorGone: the items cannot be read.
+        """
+        sequence = self._sequences.get(key)
+        if sequence is None or self._fed is None:
+            return False
+        self._fed.feed(sequence, items, ended=ended)
+        return True
+
+    def _add_inputs(self, sequence: Sequence) -> None:
+        """Add the parts of its prompt, or its rows; whatever fails, such as memory, fails one sequence."""
         try:
-            return prompt_parts_of(self.node, spec)
+            if self._fed is not None:
+                self._fed.begin(sequence)
+            else:
+                sequence.parts = prompt_parts_of(self.node, sequence.spec)
         except Exception as error:
             raise as_dalsegno_error(error) from error
 
@@ -254,6 +283,8 @@ class KVEngine:
             if launched is None:
                 if self._drafter is not None:
                     self._drafter.extend(spans)
+                if self._fed is not None:
+                    self._fed.fill(spans)
                 launched = self._runner.launch(spans, passes)
             ahead = self._launch_ahead(launched, spans)
             result = launched.read()
@@ -276,13 +307,16 @@ class KVEngine:
             prompts = sum(span.count for span in spans if not span.is_decode) + pass_tokens
             self._scheduler.prefill_budget.observe(decodes=decodes, prefill_tokens=prompts, took_s=took_s)
         tokens = accept_drafts(spans, launched.tokens_of(spans, result), self._scheduler.counters)
-        sampled = sum(map(len, tokens))
+        made, failed = self._programs.take(passes, result.pass_results, step=launched.number)
+        sampled = sum(map(len, tokens)) + _emitted(made)
         self._work.count_step(
             sequences=len(spans) + len(passes), computed=computed, sampled=sampled, took_s=took_s
         )
         self._scheduler.advance(spans)
-        made, failed = self._programs.take(passes, result.pass_states, step=launched.number)
-        outcome = self._outputs.build(spans, tokens, result, failures | failed, step=launched.number)
+        values = self._fed.take(spans, result.made) if self._fed is not None and result.made else ()
+        outcome = self._outputs.build(
+            spans, tokens, result, failures | failed, step=launched.number, values=values
+        )
         outcome.outputs += made
         outputs = self._end(outcome)
         if self._laps is not None:
@@ -333,11 +367,21 @@ class KVEngine:
             self.cancel(key)
 
     def _set_held(self, key: str, *, held: bool) -> bool:
+        if self._programs.hold(key, held=held):
+            return True
         sequence = self._sequences.get(key)
         if sequence is None:
             return False
-        sequence.held = held
+        if self._fed is not None:
+            self._fed.pause(sequence, paused=held)
+        else:
+            sequence.held = held
         return True
+
+
+def _emitted(outputs: Iterable[Output]) -> int:
+    """The number of tokens that token programs have emitted."""
+    return sum(len(output.token_ids) for output in outputs if isinstance(output, EmissionOutput))
 
 
 def _scheduler(node: KVNode, config: KVEngineConfig) -> Scheduler:

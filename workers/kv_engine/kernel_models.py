@@ -17,7 +17,14 @@ import torch
 
 from models.base import KVLayout
 from models.sequence_request import PromptPart
-from workers.kv_engine.node import embed_width_of, masks_of, position_axes_of, programs_of
+from workers.kv_engine.node import (
+    embed_width_of,
+    masks_of,
+    position_axes_of,
+    programs_of,
+    token_programs_of,
+    towers_of,
+)
 
 _WINDOWS: Final[dict[str, Callable[[Any], int | None]]] = {
     "LlamaModel": lambda _: None,
@@ -132,6 +139,8 @@ class LlamaLike:
         self.position_axes: Final = position_axes_of(node)
         self.embed_width: Final = embed_width_of(node)
         self.programs: Final = programs_of(node)
+        self.token_programs: Final = token_programs_of(node)
+        self.towers: Final = towers_of(node)
         self.masks: Final = masks_of(node)
         self._hidden: Final[int] = text.config.hidden_size
         self._embed: Final = text.body.embed_tokens

@@ -1,5 +1,6 @@
 """A node and the parts of prompts: their positions, their rows on its device, the input of its forward."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -58,3 +59,10 @@ def inputs_of(node: KVNode, step: Step) -> Any:
     if step.row_values is None or step.row_indices is None:
         return node.embed(step.token_ids)
     return splice(node, step.token_ids, step.row_values, step.row_indices)
+
+
+def forward_with_states(node: Any, step: Step) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+    """Run a `workers.kv_engine.stream_nodes.StatesNode`; return hidden states, and by edge the tensors to be sent."""
+    found: tuple[torch.Tensor, Mapping[str, torch.Tensor]]
+    found = node.forward_with_states(inputs_of(node, step), step)
+    return found

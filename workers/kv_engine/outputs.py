@@ -1,7 +1,7 @@
 """Results of engine steps: generated tokens, prompt scores, embeddings, failures. Imports no torch."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from shared.errors import DalSegnoError, WorkerError
@@ -57,6 +57,7 @@ class TokenOutput:
         step: the number of the engine step that made it, from 1.
         score: its log probability, if requested.
         kv: with `finish`, the exported keys and values of the sequence, if requested.
+        values: by edge, what a fed node made after the token, (1, ...).
     """
 
     key: str
@@ -66,6 +67,22 @@ class TokenOutput:
     step: int
     score: TokenScore | None = None
     kv: Handle | None = None
+    values: Mapping[str, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateOutput:
+    """What a step computed for tokens of a sequence besides: items of streams.
+
+    Attributes:
+        values: by edge, (n, ...) for n consecutive tokens; the outputs of a sequence continue one another.
+        step: the number of the engine step that made it, from 1.
+    """
+
+    key: str
+    values: Mapping[str, Array]
+    step: int
+    finish: None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +100,27 @@ class ProgramOutput:
     finish: FinishReason = FinishReason.STOP
 
 
-Output: TypeAlias = PromptOutput | TokenOutput | ProgramOutput
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmissionOutput:
+    """Tokens of a sequence that its token program has emitted together (`models.programs.NewTokens`).
+
+    Attributes:
+        token_ids: the tokens; empty only if the sequence ends without a further one.
+        index: the index of the first of them among the generated tokens, the prefix included.
+        finish: the reason if they are the last ones; None while more follow.
+        step: the number of the engine step that made them, from 1.
+        counts: what the program has counted so far.
+    """
+
+    key: str
+    token_ids: tuple[int, ...]
+    index: int
+    finish: FinishReason | None
+    step: int
+    counts: Mapping[str, int]
+
+
+Output: TypeAlias = PromptOutput | TokenOutput | StateOutput | ProgramOutput | EmissionOutput
 """One result of a step. All prompt outputs of a sequence come before its first token output."""
 
 

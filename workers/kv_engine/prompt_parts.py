@@ -54,7 +54,7 @@ class PromptParts:
         rows: Any | None,
         full_ignores_window: bool = False,
     ) -> None:
-        self.rows: Final = rows
+        self.rows = rows
         self._positions: Final = positions
         self.shift: Final = next_position - len(prompt_ids)
         index = np.arange(len(prompt_ids), dtype=np.int32)

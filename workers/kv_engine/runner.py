@@ -8,7 +8,7 @@ be launched before the replayed one is read: it takes its input tokens from the 
 one stream, so each one finds the results of the earlier ones. On a CPU a launch computes before it returns.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -18,23 +18,28 @@ from typing import Final
 
 import torch
 
+from models.feeding import AfterTokens
 from shared.errors import ClientError, DalSegnoError
 from shared.telemetry.timeline import Laps
 from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
+from workers.kv_engine.feeding.sequences import FedSequences
 from workers.kv_engine.gpu.cuda_graphs import DecodeGraphs, GraphCapture
 from workers.kv_engine.node import KVNode
-from workers.kv_engine.node_parts import inputs_of
-from workers.kv_engine.outputs import TokenScore, as_dalsegno_error
+from workers.kv_engine.node_parts import forward_with_states, inputs_of
+from workers.kv_engine.outputs import StateOutput, TokenScore, as_dalsegno_error
 from workers.kv_engine.parallel.lockstep import Followers
-from workers.kv_engine.programs.passes import PassSpan, add_passes, states_of
+from workers.kv_engine.programs.passes import PassSpan, add_passes, results_of
+from workers.kv_engine.programs.towers import Towers
 from workers.kv_engine.sampling.grammar_masks import GuideThread, StepMasks
 from workers.kv_engine.sampling.logits_processors import adjust
 from workers.kv_engine.sampling.logprobs import score
 from workers.kv_engine.sampling.pooling import StatePooler
 from workers.kv_engine.sampling.sampler import NOT_A_TOKEN, node_key, sample
+from workers.kv_engine.sent_states import sends_any, states_to_send
 from workers.kv_engine.sequence import Span
 from workers.kv_engine.step import StepBuilder, UnreadTokens
+from workers.kv_engine.stream_nodes import sends_states
 
 _PLACEHOLDER: Final = 0
 """The id in a sequence of a token that is known only on the device."""
@@ -48,15 +53,19 @@ class ForwardResult:
         tokens: the sampled tokens, in the order of the spans.
         scores: the scores of those tokens whose sequences request them.
         prompt_scores: the scores of prompt tokens, in the order of the spans.
-        pass_states: the hidden states of the passes of programs, (T, hidden) each, in their order.
+        pass_results: the states or logits of the passes of programs, in their order (`results_of`).
+        made: what a fed node made of the sampled tokens.
+        states: the tensors per computed token that go into streams.
         failures: the errors of sequences without a valid token, by key.
     """
 
     tokens: list[int]
     scores: list[TokenScore] = field(default_factory=list)
     prompt_scores: list[TokenScore] = field(default_factory=list)
-    pass_states: list[torch.Tensor] = field(default_factory=list)
+    pass_results: list[torch.Tensor] = field(default_factory=list)
     failures: dict[str, DalSegnoError] = field(default_factory=dict)
+    made: AfterTokens | None = None
+    states: list[StateOutput] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +100,8 @@ class Runner:
             tokens.
         followers: the other ranks of a TP group, which run each forward, too.
         capture: records the steps of decodes, which are replayed; ignored with followers.
+        fed: the sequences of a fed node, whose steps are not replayed; None for any other node.
+        towers: the companion models of the node, and their pools.
 
     Attributes:
         poolers: the pooled hidden states of prompts so far, by key.
@@ -107,29 +118,46 @@ class Runner:
         followers: Followers | None,
         capture: GraphCapture | None,
         laps: Laps | None,
+        fed: FedSequences | None = None,
+        towers: Towers | None = None,
     ) -> None:
         self.forwards = 0
         self.poolers: Final[dict[str, StatePooler]] = {}
         self._node = node
         self._pool = pool
         self._builder = builder
+        self._towers = towers
         self._followers = followers
         self._laps = laps
+        self._fed = fed
         self._guides = GuideThread(
             max_sequences=max_sequences, vocab_size=node.vocab_size, device=node.device
         )
         self._node_key = node_key(node.name)
+        self._sends_states = sends_states(node)
         self._arrivals = _Arrivals(max(max_sequences, max_step_tokens), node.device)
         self._graphs: DecodeGraphs | None = None
-        if capture is not None and followers is None:
+        if capture is not None and followers is None and fed is None:
             self._graphs = DecodeGraphs(
                 node, pool, builder, capture, max_sequences=max_sequences, key=self._node_key
             )
 
     def launch(self, spans: list[Span], passes: Items[PassSpan] = ()) -> LaunchedStep:
-        """Launch one forward over spans of sequences and passes of programs; all earlier ones are read."""
+        """Launch one forward over spans of sequences and passes of programs; all earlier ones are read.
+
+        The passes of towers, the last ones, are computed first, in forwards of their own.
+        """
         self.forwards += 1
-        return self._launch(spans, None, passes)
+        own = [one for one in passes if not one.asked.tower]
+        if len(own) == len(passes):
+            return self._launch(spans, None, own)
+        assert self._towers is not None, "only passes of known towers are scheduled"
+        with torch.inference_mode():
+            results = self._towers.results(self._builder, passes)
+        if not spans and not own:
+            read = partial(_finish, results[0], [], results, list)
+            return LaunchedStep(number=self.forwards, spans=[], read=read)
+        return self._launch(spans, None, own, results)
 
     def launch_after(self, before: LaunchedStep, spans: list[Span]) -> LaunchedStep:
         """Launch the forward after a replayed one that is not read yet.
@@ -157,9 +185,16 @@ class Runner:
 
     @torch.inference_mode()
     def _launch(
-        self, spans: list[Span], unread: UnreadTokens | None, passes: Items[PassSpan] = ()
+        self,
+        spans: list[Span],
+        unread: UnreadTokens | None,
+        passes: Items[PassSpan] = (),
+        of_towers: Items[torch.Tensor] = (),
     ) -> LaunchedStep:
-        recorded = self._graphs.recorded(spans) if self._graphs is not None and not passes else None
+        """Launch a forward of the node; `of_towers` are the results of the passes after `passes`."""
+        sends = self._sends_states and sends_any(spans)
+        is_plain = not passes and not sends
+        recorded = self._graphs.recorded(spans) if self._graphs is not None and is_plain else None
         rows = recorded.rows if recorded is not None else 0
         step = self._builder.build([*spans, *(one.span for one in passes)], rows=rows, unread=unread)
         if passes:
@@ -167,6 +202,7 @@ class Runner:
         masks = self._guides.begin(spans)
         if self._laps is not None:
             self._laps.lap("build")
+        states: Mapping[str, torch.Tensor] = {}
         if recorded is not None:
             hidden, logits = recorded.forward(len(spans))
         else:
@@ -174,9 +210,12 @@ class Runner:
                 attention_context(self._pool, step),
                 self._followers.computing(step) if self._followers is not None else nullcontext(),
             ):
-                hidden = self._node.forward(inputs_of(self._node, step), step)
+                if sends:
+                    hidden, states = forward_with_states(self._node, step)
+                else:
+                    hidden = self._node.forward(inputs_of(self._node, step), step)
         self._pool_states(spans, hidden)
-        pass_states = states_of(passes, hidden)
+        pass_results = [*results_of(passes, hidden, self._node.head), *of_towers]
         if self._laps is not None:
             self._laps.lap("forward")
         wanted, scores, prompt_scores = step.scored, list[TokenScore](), list[TokenScore]()
@@ -187,7 +226,15 @@ class Runner:
             )
         if not step.logit_indices.numel():
             return LaunchedStep(
-                number=self.forwards, spans=spans, read=partial(_finish, hidden, prompt_scores, pass_states)
+                number=self.forwards,
+                spans=spans,
+                read=partial(
+                    _finish,
+                    hidden,
+                    prompt_scores,
+                    pass_results,
+                    partial(states_to_send, spans, states, step=self.forwards),
+                ),
             )
         if recorded is None:
             logits = self._node.head(hidden, step.logit_indices)
@@ -204,11 +251,17 @@ class Runner:
         if wanted and wanted.sampled.numel():
             taken = tokens.index_select(0, wanted.sampled)
             scores = score(lambda at: raw.index_select(0, at), wanted.sampled, taken, **sizes)
-        arriving = self._arrivals.begin(tokens)
+        made = self._fed and self._fed.after_tokens(spans, tokens, hidden, step.logit_indices)
+        arriving, number = self._arrivals.begin(tokens), self.forwards
 
         def read() -> ForwardResult:
             result = ForwardResult(
-                tokens=arriving(), scores=scores, prompt_scores=prompt_scores, pass_states=pass_states
+                tokens=arriving(),
+                scores=scores,
+                prompt_scores=prompt_scores,
+                pass_results=pass_results,
+                made=made,
+                states=states_to_send(spans, states, step=number) if states else [],
             )
             if masks is not None:
                 result.failures.update({key: as_dalsegno_error(error) for key, error in failures.items()})
@@ -266,12 +319,15 @@ class _HostBuffer:
 
 
 def _finish(
-    hidden: torch.Tensor, prompt_scores: list[TokenScore], pass_states: list[torch.Tensor]
+    hidden: torch.Tensor,
+    prompt_scores: list[TokenScore],
+    pass_results: list[torch.Tensor],
+    states: Callable[[], list[StateOutput]],
 ) -> ForwardResult:
     """Wait for a step that samples nothing: its duration is measured."""
     if hidden.is_cuda:
         torch.cuda.current_stream(hidden.device).synchronize()
-    return ForwardResult(tokens=[], prompt_scores=prompt_scores, pass_states=pass_states)
+    return ForwardResult(tokens=[], prompt_scores=prompt_scores, pass_results=pass_results, states=states())
 
 
 def _raise(error: Exception) -> ForwardResult:

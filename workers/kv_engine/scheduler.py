@@ -84,6 +84,7 @@ class Scheduler:
         self._free_rows = deque(range(max_sequences))
         self._arrivals = 0
         self._served: Counter[str] = Counter()
+        self._guests: Counter[str] = Counter()
         self._masks = MaskThrottle()
 
     @property
@@ -103,23 +104,31 @@ class Scheduler:
                 return self._fits(sequence, path)
         return False
 
+    def check_length(self, prompt_tokens: int, max_tokens: int) -> None:
+        """Check that a prompt and its answer can ever fit.
+
+        Raises:
+            ClientError: they exceed the model's context or the pool.
+        """
+        limit, what = min(
+            (self.max_positions, "the model's context length"),
+            (self.blocks.capacity_tokens, "the size of the KV cache"),
+        )
+        if prompt_tokens + max_tokens > limit:
+            raise ClientError(
+                f"{what} is {limit} tokens, but {prompt_tokens + max_tokens} were requested "
+                f"({prompt_tokens} in the prompt, {max_tokens} for the answer); shorten the prompt or "
+                "max_tokens",
+                code="context_length_exceeded",
+            )
+
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence.
 
         Raises:
             ClientError: it can never fit the model's context or the pool.
         """
-        limit, what = min(
-            (self.max_positions, "the model's context length"),
-            (self.blocks.capacity_tokens, "the size of the KV cache"),
-        )
-        if sequence.reserved_tokens > limit:
-            raise ClientError(
-                f"{what} is {limit} tokens, but {sequence.reserved_tokens} were requested "
-                f"({len(sequence.spec.prompt_ids)} in the prompt, {sequence.spec.max_tokens} for the "
-                "answer); shorten the prompt or max_tokens",
-                code="context_length_exceeded",
-            )
+        self.check_length(len(sequence.spec.prompt_ids), sequence.spec.max_tokens)
         if sequence.parts is not None:
             self._check_parts(sequence.parts)
         sequence.arrival = self.next_arrival()
@@ -156,6 +165,21 @@ class Scheduler:
         self._reserved_rows -= len(rows)
         self._free_rows.extend(rows)
         self.blocks.release(blocks)
+
+    def enter(self, tenant: str) -> None:
+        """Note that a tenant has work outside of the scheduler's sequences; it counts as present."""
+        self._count_in(tenant)
+        self._guests[tenant] += 1
+
+    def leave(self, tenant: str) -> None:
+        """Note that one such piece of work has ended."""
+        self._guests[tenant] -= 1
+        if not self._guests[tenant]:
+            del self._guests[tenant]
+
+    def served(self, tenant: str) -> int:
+        """The number of tokens that were computed for a tenant."""
+        return self._served[tenant]
 
     def count_served(self, tenant: str, tokens: int) -> None:
         """Count tokens that were computed for a tenant outside of its sequences."""
@@ -231,7 +255,7 @@ class Scheduler:
 
     def _count_in(self, tenant: str) -> None:
         """Raise the served count of a returning tenant to the lowest of those present."""
-        present = {sequence.spec.tenant for sequence in (*self.running, *self.waiting)}
+        present = {sequence.spec.tenant for sequence in (*self.running, *self.waiting)} | {*self._guests}
         if not present:
             self._served.clear()
         elif tenant not in present:
@@ -296,7 +320,7 @@ class Scheduler:
         self.blocks.share(shared)
         own = self.blocks.allocate(self._first_blocks(sequence) - len(path))
         sequence.blocks, sequence.cached_path = shared + own, path
-        sequence.is_cacheable = self.cache is not None
+        sequence.is_cacheable = self.cache is not None and sequence.fed is None
         sequence.row = self._free_rows.popleft()
         sequence.admissions += 1
         self.counters.queries += len(sequence.ids)

@@ -59,7 +59,8 @@ class Sequence:
         admissions: how often it was admitted; its row's tables are written again after each.
         arrival: its number among all sequences that arrived.
         held: it keeps its row and blocks, but takes part in no step.
-        parts: the parts of its prompt that stand for media; None without such parts.
+        parts: the parts of its prompt that stand for media, or the rows of a fed sequence; None without any.
+        fed: the state of a fed sequence (`workers.kv_engine.feeding.sequences.FedState`); None for any other.
     """
 
     spec: SequenceSpec
@@ -78,6 +79,7 @@ class Sequence:
     arrival: int = 0
     held: bool = False
     parts: PromptParts | None = None
+    fed: object | None = None
 
     def __post_init__(self) -> None:
         self.ids = [*self.spec.prompt_ids, *self.spec.prefix_ids]
@@ -98,7 +100,9 @@ class Sequence:
 
     @property
     def needs_prompt_states(self) -> bool:
-        """True if hidden states of prompt tokens are still needed, for scores or for pooling."""
+        """True if its prompt is to be computed here: for scores, pooling or streams, or because it is fed."""
+        if self.fed is not None or self.spec.sends:
+            return True
         if self.spec.pooling is not None and self.spec.pooling.needs_all:
             return True
         return self.spec.scores_prompt and self.reported < len(self.spec.prompt_ids) - 1

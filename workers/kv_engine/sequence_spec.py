@@ -1,10 +1,10 @@
 """A generation request to the engine, as token ids and options, and its validation. Imports no torch."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from models.sequence_request import PromptPart
 from shared.errors import BugError, ClientError
@@ -117,6 +117,23 @@ class Pooling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """The input of a sequence on a node whose steps are fed (`workers.kv_engine.stream_nodes.FedNode`).
+
+    Attributes:
+        items: (N, ...), the stream's items that its prompt is made of; None without any.
+        ended: no items follow: the stream has ended, or there is none.
+        args: the arguments of the walk that starts the sequence.
+        sampling: for the choices that the node makes after each token.
+    """
+
+    items: Array | DeviceArray | None = None
+    ended: bool = True
+    args: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Sampling = Sampling()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceSpec:
     """A request to the engine.
 
@@ -125,6 +142,7 @@ class SequenceSpec:
 
     Attributes:
         key: the caller's name for the sequence; unique among the live ones.
+        node: the name of the node, where a rank has several KV nodes.
         prefix_ids: tokens that an earlier attempt generated.
         max_tokens: the most generated tokens, those of the prefix included. 0 is for a prompt without an
             answer: it is scored, pooled or cached.
@@ -148,6 +166,10 @@ class SequenceSpec:
         parts: the parts of the prompt that stand for media.
         embeds: (N, width), the rows that replace the embeddings of the parts' tokens; None if the prompt has
             none, or its keys and values are imported.
+        sends: the edges of a tensor per token that go into streams.
+        feed: the input of a fed sequence besides its prompt.
+        token_program: the program of the node that generates the tokens; empty: they are sampled one by one.
+        options: of that program.
     """
 
     key: str
@@ -173,12 +195,17 @@ class SequenceSpec:
     cache_root: Hashable = None
     parts: Items[PromptPart] = ()
     embeds: Array | DeviceArray | None = None
+    sends: frozenset[str] = frozenset()
+    feed: Feed | None = None
+    node: str = ""
+    token_program: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def has_prompt_output(self) -> bool:
         """True if the prompt has a result even if no token is generated."""
         is_scored = self.scores_prompt and len(self.prompt_ids) > 1
-        return is_scored or self.pooling is not None or self.caches_prompt
+        return is_scored or self.pooling is not None or self.caches_prompt or bool(self.sends)
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -205,8 +232,9 @@ class SequenceSpec:
 
     @property
     def can_speculate(self) -> bool:
-        """True if tokens may be drafted: no change of its logits depends on earlier tokens."""
-        return not self.adjusts_logits and self.logprobs is None and self.guide is None
+        """True if tokens may be drafted: nothing but the token itself depends on the step before."""
+        is_plain = not self.adjusts_logits and self.logprobs is None and self.guide is None
+        return is_plain and not self.sends
 
     def check(self, vocab_size: int) -> None:
         """Check that a model with `vocab_size` tokens can compute this request.

@@ -1,10 +1,11 @@
 """Outputs of a step: sampled tokens, scores and pooled states become one output per token or prompt."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import isnan
+from typing import Final
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from workers.kv_engine.sampling.sampler import NOT_A_TOKEN
 from workers.kv_engine.scheduler import Scheduler
 from workers.kv_engine.sequence import Sequence, Span
 from workers.kv_engine.sequence_spec import FinishReason, SequenceSpec
+
+_NO_VALUES: Final[Mapping[str, Array]] = {}
 
 
 @dataclass(slots=True)
@@ -87,18 +90,23 @@ class OutputBuilder:
         failures: dict[str, DalSegnoError],
         *,
         step: int,
+        values: Items[Mapping[str, Array]] = (),
     ) -> StepOutcome:
         """Build the outputs of step number `step`.
 
-        `tokens` are the new tokens of each span, `failures` the sequences that failed before the forward.
+        `tokens` are the new tokens of each span, `failures` the sequences that failed before the forward,
+        `values` those of each new token of a fed node.
         """
         outcome = StepOutcome(failures={**failures, **result.failures})
+        outcome.outputs += result.states
+        made = iter(values)
         scores, prompt_scores = iter(result.scores), iter(result.prompt_scores)
         for span, new in zip(spans, tokens, strict=True):
             sequence, spec = span.sequence, span.sequence.spec
             of_prompt = _scores_of_prompt(span, prompt_scores) if result.prompt_scores else []
             token = new[-1] if new else None
             score = next(scores) if new and spec.logprobs is not None else None
+            sent = next(made, _NO_VALUES) if new else _NO_VALUES
             if len(new) > 1:
                 outcome.outputs += _accepted_outputs(sequence, new[:-1], step)
             if spec.key in outcome.failures:
@@ -124,7 +132,7 @@ class OutputBuilder:
             if token is None:
                 continue
             try:
-                outcome.add(self._token_output(sequence, token, score, step))
+                outcome.add(self._token_output(sequence, token, score, step, sent))
             except Exception as error:  # noqa: BLE001 - an export without room must not fail the other sequences
                 outcome.failures[spec.key] = as_dalsegno_error(error)
         return outcome
@@ -133,7 +141,12 @@ class OutputBuilder:
         return self._scheduler.cached_tokens(sequence) if sequence.spec.caches_prompt else 0
 
     def _token_output(
-        self, sequence: Sequence, token: int, score: TokenScore | None, step: int
+        self,
+        sequence: Sequence,
+        token: int,
+        score: TokenScore | None,
+        step: int,
+        values: Mapping[str, Array],
     ) -> TokenOutput:
         spec, index = sequence.spec, sequence.generated
         sequence.ids.append(token)
@@ -146,6 +159,7 @@ class OutputBuilder:
             step=step,
             score=_cut(score, spec) if score is not None else None,
             kv=self._transfer.export(sequence) if finish is not None else None,
+            values=values,
         )
 
 

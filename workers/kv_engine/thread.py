@@ -15,6 +15,7 @@ from typing import Final, Protocol, TypeAlias
 
 from shared.errors import BugError, CapacityError, ClientError, DalSegnoError, WorkerError
 from shared.telemetry.log_fields import quoting
+from workers.data_plane.port import Array
 from workers.kv_engine.counters import EngineStats
 from workers.kv_engine.outputs import Output, StepFailedError
 from workers.kv_engine.programs.spec import ProgramSpec
@@ -40,6 +41,7 @@ class Engine(Protocol):
     def cancel(self, key: str) -> bool: ...
     def hold(self, key: str) -> bool: ...
     def resume(self, key: str) -> bool: ...
+    def feed(self, key: str, items: Array | None, *, ended: bool) -> bool: ...
     def prepare(self) -> bool: ...
     def step(self) -> list[Output]: ...
     def stats(self) -> EngineStats: ...
@@ -57,6 +59,13 @@ class _Hold:
 
 
 @dataclass(frozen=True, slots=True)
+class _Feed:
+    key: str
+    items: Array | None
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Failed:
     keys: tuple[str, ...]
     error: DalSegnoError
@@ -68,7 +77,7 @@ class _Cancelled:
     steps_after: int
 
 
-_Command: TypeAlias = SequenceSpec | ProgramSpec | _Cancel | _Hold
+_Command: TypeAlias = SequenceSpec | ProgramSpec | _Cancel | _Hold | _Feed
 _Report: TypeAlias = list[Output] | _Failed | _Cancelled
 
 
@@ -143,6 +152,10 @@ class EngineThread(OwnerThread[Engine]):
         """Let a held sequence take part in steps again."""
         self._inbox.try_put(_Hold(key, held=False), force=True)
 
+    def feed(self, key: str, items: Array | None, *, ended: bool) -> None:
+        """Give a fed sequence the stream's next items, stacked; with `ended`, no further ones follow."""
+        self._inbox.try_put(_Feed(key, items, ended), force=True)
+
     def stats(self) -> EngineStats | None:
         """Return the engine's state, without waiting for the engine; None while it is being made."""
         engine = self.made
@@ -179,6 +192,8 @@ class EngineThread(OwnerThread[Engine]):
                     self._report(_Cancelled(key, self._steps_after.pop(key, 0)))
                 case _Hold(key, held):
                     _ = engine.hold(key) if held else engine.resume(key)
+                case _Feed():
+                    self._feed(engine, command)
 
     def _add(self, engine: Engine, spec: SequenceSpec | ProgramSpec) -> None:
         try:
@@ -188,6 +203,13 @@ class EngineThread(OwnerThread[Engine]):
                 engine.add(spec)
         except (ClientError, WorkerError, BugError) as error:
             self._report(_Failed((spec.key,), error))
+
+    def _feed(self, engine: Engine, command: _Feed) -> None:
+        try:
+            engine.feed(command.key, command.items, ended=command.ended)
+        except DalSegnoError as error:
+            engine.cancel(command.key)
+            self._report(_Failed((command.key,), error))
 
     def _step(self, engine: Engine) -> None:
         failure: StepFailedError | None = None

@@ -1,9 +1,10 @@
-"""Passes in a step: their spans, and what a step knows of them besides: positions, masks, embeddings.
+"""Passes in a step: their spans, what a step knows of them besides, and their results.
 
 The passes of a step come after its sequences in the packed tokens. Without a pass that is not causal, a step
 has no ranges of keys, and every kernel computes it as before.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from typing import Final
@@ -68,19 +69,20 @@ def make_span(key: str, asked: Pass, context: Context, *, axes: int) -> PassSpan
     sequence, count = context.sequence, asked.tokens
     ids = list(asked.ids) if asked.ids is not None else [_NO_ID] * count
     sequence.ids = [*sequence.ids[: context.length], *ids]
+    positions = _positions(asked, context.next_position, axes)
+    context.written = np.concatenate([context.written[: context.length], positions.amax(0).numpy()])
     return PassSpan(
         key=key,
         asked=asked,
         context=context,
         span=Span(sequence, context.length, count),
-        positions=_positions(asked, context.next_position, axes),
+        positions=positions,
     )
 
 
 def commit(done: PassSpan) -> None:
     """Extend the context by the tokens of a computed pass, if it commits them."""
     if not done.asked.commits:
-        del done.context.sequence.ids[done.span.start :]
         return
     done.context.sequence.computed += done.span.count
     done.context.next_position = int(done.positions.max()) + 1
@@ -147,10 +149,32 @@ def embedded_rows(passes: Items[PassSpan], first: int) -> tuple[list[torch.Tenso
     return rows, at
 
 
-def states_of(passes: Items[PassSpan], hidden: torch.Tensor) -> list[torch.Tensor]:
-    """Return the hidden states of each pass, (T, hidden): the last ones of a step."""
+def results_of(
+    passes: Items[PassSpan],
+    hidden: torch.Tensor,
+    head: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> list[torch.Tensor]:
+    """Return the states of each pass, (T, hidden), or the logits of some of its tokens, (n, vocab_size).
+
+    Args:
+        passes: the last spans of the step.
+        hidden: the states of all tokens of the step.
+        head: returns logits by those states and the indices of tokens; called once, for all passes.
+    """
+    if not passes:
+        return []
     counts = [one.span.count for one in passes]
-    return list(torch.split(hidden[len(hidden) - sum(counts) :], counts)) if counts else []
+    first = len(hidden) - sum(counts)
+    results = list(torch.split(hidden[first:], counts))
+    wanted = [place for place, one in enumerate(passes) if one.asked.logits is not None]
+    if not wanted:
+        return results
+    firsts = first + np.cumsum([0, *counts])
+    indices = [firsts[place] + np.asarray(passes[place].asked.logits, np.int64) for place in wanted]
+    logits = head(hidden, torch.from_numpy(np.concatenate(indices)).to(hidden.device))
+    for place, found in zip(wanted, torch.split(logits, [len(one) for one in indices]), strict=True):
+        results[place] = found
+    return results
 
 
 def _positions(asked: Pass, following: int, axes: int) -> torch.Tensor:

@@ -14,6 +14,7 @@ class ProgramSpec:
     Attributes:
         key: the caller's name for the run; unique among the live runs and sequences.
         program: the name of the program in the node.
+        node: the name of the node, where a rank has several KV nodes.
         inputs: the inputs of the node call, by edge.
         args: the arguments of the walk.
         seed: of the request.
@@ -28,3 +29,4 @@ class ProgramSpec:
     seed: int
     priority: int = 0
     tenant: str = ""
+    node: str = ""

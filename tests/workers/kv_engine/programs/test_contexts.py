@@ -7,7 +7,7 @@ from shared.errors import BugError, ClientError
 from workers.kv_engine.programs.contexts import Context, Contexts
 from workers.kv_engine.programs.pages import Pages
 
-Copies = list[tuple[int, int, int]]
+Copies = list[tuple[str, int, int, int]]
 
 
 def contexts(copies: Copies, *, blocks: int = 6, rows: int = 3, max_blocks: int = 4) -> Contexts:
@@ -58,11 +58,11 @@ def test_a_fork_shares_blocks_until_one_of_both_writes() -> None:
     assert fork.sequence.blocks == [10, 11]
     assert (fork.length, fork.next_position) == (6, 6)
     among.make_room(fork, 3)
-    assert copies == [(11, 13, 2)]
+    assert copies == [("", 11, 13, 2)]
     assert fork.sequence.blocks == [10, 13, 14]
     assert text.sequence.blocks == [10, 11, 12]
     among.make_room(text, 5)
-    assert copies == [(11, 13, 2)], "the last user of a block writes to it without a copy"
+    assert copies == [("", 11, 13, 2)], "the last user of a block writes to it without a copy"
 
 
 def test_a_fork_at_the_end_of_a_block_copies_nothing() -> None:

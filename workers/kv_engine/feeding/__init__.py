@@ -1,0 +1,1 @@
+"""Fed sequences: their inputs are rows that the node makes of a stream and of its last tokens (ADR 38)."""

@@ -1,0 +1,99 @@
+"""One live run of a program, and the outputs of programs whose results are tensors."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, Protocol, TypeAlias
+
+import torch
+
+from models.programs import Driver, Pass, TokenDriver
+from shared.errors import WorkerError
+from workers.data_plane.arrays import to_array
+from workers.data_plane.port import Array
+from workers.kv_engine.outputs import Output, ProgramOutput, StepFailedError
+from workers.kv_engine.programs.contexts import Contexts
+from workers.kv_engine.programs.spec import ProgramSpec
+from workers.kv_engine.programs.tokens import check_numbers
+from workers.kv_engine.sequence_spec import SequenceSpec
+
+AnySpec: TypeAlias = ProgramSpec | SequenceSpec
+
+
+class Reports(Protocol):
+    """Turns what a driver returns into outputs of the engine."""
+
+    def output(self, taken: Any, step: int) -> Output | None:
+        """Return the output of step number `step`; None while there is none. One with `finish` ends the run.
+
+        Raises:
+            DalSegnoError: the result is wrong: the run fails.
+        """
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """A live run.
+
+    Attributes:
+        contexts: None while it waits for room.
+        waiting: the passes of this round that were not computed yet, by their place in it.
+        taken: the results of those that were.
+        served: the number of the last step with one of its passes.
+        held: it keeps its room, but takes part in no step.
+    """
+
+    spec: AnySpec
+    driver: Driver | TokenDriver
+    reports: Reports
+    arrival: int
+    contexts: Contexts | None = None
+    waiting: dict[int, Pass] = field(default_factory=dict)
+    taken: dict[int, torch.Tensor] = field(default_factory=dict)
+    served: int = 0
+    held: bool = False
+
+    @property
+    def deadline(self) -> float:
+        """The deadline of its request, in ns; infinite without one."""
+        ns = self.spec.deadline_ns if isinstance(self.spec, SequenceSpec) else None
+        return inf if ns is None else ns
+
+    def take(self, step: int) -> Output | None:
+        """Give the driver the results of a round, all of which are there; return its output, if any."""
+        results = [self.taken[place] for place in sorted(self.taken)]
+        if isinstance(self.spec, SequenceSpec):
+            check_numbers(results)
+        found = self.driver.take(results)
+        return self.reports.output(found, step)
+
+
+class TensorReports:
+    """The output of a program that ends with tensors."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def output(self, taken: Mapping[str, torch.Tensor] | None, step: int) -> Output | None:
+        """Return the tensors in main memory.
+
+        Raises:
+            WorkerError: one of them is not a number.
+        """
+        return None if taken is None else ProgramOutput(key=self._key, values=_arrays(taken), step=step)
+
+
+def _arrays(values: Mapping[str, torch.Tensor]) -> dict[str, Array]:
+    broken = [
+        name
+        for name, value in values.items()
+        if value.is_floating_point() and not bool(value.isfinite().all())
+    ]
+    if broken:
+        raise WorkerError(
+            f"the outputs {sorted(broken)} of the program are not numbers; the weights are damaged, or the "
+            "dtype is too narrow for the model",
+            code=StepFailedError.code,
+        )
+    return {name: to_array(value.clone()) for name, value in values.items()}
