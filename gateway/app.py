@@ -29,13 +29,13 @@ from gateway.generate.routes import generate_routes
 from gateway.http import server
 from gateway.media.file_routes import file_routes
 from gateway.middleware.stack import GatewayApp
-from gateway.openai.embeddings import embedding_routes
 from gateway.openai.routes import openai_routes
 from gateway.operations.request_routes import request_routes
 from gateway.operations.service_routes import service_routes
 from gateway.requests.service import Gateway
 from gateway.served_model import ServedModel
 from gateway.speech.routes import speech_routes
+from gateway.texts.embeddings import embedding_routes
 from shared.closest_match import closest_match
 from shared.errors import DalSegnoError
 from shared.log.nats import jetstream

@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -50,7 +51,7 @@ _STATUSES: Final[Mapping[str, int]] = {
     LogRegressedError.code: 503,  # the log was replaced: a retry goes to the new one
 }
 """Statuses that differ from the error's own."""
-_FILE: Final = re.compile(r"files\[(\d{1,6})\]", re.ASCII)
+_NAMED: Final = re.compile(r"(files|texts|queries)\[(\d{1,6})\]", re.ASCII)
 ERROR_CODE: Final = "error_code"
 """The entry of `scope["state"]` with the code of the error that answered a request, for the access log."""
 RETRY_AFTER_S: Final[Mapping[int, int]] = {429: 1, 503: 2}
@@ -151,17 +152,19 @@ def raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
 
-def of_failure(failure: Failure, media_places: Sequence[str] = ()) -> HttpError:
+def of_failure(failure: Failure, places: Mapping[str, Sequence[str]] = MappingProxyType({})) -> HttpError:
     """The response for a failure on the log.
 
-    A failure names a medium by its index, `files[1]`; `media_places` are the places of the media in the body.
+    A failure names a medium or a text by its index, `files[1]` or `texts[3]`; `places` are their places in
+    the body.
     """
     status = _STATUSES.get(failure.code, _http_status(failure.status))
     message, param = in_openais_words(failure.code, failure.message), None
-    file = _FILE.match(message)
-    if file is not None and int(file[1]) < len(media_places):
-        param = media_places[int(file[1])]
-        message = f"{param}{message[file.end() :]}"
+    named = _NAMED.match(message)
+    known = places.get(named[1], ()) if named is not None else ()
+    if named is not None and int(named[2]) < len(known):
+        param = known[int(named[2])]
+        message = f"{param}{message[named.end() :]}"
     return HttpError(
         status=status, code=failure.code, message=message, param=param, retry_after_s=failure.retry_after_s
     )

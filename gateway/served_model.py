@@ -21,6 +21,7 @@ class ServedModel:
         media: for each modality, the meaning of its bytes.
         voices: the voices of a model that speaks, the default one first.
         options: the family's own request parameters; None: it has none.
+        takes_texts: a request on the log may have several texts.
     """
 
     name: str
@@ -32,6 +33,7 @@ class ServedModel:
     media: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     voices: tuple[str, ...] = ()
     options: type[msgspec.Struct] | None = None
+    takes_texts: bool = False
 
     @property
     def takes_media(self) -> bool:
@@ -51,6 +53,7 @@ class ServedModel:
             media=graph.media,
             voices=config.known_voices,
             options=graph.options,
+            takes_texts=graph.takes_texts,
         )
 
     def check_model(self, name: str | None) -> None:

@@ -1,19 +1,26 @@
 """The check of the texts of a request (`Inputs.texts`), before it is admitted. Pure."""
 
+from typing import Final
+
 from shared.errors import ClientError
-from shared.events import Inputs
+from shared.events import Inputs, Params
+
+_TRUNCATION: Final = ("truncate_prompt_tokens", "truncation_side", "max_tokens_per_doc")
 
 
-def check_texts(inputs: Inputs, *, takes_texts: bool) -> None:
+def check_texts(inputs: Inputs, params: Params, *, takes_texts: bool) -> None:
     """Check that the model takes several texts, and that there is a query for each.
 
     Args:
         inputs: the request's inputs.
-        takes_texts: the model takes several texts in a request.
+        params: its parameters.
+        takes_texts: the model takes several texts in a request, and truncates them.
 
     Raises:
         ClientError: it does not, there is neither a text nor a file, or the number of queries does not fit.
     """
+    if not takes_texts:
+        _check_no_truncation(params)
     if inputs.texts is None:
         return
     if not takes_texts:
@@ -29,3 +36,12 @@ def check_texts(inputs: Inputs, *, takes_texts: bool) -> None:
             "none or one" if entries == 1 else f"none, one, or one for each of the {entries} texts and files"
         )
         raise ClientError(f"queries: expected {wanted}, found {len(inputs.queries)}")
+
+
+def _check_no_truncation(params: Params) -> None:
+    for name in _TRUNCATION:
+        if getattr(params, name) is not None:
+            raise ClientError(
+                f"{name}: this model does not truncate a prompt; leave it out, and shorten the prompt",
+                code="not_supported",
+            )

@@ -258,7 +258,7 @@ def _at(where: str, error: ClientError) -> InvalidParamError:
 
 def with_files(inputs: Inputs, files: list[Media]) -> Inputs:
     """Return the inputs with media, and with their modalities."""
-    is_file_alone = inputs.text == ""
+    is_file_alone = inputs.text == "" or inputs.texts == []
     others = [] if is_file_alone else inputs.input_modalities
     modalities = dict.fromkeys([*(file.modality for file in files), *others])
     messages = inputs.messages

@@ -6,7 +6,7 @@ checks the ranges of parameters, for HTTP and NATS alike, and `gateway.request_l
 gateway.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 import msgspec
@@ -286,7 +286,7 @@ def parse(kind: type[_R], body: dict[str, Any], family: Options | None = None) -
         InvalidParamError: a field is of the wrong type, missing, or not supported.
     """
     _refuse_fields_of_other_apis(kind, body)
-    body = _with_options(body, kind, family)
+    body = with_options(body, {*kind.__struct_fields__, *kind.neutral}, family)
     check_fields(body, kind.__struct_fields__, kind.neutral, options.names(family))
     if kind is ChatRequest:
         _refuse_other_tools(body)
@@ -296,12 +296,14 @@ def parse(kind: type[_R], body: dict[str, Any], family: Options | None = None) -
     return request
 
 
-def _with_options(body: dict[str, Any], kind: type[_Request], family: Options | None) -> dict[str, Any]:
-    """The body with the options of the model's family under `options`, checked; null is absent.
+def with_options(body: dict[str, Any], fields: Collection[str], family: Options | None) -> dict[str, Any]:
+    """Return the body with the options of the model's family under `options`, checked; null is absent.
 
-    A field of the route is never an option, also if an option has the same name.
+    `fields` are those of the route. One is never an option, also if an option has the same name.
+
+    Raises:
+        ClientError: an option is unknown, given twice, or its value is wrong.
     """
-    fields = set(kind.__struct_fields__) | set(kind.neutral)
     own = [name for name in options.names(family) if name in body and name not in fields]
     nested = body.get("options")
     if nested is not None and not isinstance(nested, dict):

@@ -110,12 +110,20 @@ class RequestGroup:
         requests: one for each choice (`gateway.requests.choices.split`).
         n: the number of choices for each prompt.
         media_places: the places of the requests' media in the body, for errors.
+        text_places: for each request, those of its texts; `query_places` are those of their queries.
     """
 
     route: str
     requests: Sequence[ParsedRequest]
     n: int = 1
     media_places: Sequence[str] = ()
+    text_places: Sequence[Sequence[str]] = ()
+    query_places: Sequence[str] = ()
+
+    def places(self, choice: int) -> dict[str, Sequence[str]]:
+        """The places in the body of what a failure of one request names by its index."""
+        texts = self.text_places[choice] if choice < len(self.text_places) else ()
+        return {"files": self.media_places, "texts": texts, "queries": self.query_places}
 
     @property
     def request_id(self) -> str:
@@ -217,7 +225,7 @@ class AnswerResponse(Response):
                     self._choices.on_attached = lambda: limit.reschedule(begun_s + limit_s)
                 async for choice, item in items:
                     if isinstance(item, Failed):
-                        error = errors.of_failure(item.failure, self._group.media_places)
+                        error = errors.of_failure(item.failure, self._group.places(choice))
                         if error.status != _UNAVAILABLE:  # which ends this gateway's answer alone
                             self._choices.release(f"another choice of the same answer failed: {error.code}")
                         return error

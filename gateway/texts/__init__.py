@@ -1,0 +1,1 @@
+"""Several texts in one request: `/v1/embeddings`, `/v1/rerank`, `/v1/score`."""
