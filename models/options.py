@@ -2,6 +2,7 @@
 
 The declaration is a struct with fields such as `steps: Annotated[int, Meta(ge=1, le=50)] = 10`. Every field
 has a default, and a description in the section `Attributes` of the docstring. Bounds are `msgspec.Meta`.
+A class variable `OTHER_NAMES` maps the names that other servers use to those of the fields.
 
 A request carries options as plain values in `Params.options`. Gateway and conductor validate them with
 `check`; a plan reads them with `PlanRequest.options_as`. Pure: no torch, no I/O.
@@ -55,11 +56,43 @@ def check_declaration(kind: Options) -> None:
             raise OptionsError(f"{where}: expected a description under 'Attributes:' in the docstring")
         if field.encode_name in RESERVED:
             raise OptionsError(f"{where}: expected another name, found that of a parameter of all models")
+    known = names(kind)
+    for other, own in other_names(kind).items():
+        if own not in known or other in known or other in RESERVED:
+            raise OptionsError(
+                f"{kind.__name__}.OTHER_NAMES[{other!r}]: expected a new name for one of {', '.join(known)}, "
+                f"found {own!r}"
+            )
 
 
 def names(kind: Options | None) -> tuple[str, ...]:
     """Return the names of the options; none without a declaration."""
     return () if kind is None else tuple(field.encode_name for field in msgspec.structs.fields(kind))
+
+
+def other_names(kind: Options | None) -> Mapping[str, str]:
+    """Return the names that are accepted in addition, with those of the options that they mean."""
+    found: Mapping[str, str] = getattr(kind, "OTHER_NAMES", {})
+    return found
+
+
+def renamed(kind: Options | None, given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Return options under their own names; those that are none are left as they are.
+
+    Raises:
+        InvalidOptionError: an option is given under two names, with different values.
+    """
+    others = other_names(kind)
+    found = {name: value for name, value in given.items() if name not in others}
+    for name, value in given.items():
+        own = others.get(name)
+        if own is None:
+            continue
+        if found.setdefault(own, value) != value:
+            raise InvalidOptionError(
+                f"{where}{name}", f"{where}{name}: expected it once, found {where}{own} with another value"
+            )
+    return found
 
 
 def check(kind: Options | None, given: Mapping[str, Any], where: str = "options.") -> None:

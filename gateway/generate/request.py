@@ -39,17 +39,21 @@ from shared.events import Inputs, Params, Priority
 from shared.validation_errors import described, validation_problem
 
 QUESTIONS: Final = ("text", "messages", "token_ids")
-"""The prompt: exactly one of these is required."""
+"""The prompt: exactly one of these is required, or `TEXTS`."""
+TEXTS: Final = "texts"
 _LIMITS: Final = ("max_tokens", "max_output_tokens", "max_new_tokens")
 MODEL_KWARGS: Final = (
     *_LIMITS, "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "logit_bias", "bad_words", "min_tokens", "seed", "stop", "stop_token_ids",
-    "ignore_eos", "logprobs", "echo", "voice", "guide", "dimensions", "warm", "options",
+    "ignore_eos", "logprobs", "echo", "voice", "guide", "dimensions", "truncate_prompt_tokens",
+    "truncation_side", "max_tokens_per_doc", "warm", "options",
 )  # fmt: skip
 FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "text": {"type": "string"},
     "messages": {"type": "array", "items": {"type": "object"}},
     "token_ids": {"type": "array", "items": {"type": "integer"}},
+    TEXTS: {"type": "array", "items": {"type": ["string", "array"]}},
+    "queries": {"type": "array", "items": {"type": ["string", "array"]}},
     "chat": {"type": "boolean", "default": True},
     "files": {
         "type": "array",
@@ -149,9 +153,11 @@ def model_kwargs(found: object, family: Options | None = None) -> Params:
             raise InvalidParamError("model_kwargs", error.message, code=error.code) from error
     if not isinstance(found, dict):
         raise InvalidParamError("model_kwargs", f"model_kwargs: expected an object, found {described(found)}")
-    own = options.names(family)
+    own = (*options.names(family), *options.other_names(family))
     for name in found:
         check_known(name, (*MODEL_KWARGS, *own), "model_kwargs.")
+    present = {name: value for name, value in found.items() if value is not None}
+    found = options.renamed(family, present, "model_kwargs.")
     given_options = _options(found, family)
     limits = {name: found[name] for name in _LIMITS if found.get(name) is not None}
     if len({repr(value) for value in limits.values()}) > 1:
@@ -179,10 +185,11 @@ def _options(found: Mapping[str, Any], family: Options | None) -> dict[str, Any]
         raise InvalidParamError(
             "model_kwargs.options", f"model_kwargs.options: expected an object, found {described(nested)}"
         )
+    nested = options.renamed(family, nested or {}, "model_kwargs.options.")
     given = {name: found[name] for name in options.names(family) if found.get(name) is not None}
-    options.check(family, nested or {}, "model_kwargs.options.")
+    options.check(family, nested, "model_kwargs.options.")
     options.check(family, given, "model_kwargs.")
-    return {**(nested or {}), **given}
+    return {**nested, **given}
 
 
 def _with_known_voice(params: Params, served: ServedModel) -> Params:
@@ -218,16 +225,24 @@ def _prompt(fields: Mapping[str, Any], placed: PlacedMedia, served: ServedModel,
 
     Files without a question are a request with an empty text: some models answer a file alone.
     """
-    given = {name: fields[name] for name in QUESTIONS if fields.get(name) is not None}
+    questions = (*QUESTIONS, TEXTS)
+    given = {name: fields[name] for name in questions if fields.get(name) is not None}
     if not given and fields.get("files"):
-        given = {"text": ""}
+        given = {"text": ""} if fields.get("queries") is None else {TEXTS: []}
     if not given:
         message = "text: expected a string, found nothing"
         raise InvalidParamError("text", message, code="missing_required_parameter")
     if len(given) > 1:
         *_, last = given
-        raise InvalidParamError(last, f"{last}: expected one of {_listed(QUESTIONS)}, found {_listed(given)}")
+        raise InvalidParamError(last, f"{last}: expected one of {_listed(questions)}, found {_listed(given)}")
     [(name, value)] = given.items()
+    if name == TEXTS:
+        queries = _list("queries", fields.get("queries") or [])
+        return converted({TEXTS: _list(TEXTS, value), "queries": queries, "chat": False}, Inputs)
+    if fields.get("queries") is not None:
+        raise InvalidParamError(
+            "queries", "queries: expected none without texts, which they are compared with"
+        )
     if name == "text":
         return Inputs(text=_text(fields, name) or "", chat=_boolean(fields, "chat", default=is_chat))
     if name == "messages":

@@ -1,6 +1,7 @@
 """Options of a family: declared with defaults and bounds, validated by name, shown as JSON schema."""
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import pytest
@@ -24,6 +25,30 @@ class FlowOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: Annotated[int, Meta(ge=1, le=50)] = 10
     guidance: Annotated[float, Meta(ge=0)] = 1.0
+
+
+class NamedOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options with names of other servers.
+
+    Attributes:
+        steps: denoising steps.
+    """
+
+    OTHER_NAMES: ClassVar[Mapping[str, str]] = {"num_steps": "steps", "diffusion_steps": "steps"}
+
+    steps: int = 10
+
+
+class Misnamed(msgspec.Struct):
+    """Another name for nothing.
+
+    Attributes:
+        steps: denoising steps.
+    """
+
+    OTHER_NAMES: ClassVar[Mapping[str, str]] = {"num_steps": "stepps"}
+
+    steps: int = 10
 
 
 class Required(msgspec.Struct):
@@ -87,6 +112,18 @@ def test_right_options_pass_and_reach_the_plan_with_defaults() -> None:
         plan_request({"steps": 0}).options_as(FlowOptions)
 
 
+def test_names_of_other_servers_are_those_of_the_options() -> None:
+    given = {"num_steps": 4, "colour": "red"}
+
+    assert options.renamed(NamedOptions, given) == {"steps": 4, "colour": "red"}
+    assert options.renamed(NamedOptions, {"num_steps": 4, "steps": 4}) == {"steps": 4}
+    assert options.renamed(None, given) == given
+    with pytest.raises(InvalidOptionError) as raised:
+        options.renamed(NamedOptions, {"steps": 5, "diffusion_steps": 4}, "model_kwargs.")
+    assert raised.value.param == "model_kwargs.diffusion_steps"
+    assert "expected it once, found model_kwargs.steps" in raised.value.message
+
+
 def test_a_family_without_options_takes_none() -> None:
     options.check(None, {})
     with pytest.raises(InvalidOptionError, match=r"steps: unknown option; this model has none"):
@@ -118,7 +155,12 @@ def test_the_schema_shows_defaults_bounds_and_descriptions() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "problem"),
-    [(Required, "expected a default"), (Undescribed, "expected a description"), (Taken, "another name")],
+    [
+        (Required, "expected a default"),
+        (Undescribed, "expected a description"),
+        (Taken, "another name"),
+        (Misnamed, "expected a new name for one of steps"),
+    ],
 )
 def test_a_declaration_is_checked_when_the_graph_is_made(kind: Any, problem: str) -> None:
     def plan(_: PlanRequest) -> Any:
