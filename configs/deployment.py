@@ -18,7 +18,7 @@ from configs.placement import NodeGroup as NodeGroup  # noqa: PLC0414 - a part o
 from configs.placement import PlacedGroup
 from models import registry
 from shared.errors import ClientError
-from shared.events import MAX_CHOICES, digest_of
+from shared.events import MAX_CHOICES, MAX_TEXTS, digest_of
 from shared.ids import Rank
 from shared.log.port import Durability
 from shared.telemetry.settings import TraceSettings
@@ -63,6 +63,7 @@ class GatewaySettings(
         max_choices: the most answers per request, over all its prompts.
         max_messages: messages of one chat.
         max_embeddings: inputs of one embeddings request.
+        max_documents: documents of one request to rerank, or pairs of one to score.
         request_timeout_s: time limit of a request, after which it fails with status 504; 0 is no limit.
         header_timeout_s: time for a client to send the request head.
         body_timeout_s: time for a client to send the next part of the body.
@@ -86,6 +87,7 @@ class GatewaySettings(
     max_choices: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 128
     max_messages: Annotated[int, Meta(ge=1)] = 2048
     max_embeddings: Annotated[int, Meta(ge=1, le=2048)] = 2048
+    max_documents: Annotated[int, Meta(ge=1, le=MAX_TEXTS)] = 2048
     request_timeout_s: SecondsOrNone = 600.0
     header_timeout_s: Seconds = 10.0
     body_timeout_s: Seconds = 30.0

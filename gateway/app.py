@@ -36,6 +36,8 @@ from gateway.requests.service import Gateway
 from gateway.served_model import ServedModel
 from gateway.speech.routes import speech_routes
 from gateway.texts.embeddings import embedding_routes
+from gateway.texts.rerank import rerank_routes
+from gateway.texts.score import score_routes
 from shared.closest_match import closest_match
 from shared.errors import DalSegnoError
 from shared.log.nats import jetstream
@@ -103,6 +105,8 @@ def create_app(
         generate_routes,
         speech_routes,
         embedding_routes,
+        rerank_routes,
+        score_routes,
         file_routes,
         openai_routes,
         request_routes,

@@ -4,7 +4,7 @@ from typing import Final
 
 from configs.deployment import GatewaySettings
 from gateway.errors import InvalidParamError
-from shared.events import Params
+from shared.events import Inputs, Params
 
 MAX_TIMEOUT_S: Final = 86400.0
 """A day: the longest time limit of a request."""
@@ -47,6 +47,20 @@ def check_messages(count: int, settings: GatewaySettings) -> None:
     if count > settings.max_messages:
         raise InvalidParamError(
             "messages", f"messages: expected at most {settings.max_messages} messages, found {count}"
+        )
+
+
+def check_texts(inputs: Inputs, settings: GatewaySettings) -> None:
+    """Check the number of texts in one request.
+
+    Raises:
+        InvalidParamError: it is above the gateway's `max_documents` or `max_embeddings`.
+    """
+    name = "max_documents" if inputs.queries else "max_embeddings"
+    most, found = getattr(settings, name), len(inputs.texts or [])
+    if found > most:
+        raise InvalidParamError(
+            "texts", f"texts: expected at most {most} texts in one request (gateway.{name}), found {found}"
         )
 
 

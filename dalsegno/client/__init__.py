@@ -16,7 +16,7 @@ nats_transport  publishing, and reading the log
 errors          the errors of a request
 """
 
-from dalsegno.client.answer import Answer, Chunk
+from dalsegno.client.answer import Answer, Chunk, Ranked
 from dalsegno.client.asynchronous import AsyncClient
 from dalsegno.client.errors import (
     AuthenticationError,
@@ -53,6 +53,7 @@ __all__ = [
     "Health",
     "Medium",
     "NotFoundError",
+    "Ranked",
     "RequestCancelledError",
     "RequestExpiredError",
     "ServerError",

@@ -1,6 +1,7 @@
 """The answer to a request: chunks as they arrive, and the whole."""
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +52,24 @@ class End:
     usage: Usage
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """A document and its relevance; `index` is its place among the documents that were given."""
+
+    index: int
+    score: float
+    document: str
+
+
+def ranked(documents: Sequence[str], scores: Sequence[float]) -> list[Ranked]:
+    """Return the documents, the most relevant first; equal ones stay in their order."""
+    found = [
+        Ranked(index=index, score=score, document=document)
+        for index, (document, score) in enumerate(zip(documents, scores, strict=True))
+    ]
+    return sorted(found, key=lambda one: -one.score)
+
+
 @dataclass(slots=True)
 class Answer:
     """An answer; for a running stream, the answer so far.
@@ -95,6 +114,24 @@ class Answer:
     def embedding(self) -> list[float] | None:
         """The embedding vector, if requested."""
         pieces = self.media.get("embedding", [])
+        if not pieces:
+            return None
+        data = b"".join(one.data for one in pieces)
+        return list(struct.unpack(f"<{len(data) // 4}f", data))
+
+    @property
+    def embeddings(self) -> list[list[float]] | None:
+        """The embeddings of several texts, if requested; of a multi-vector model the vectors of all texts."""
+        pieces = self.media.get("embedding", [])
+        if not pieces:
+            return None
+        size = pieces[0].metadata["shape"][-1]
+        return [[*row] for one in pieces for row in struct.iter_unpack(f"<{size}f", one.data)]
+
+    @property
+    def scores(self) -> list[float] | None:
+        """The score of each text, if requested."""
+        pieces = self.media.get("score", [])
         if not pieces:
             return None
         data = b"".join(one.data for one in pieces)

@@ -5,13 +5,13 @@ from types import TracebackType
 from typing import Self, Unpack
 from urllib.parse import urlsplit
 
-from dalsegno.client.answer import Answer
+from dalsegno.client.answer import Answer, Ranked, ranked
 from dalsegno.client.http_transport import HttpTransport
 from dalsegno.client.media import Audio
 from dalsegno.client.request import ClientRequest, Messages, RequestOptions, client_request
 from dalsegno.client.stream import AsyncStream
 from dalsegno.client.transport import ClientTransport, Health
-from models.base import EMBEDDING
+from models.base import EMBEDDING, SCORE
 from shared.errors import ClientError
 from shared.ids import is_prefix
 from shared.log.nats.credentials import Credentials
@@ -96,6 +96,50 @@ class AsyncClient:
         if answer.embedding is None:
             raise ClientError("the answer has no embedding", code="no_embedding")
         return answer.embedding
+
+    async def embed_all(
+        self, texts: Sequence[str], *, request_id: str | None = None, **how: Unpack[RequestOptions]
+    ) -> list[list[float]]:
+        """Return the embedding of each text, by a model that takes several texts in a request.
+
+        `images` may be given beside them, or alone: their embeddings come after those of the texts.
+        """
+        how.setdefault("output_modalities", (EMBEDDING,))
+        how["texts"] = list(texts)
+        answer = await self.stream(request_id=request_id, **how).read()
+        if answer.embeddings is None:
+            raise ClientError("the answer has no embeddings", code="no_embedding")
+        return answer.embeddings
+
+    async def score(
+        self,
+        queries: str | Sequence[str],
+        texts: Sequence[str],
+        *,
+        request_id: str | None = None,
+        **how: Unpack[RequestOptions],
+    ) -> list[float]:
+        """Return the score of each text by a reranker, against one query or each against its own."""
+        how.setdefault("output_modalities", (SCORE,))
+        how["texts"] = list(texts)
+        how["queries"] = [queries] if isinstance(queries, str) else list(queries)
+        answer = await self.stream(request_id=request_id, **how).read()
+        if answer.scores is None:
+            raise ClientError("the answer has no scores", code="no_scores")
+        return answer.scores
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        request_id: str | None = None,
+        **how: Unpack[RequestOptions],
+    ) -> list[Ranked]:
+        """Return the documents by their relevance to a query, the most relevant first; `top_n` of them."""
+        scores = await self.score(query, documents, request_id=request_id, **how)
+        return ranked(documents, scores)[:top_n]
 
     async def warm(
         self,

@@ -206,6 +206,8 @@ def body_of(request: ClientRequest) -> dict[str, Any]:
         "text": inputs.text,
         "messages": inputs.messages,
         "token_ids": inputs.token_ids,
+        "texts": inputs.texts,
+        "queries": inputs.queries or None,
         "chat": None if inputs.chat else False,
         "input_modalities": ",".join(inputs.input_modalities),
         "output_modalities": ",".join(inputs.output_modalities) if request.chooses_outputs else None,

@@ -8,7 +8,7 @@ import hashlib
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypedDict
+from typing import Any, Final, Literal, TypedDict
 
 import msgspec
 
@@ -25,15 +25,18 @@ Messages = Sequence[Mapping[str, Any]]
 class RequestOptions(TypedDict, total=False):
     """Optional arguments of a request; the server chooses those that are not given.
 
-    Exactly one of the text, the messages (a chat as OpenAI writes it) and `token_ids` is the prompt. `chat`
-    False: the text is a raw prompt. Media are one item or a list (see `dalsegno.client.media`); parts of
-    messages such as `{"type": "image", "file": 0}` place them, or else they come before the last question.
-    `options` are the parameters that only this model's family has (`GET /v1/models/{id}` lists them). `guide`
+    Exactly one of the text, the messages (a chat as OpenAI writes it), `token_ids` and `texts` is the prompt.
+    `texts` are several, compared with `queries` if there are any, for models that take several. `chat` False:
+    the text is a raw prompt. Media are one item or a list (see `dalsegno.client.media`); parts of messages
+    such as `{"type": "image", "file": 0}` place them, or else they come before the last question. `options`
+    are the parameters that only this model's family has (`GET /v1/models/{id}` lists them). `guide`
     constrains the answer, with the fields of `shared.events.Guide`. `timeout_s` limits the time from the
     server's receipt to the end.
     """
 
     token_ids: Sequence[int]
+    texts: Sequence[str | Sequence[int]]
+    queries: Sequence[str | Sequence[int]]
     chat: bool
     images: MediaItem
     audio: MediaItem
@@ -59,6 +62,9 @@ class RequestOptions(TypedDict, total=False):
     voice: str | None
     guide: Mapping[str, Any] | None
     dimensions: int | None
+    truncate_prompt_tokens: int | None
+    truncation_side: Literal["left", "right"] | None
+    max_tokens_per_doc: int | None
     warm: bool
     options: Mapping[str, Any]
     model: str | None
@@ -114,7 +120,11 @@ def client_request(
     chosen = f"py-{secrets.token_hex(12)}" if request_id is None else request_id
     return ClientRequest(
         request_id=parse_request_id(chosen),
-        inputs=_inputs({"messages": messages, "text": text, "token_ids": how.get("token_ids")}, how, files),
+        inputs=_inputs(
+            {"messages": messages, "text": text, **{name: how.get(name) for name in ("token_ids", "texts")}},
+            how,
+            files,
+        ),
         params=_params(how),
         files=tuple(files),
         model=how.get("model"),
@@ -137,11 +147,12 @@ def _inputs(prompts: Mapping[str, Any], how: Mapping[str, Any], files: Sequence[
         given["messages"] = with_places(given["messages"], files)
     if len(given) != 1:
         found = " and ".join(given) or "none of them"
-        raise ClientError(f"expected one of a text, messages and token_ids; found {found}")
-    texts = [] if files and given.get("text") == "" else ["text"]
+        raise ClientError(f"expected one of a text, messages, token_ids and texts; found {found}")
+    texts = [] if files and (given.get("text") == "" or given.get("texts") == []) else ["text"]
     modalities = list(dict.fromkeys([*(file.modality for file in files), *texts]))
     plain = {
         **given,
+        "queries": list(how.get("queries", ())),
         "chat": how.get("chat", True),
         "input_modalities": modalities,
         "output_modalities": _wanted(how) or ["text"],

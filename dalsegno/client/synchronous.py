@@ -15,7 +15,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar, Unpack
 
-from dalsegno.client.answer import Answer, Chunk
+from dalsegno.client.answer import Answer, Chunk, Ranked
 from dalsegno.client.asynchronous import PATIENCE_S, AsyncClient
 from dalsegno.client.media import Audio
 from dalsegno.client.request import Messages, RequestOptions
@@ -257,6 +257,40 @@ class Client:
     ) -> list[float]:
         """Return the embedding of a text, as the checkpoint defines it."""
         return self._loop.call(lambda: self._client.embed(text, request_id=request_id, **how))
+
+    def embed_all(
+        self, texts: Sequence[str], *, request_id: str | None = None, **how: Unpack[RequestOptions]
+    ) -> list[list[float]]:
+        """Return the embedding of each text, by a model that takes several texts in a request.
+
+        `images` may be given beside them, or alone: their embeddings come after those of the texts.
+        """
+        return self._loop.call(lambda: self._client.embed_all(texts, request_id=request_id, **how))
+
+    def score(
+        self,
+        queries: str | Sequence[str],
+        texts: Sequence[str],
+        *,
+        request_id: str | None = None,
+        **how: Unpack[RequestOptions],
+    ) -> list[float]:
+        """Return the score of each text by a reranker, against one query or each against its own."""
+        return self._loop.call(lambda: self._client.score(queries, texts, request_id=request_id, **how))
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        request_id: str | None = None,
+        **how: Unpack[RequestOptions],
+    ) -> list[Ranked]:
+        """Return the documents by their relevance to a query, the most relevant first; `top_n` of them."""
+        return self._loop.call(
+            lambda: self._client.rerank(query, documents, top_n=top_n, request_id=request_id, **how)
+        )
 
     def warm(
         self,

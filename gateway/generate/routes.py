@@ -58,6 +58,7 @@ def generate_routes(gateway: Gateway) -> APIRouter:
 
     def submitted(http: Request, body: GenerateRequest, params: Params, id_prefix: str) -> ParsedRequest:
         request_limits.check_messages(len(body.inputs.messages or []), gateway.settings)
+        request_limits.check_texts(body.inputs, gateway.settings)
         return parsed_request(
             http,
             body,

@@ -304,13 +304,15 @@ def with_options(body: dict[str, Any], fields: Collection[str], family: Options 
     Raises:
         ClientError: an option is unknown, given twice, or its value is wrong.
     """
-    own = [name for name in options.names(family) if name in body and name not in fields]
+    accepted = (*options.names(family), *options.other_names(family))
+    own = [name for name in accepted if name in body and name not in fields]
     nested = body.get("options")
     if nested is not None and not isinstance(nested, dict):
         raise InvalidParamError("options", f"options: expected an object, found {described(nested)}")
     nested = {name: value for name, value in (nested or {}).items() if value is not None}
+    nested = options.renamed(family, nested, "options.")
     options.check(family, nested)
-    given = {name: body[name] for name in own if body[name] is not None}
+    given = options.renamed(family, {name: body[name] for name in own if body[name] is not None})
     options.check(family, given, "")
     for name in given.keys() & nested.keys():
         raise InvalidParamError(name, f"{name}: expected it once, found it also in options")

@@ -7,7 +7,7 @@
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.errors import InvalidParamError
@@ -44,6 +44,7 @@ class EntryReader:
         check_modality: called with a modality and its place; it refuses what the model does not take.
         most: the largest number of entries, and `setting` is its name in the configuration.
         allows_more: an object may have further fields beside its text, such as a title.
+        takes_ids: an entry may be a list of token ids.
     """
 
     name: str
@@ -52,7 +53,11 @@ class EntryReader:
     setting: str
     allows_more: bool = False
     takes_ids: bool = True
-    _expected: str = field(init=False, default="a text, token ids, or an object with text or image")
+
+    @property
+    def _expected(self) -> str:
+        ids = ", token ids" if self.takes_ids else ""
+        return f"a text{ids}, or an object with text or image"
 
     def read(self, found: object) -> list[Entry]:
         """Read one entry, or a list of them.
@@ -73,6 +78,14 @@ class EntryReader:
                 f"found {len(found)}",
             )
         return [self._entry(f"{self.name}[{number}]", one) for number, one in enumerate(found)]
+
+    def read_one(self, found: object) -> Entry:
+        """Read the only entry.
+
+        Raises:
+            InvalidParamError: it is wrong.
+        """
+        return self._entry(self.name, found)
 
     def _entry(self, where: str, found: object) -> Entry:
         if isinstance(found, dict):

@@ -14,7 +14,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -465,6 +465,18 @@ async def embeddings_status(config: DeploymentConfig) -> int:
     async with gateway(config, embed) as world:
         body = {"model": world.gateway.served.name, "input": ["a", "b"]}
         return (await world.client.post("/v1/embeddings", json=body)).status_code
+
+
+async def rerank_status(config: DeploymentConfig) -> int:
+    async def score(performance: Performance) -> None:
+        performance.value("score", bytes(8), {"dtype": "float32", "shape": [2]})
+        performance.finish()
+
+    async with gateway(config, score) as world:
+        served = replace(world.gateway.served, outputs=("score",), takes_texts=True)
+        world.gateway.served = served
+        body = {"query": "a", "documents": ["a", "b"]}
+        return (await world.client.post("/v1/rerank", json=body)).status_code
 
 
 def status_by_host(host: str) -> Observe:
@@ -1012,6 +1024,13 @@ TABLE: Final = [
         key="gateway.max_embeddings",
         said="1",
         observe=embeddings_status,
+        without=200,
+        with_=400,
+    ),
+    Row(
+        key="gateway.max_documents",
+        said="1",
+        observe=rerank_status,
         without=200,
         with_=400,
     ),

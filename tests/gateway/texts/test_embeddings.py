@@ -245,35 +245,35 @@ async def test_rows_that_do_not_fit_the_texts_are_an_error_of_the_server() -> No
     assert found["error"]["code"] == "unexpected_output"
 
 
-@pytest.mark.parametrize(
-    ("changed", "param", "code"),
-    [
-        ({"input": [{"image": "data:image/png;base64,AAAA"}]}, "input[0].image", "unsupported_modality"),
-        ({"input": [{"text": "a", "image": "x"}]}, "input", "invalid_value"),
-        ({"input": [{"text": "a", "title": "x"}]}, "input", "invalid_value"),
-        ({"input": [{"text": 5}]}, "input", "invalid_value"),
-        ({"input": [[1, "a"]]}, "input", "invalid_value"),
-        ({"encoding_format": "int8", "embedding_type": "binary"}, "embedding_type", "invalid_value"),
-        ({"embedding_types": ["int8", "float"]}, "embedding_types", "invalid_value"),
-        ({"truncate": False}, "truncate", "not_supported"),
-        ({"truncate": "END", "truncate_prompt_tokens": 3}, "truncate_prompt_tokens", "invalid_value"),
-        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
-        ({"truncate_prompt_tokens": "x"}, "truncate_prompt_tokens", "invalid_value"),
-        ({"quantization_ranges": [[0], [1]]}, "quantization_ranges", "invalid_value"),
-        (
-            {"quantization_ranges": [[0], [1]], "encoding_format": "int8"},
-            "quantization_ranges",
-            "invalid_value",
-        ),
-        ({"late_chunking": True}, "late_chunking", "not_supported"),
-        ({"dimension": 5}, "dimension", "unknown_parameter"),
-    ],
-)
-async def test_what_an_encoder_cannot_do_is_refused_by_name(
-    changed: dict[str, Any], param: str, code: str
-) -> None:
-    found, _ = await embeddings_of({"input": "abc", **changed})
-    assert (found["error"]["param"], found["error"]["code"]) == (param, code), found
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"input": [{"image": "data:image/png;base64,AAAA"}]}, "input[0].image", "unsupported_modality"),
+    ({"input": [{"text": "a", "image": "x"}]}, "input", "invalid_value"),
+    ({"input": [{"text": "a", "title": "x"}]}, "input", "invalid_value"),
+    ({"input": [{"text": 5}]}, "input", "invalid_value"),
+    ({"input": [[1, "a"]]}, "input", "invalid_value"),
+    ({"encoding_format": "int8", "embedding_type": "binary"}, "embedding_type", "invalid_value"),
+    ({"embedding_types": ["int8", "float"]}, "embedding_types", "invalid_value"),
+    ({"truncate": False}, "truncate", "not_supported"),
+    ({"truncate": "END", "truncate_prompt_tokens": 3}, "truncate_prompt_tokens", "invalid_value"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
+    ({"truncate_prompt_tokens": "x"}, "truncate_prompt_tokens", "invalid_value"),
+    ({"quantization_ranges": [[0], [1]]}, "quantization_ranges", "invalid_value"),
+    (
+        {"quantization_ranges": [[0], [1]], "encoding_format": "int8"},
+        "quantization_ranges",
+        "invalid_value",
+    ),
+    ({"late_chunking": True}, "late_chunking", "not_supported"),
+    ({"dimension": 5}, "dimension", "unknown_parameter"),
+]
+
+
+async def test_what_an_encoder_cannot_do_is_refused_by_name() -> None:
+    async with deployment(embed_all, served=ENCODER) as world:
+        for changed, param, code in REFUSED:
+            body = {"model": "demo", "input": "abc", **changed}
+            error = (await world.client.post("/v1/embeddings", json=body)).json()["error"]
+            assert (error["param"], error["code"]) == (param, code), error
 
 
 async def test_a_decoder_that_sees_refuses_images_to_embed() -> None:

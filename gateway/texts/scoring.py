@@ -1,0 +1,141 @@
+"""Scores of pairs of a query and a text, by a model that scores pairs, or by the similarity of embeddings.
+
+A reranker gets queries and texts as they are, and emits a score for each pair. With a model that only makes
+embeddings, one vector for each text, the score of a pair is the cosine of its embeddings.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from operator import mul
+from typing import Final, Protocol
+
+from starlette.requests import Request
+
+from gateway.errors import InvalidParamError
+from gateway.media.intake import MediaIntake
+from gateway.requests.response import RequestGroup
+from gateway.requests.service import Gateway
+from gateway.served_model import ServedModel
+from gateway.texts.batches import batches
+from gateway.texts.entries import Entry, places
+from gateway.texts.fields import TextsRequest
+from gateway.texts.rows import Embedding, Outputs, UnexpectedOutputError
+from gateway.texts.submission import request_group
+from models.base import EMBEDDING, SCORE
+from shared.errors import ClientError
+from shared.events import OutputChunk
+
+_ID_PREFIX: Final = "score"
+
+
+class NoScoresError(ClientError):
+    """The model scores no texts."""
+
+    code = "unsupported_modality"
+    param = "model"
+
+    def __init__(self, name: str, outputs: Sequence[str]) -> None:
+        super().__init__(
+            f"the model {name!r} scores no texts: its outputs are {', '.join(outputs)}; serve a reranker, or "
+            "an encoder of texts"
+        )
+
+
+class Scores(Protocol):
+    """The scores of an answer, of which the chunks arrive."""
+
+    def push(self, choice: int, chunk: OutputChunk) -> None:
+        """Add a chunk of the request `choice`."""
+        ...
+
+    def scores(self) -> list[float]:
+        """The score of each entry, in the order of the body.
+
+        Raises:
+            UnexpectedOutputError: the output does not fit the request.
+        """
+        ...
+
+
+def check_scores(served: ServedModel) -> None:
+    """Refuse a model that scores no texts.
+
+    Raises:
+        NoScoresError: it does not.
+    """
+    if SCORE not in served.outputs and not (EMBEDDING in served.outputs and served.takes_texts):
+        raise NoScoresError(served.name, served.outputs)
+
+
+async def scored(
+    gateway: Gateway,
+    intake: MediaIntake,
+    http: Request,
+    body: TextsRequest,
+    queries: Sequence[Entry],
+    entries: Sequence[Entry],
+    *,
+    route: str,
+) -> tuple[RequestGroup, Scores]:
+    """Return the requests that score entries, and the reader of their answer.
+
+    `queries` are one for all entries, or one for each.
+
+    Raises:
+        ClientError: an image cannot be taken, or the chosen id is not valid.
+    """
+    if SCORE not in gateway.served.outputs:
+        found = batches([*queries, *entries])
+        group = await request_group(
+            gateway, intake, http, body, found, modality=EMBEDDING, route=route, id_prefix=_ID_PREFIX
+        )
+        return group, _Similarities(Outputs(EMBEDDING, [batch.order for batch in found]), len(queries))
+    for query in queries:
+        if query.image is not None:
+            raise InvalidParamError(query.where, f"{query.where}: expected a text, found an image")
+    found = batches(entries, [query.text for query in queries])
+    group = await request_group(
+        gateway,
+        intake,
+        http,
+        body,
+        found,
+        modality=SCORE,
+        route=route,
+        id_prefix=_ID_PREFIX,
+        query_places=places(queries),
+    )
+    return group, Outputs(SCORE, [batch.order for batch in found])
+
+
+@dataclass(slots=True)
+class _Similarities:
+    """Scores by the cosine of embeddings; the first `queries` of these are those of the queries."""
+
+    outputs: Outputs
+    queries: int
+
+    def push(self, choice: int, chunk: OutputChunk) -> None:
+        self.outputs.push(choice, chunk)
+
+    def scores(self) -> list[float]:
+        found = self.outputs.embeddings()
+        queries = [_unit(one) for one in found[: self.queries]]
+        entries = [_unit(one) for one in found[self.queries :]]
+        if len(queries) == 1:
+            queries = queries * len(entries)
+        return [sum(map(mul, query, entry)) for query, entry in zip(queries, entries, strict=True)]
+
+
+def _unit(embedding: Embedding) -> list[float]:
+    """The vector of an embedding, scaled to length 1.
+
+    Raises:
+        UnexpectedOutputError: it has several.
+    """
+    if embedding.is_multi:
+        raise UnexpectedOutputError("expected one vector for each text, found a multi-vector embedding")
+    [vector] = embedding.vectors
+    length = sqrt(sum(map(mul, vector, vector)))
+    return [x / length for x in vector] if length else list(vector)
