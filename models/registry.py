@@ -27,6 +27,7 @@ from shared.source_digest import Root, digest
 
 _LOGGER: Final = logging.getLogger(__name__)
 _BUILT_IN: Final = {
+    "block_diffusion": "models.block_diffusion",
     "decoder_lm": "models.decoder_lm",
     "gemma3": "models.gemma3",
     "idefics3": "models.idefics3",
@@ -37,6 +38,7 @@ _BUILT_IN: Final = {
     "paligemma": "models.paligemma",
     "qwen2_5_vl": "models.qwen2_5_vl",
     "qwen3_vl": "models.qwen3_vl",
+    "text_encoder": "models.text_encoder",
     "vjepa2": "models.vjepa2",
 }
 ENTRY_POINT_GROUP: Final = "dalsegno.models"

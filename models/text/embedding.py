@@ -18,13 +18,13 @@ from shared.errors import ClientError
 
 _SWITCHES: Final[Mapping[str, str]] = {
     "pooling_mode_cls_token": "cls",
-    "pooling_mode_lasttoken": "lasttoken",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
 }
-"""The keys of sentence-transformers' older files: a boolean per mode."""
+"""The keys of sentence-transformers' older files: a boolean per mode. Vectors are joined in this order."""
 MODES: Final = ("cls", "lasttoken", "mean", "weightedmean")
 """The supported modes (`workers.kv_engine.sampling.pooling`)."""
 
@@ -98,10 +98,10 @@ def read(checkpoint: Path) -> Embedding:
     if not path.is_file():
         return Embedding(**known)
     mode, normalize, unsupported = "", False, ""
-    for module in _modules(path):
-        kind = module.type.rpartition(".")[2]
+    for module in modules_of(checkpoint):
+        kind = module.kind
         if kind == "Pooling" and not mode:
-            mode = _mode_of(checkpoint / module.path / "config.json")
+            mode = "+".join(modes_of(checkpoint / module.path / "config.json"))
             if mode not in MODES:
                 unsupported = f"they are pooled by {mode!r}, expected one of {', '.join(MODES)}"
         elif kind == "Normalize":
@@ -113,25 +113,46 @@ def read(checkpoint: Path) -> Embedding:
     return Embedding(mode=mode or "lasttoken", normalize=normalize, unsupported=unsupported, **known)
 
 
-class _Module(msgspec.Struct, frozen=True, kw_only=True):
+class Module(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of `modules.json`: a module's folder, and the name of its class with that of its package."""
+
     path: str
     type: str
 
+    @property
+    def kind(self) -> str:
+        """The name of the class, such as `Pooling`."""
+        return self.type.rpartition(".")[2]
 
-def _modules(path: Path) -> list[_Module]:
+
+def modules_of(checkpoint: Path) -> list[Module]:
+    """The modules that `modules.json` lists, in their order; none without such a file.
+
+    Raises:
+        CheckpointError: the file is malformed.
+    """
+    path = checkpoint / "modules.json"
+    if not path.is_file():
+        return []
     try:
-        return msgspec.json.decode(path.read_bytes(), type=list[_Module])
+        return msgspec.json.decode(path.read_bytes(), type=list[Module])
     except (OSError, msgspec.MsgspecError, UnicodeError) as error:
         raise CheckpointError(f"{path}: expected sentence-transformers' list of modules: {error}") from error
 
 
-def _mode_of(path: Path) -> str:
+def modes_of(path: Path) -> list[str]:
+    """The pooling modes in the configuration of a `Pooling` module; vectors of several are joined.
+
+    Raises:
+        CheckpointError: the file is malformed, or names no mode.
+    """
     config = read_json(path)
     named = config.get("pooling_mode")
-    modes = [named] if isinstance(named, str) else [m for name, m in _SWITCHES.items() if config.get(name)]
-    if not modes:
+    found = [named] if isinstance(named, str) else named
+    modes = found or [mode for name, mode in _SWITCHES.items() if config.get(name)]
+    if not isinstance(modes, list) or not modes or not all(isinstance(mode, str) for mode in modes):
         raise CheckpointError(f"{path}: expected one of {', '.join(_SWITCHES)} to be true, found none")
-    return "+".join(modes)
+    return modes
 
 
 def _truncations(config: Mapping[str, Any]) -> tuple[int, ...] | None:

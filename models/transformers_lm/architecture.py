@@ -48,10 +48,15 @@ _IGNORED_KEYS: Final = frozenset(
 )
 
 
-def model_class_of(raw: Mapping[str, Any], checkpoint: Path, kind: str = "ForCausalLM") -> Any:
+def model_class_of(
+    raw: Mapping[str, Any],
+    checkpoint: Path,
+    kind: str = "ForCausalLM",
+    what: str = "decoder-only language model",
+) -> Any:
     """The model class that `config.json` names, imported from its modelling file.
 
-    `kind` is the end of its name.
+    `kind` is the end of its name, `what` says in errors what is expected.
 
     Raises:
         CheckpointError: it names none.
@@ -67,7 +72,7 @@ def model_class_of(raw: Mapping[str, Any], checkpoint: Path, kind: str = "ForCau
     module_name = model_type_to_module_name(model_type)  # gemma3_text is in gemma3
     is_plain = re.fullmatch(r"[a-z0-9_]+", module_name) and re.fullmatch(rf"\w+{kind}", name)
     refused = UnsupportedArchitectureError(
-        f"{name} (model_type {model_type!r}) is not served: expected a decoder-only language model that "
+        f"{name} (model_type {model_type!r}) is not served: expected a {what} that "
         "transformers knows by itself (remote code is never run)"
     )
     if not is_plain:

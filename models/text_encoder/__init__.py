@@ -1,0 +1,9 @@
+"""Text encoders: texts in, an embedding of each out. `graph`, `processing` and `nodes`.
+
+packed      the kit: the states of the tokens of many texts, computed without padding
+attention   attention within each of several packed texts
+backbone    the class of a checkpoint without heads, and its weights
+folder      the files of sentence-transformers: modules, prompts, lengths
+head        the modules after the model: pooling, dense layers, normalization
+tokens      texts to token ids, cut to a length
+"""
