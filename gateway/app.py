@@ -30,6 +30,7 @@ from gateway.http import server
 from gateway.media.file_routes import file_routes
 from gateway.middleware.stack import GatewayApp
 from gateway.openai.routes import openai_routes
+from gateway.operations.engine_routes import engine_routes
 from gateway.operations.request_routes import request_routes
 from gateway.operations.service_routes import service_routes
 from gateway.requests.service import Gateway
@@ -108,6 +109,7 @@ def create_app(
         rerank_routes,
         score_routes,
         file_routes,
+        engine_routes,
         openai_routes,
         request_routes,
     ):

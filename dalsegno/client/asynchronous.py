@@ -98,7 +98,7 @@ class AsyncClient:
         return answer.embedding
 
     async def embed_all(
-        self, texts: Sequence[str], *, request_id: str | None = None, **how: Unpack[RequestOptions]
+        self, texts: Sequence[str], /, *, request_id: str | None = None, **how: Unpack[RequestOptions]
     ) -> list[list[float]]:
         """Return the embedding of each text, by a model that takes several texts in a request.
 
@@ -115,6 +115,7 @@ class AsyncClient:
         self,
         queries: str | Sequence[str],
         texts: Sequence[str],
+        /,
         *,
         request_id: str | None = None,
         **how: Unpack[RequestOptions],

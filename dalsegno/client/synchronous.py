@@ -259,7 +259,7 @@ class Client:
         return self._loop.call(lambda: self._client.embed(text, request_id=request_id, **how))
 
     def embed_all(
-        self, texts: Sequence[str], *, request_id: str | None = None, **how: Unpack[RequestOptions]
+        self, texts: Sequence[str], /, *, request_id: str | None = None, **how: Unpack[RequestOptions]
     ) -> list[list[float]]:
         """Return the embedding of each text, by a model that takes several texts in a request.
 
@@ -271,6 +271,7 @@ class Client:
         self,
         queries: str | Sequence[str],
         texts: Sequence[str],
+        /,
         *,
         request_id: str | None = None,
         **how: Unpack[RequestOptions],

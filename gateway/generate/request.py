@@ -41,7 +41,7 @@ from shared.validation_errors import described, validation_problem
 QUESTIONS: Final = ("text", "messages", "token_ids")
 """The prompt: exactly one of these is required, or `TEXTS`."""
 TEXTS: Final = "texts"
-_LIMITS: Final = ("max_tokens", "max_output_tokens", "max_new_tokens")
+_LIMITS: Final = ("max_tokens", "max_output_tokens", "max_new_tokens", "gen_length")
 MODEL_KWARGS: Final = (
     *_LIMITS, "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "logit_bias", "bad_words", "min_tokens", "seed", "stop", "stop_token_ids",

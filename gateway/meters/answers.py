@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.meters.hops import HopMeters
-from shared.events import Usage
+from shared.events import FORWARDS, Usage
 from shared.telemetry import timeline, tracing
 from shared.telemetry.histogram import SECONDS, Histogram
 
@@ -80,7 +80,7 @@ class Observation:
                 tokens=self._tokens,
             )
         if usage is not None:
-            self._meter.prompt_tokens += usage.prompt_tokens
+            self._meter.add(usage)
         if outcome != FINISHED:
             tracing.fail(self._span, outcome)
             return
@@ -95,6 +95,9 @@ class Meter:
     Attributes:
         outcomes: ended answers by route and outcome.
         prompt_tokens: of answers that ended with a usage; `generated_tokens` of chunks as they were sent.
+        counts: sums of what the model counted in answers that ended (`Usage.counts`).
+        diffusion_tokens: tokens of those answers whose forward passes were counted, of diffusion language
+            models.
         recent: duration and tokens of each of the last finished answers.
         resumed: answers that a client resumed, by route.
         requests_resumed: requests, of all gateways, that a conductor placed again.
@@ -109,6 +112,8 @@ class Meter:
         self.latency: defaultdict[str, Latency] = defaultdict(Latency)
         self.prompt_tokens = 0
         self.generated_tokens = 0
+        self.counts: Counter[str] = Counter()
+        self.diffusion_tokens = 0
         self.recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self.http: Counter[tuple[str, str, int]] = Counter()
         self.resumed: Counter[str] = Counter()
@@ -116,6 +121,18 @@ class Meter:
         self.workers_lost: Counter[int] = Counter()
         self.hops = HopMeters()
         self.timeline = timeline.recording()
+
+    @property
+    def forwards(self) -> int:
+        """The forward passes of diffusion language models."""
+        return self.counts[FORWARDS]
+
+    def add(self, usage: Usage) -> None:
+        """Count the usage of an answer that ended."""
+        self.prompt_tokens += usage.prompt_tokens
+        self.counts.update(usage.counts)
+        if FORWARDS in usage.counts:
+            self.diffusion_tokens += usage.completion_tokens
 
     def begin(self, route: str, *, is_resumed: bool = False) -> Observation:
         """Begin to observe an answer on `route`, the path's template."""

@@ -17,7 +17,7 @@ from gateway.openai.logprobs import ListedToken, TokenList, chat_logprobs, compl
 from gateway.openai.tool_calls import ToolCalling
 from gateway.requests.response import DocumentFormat
 from gateway.requests.resume import StreamPosition
-from gateway.requests.usage import usage_object
+from gateway.requests.usage import parallel_tokens, usage_object
 from shared.events import OutputChunk, Usage
 
 _DONE: Final = b"data: [DONE]\n\n"
@@ -88,6 +88,7 @@ class _Stream:
             return _DONE
         self._position.complete()
         body = self._head.of(self.object_name) | {"choices": [], "usage": usage_object(usage)}
+        body |= parallel_tokens(usage)
         return server_sent_event(body, self._position) + _DONE
 
     def failed(self, error: HttpError) -> bytes:
@@ -215,9 +216,8 @@ class _Document(DocumentFormat):
             )
             for number, parts in enumerate(self._choices)
         ]
-        return msgspec.json.encode(
-            self._head.of(self.object_name) | {"choices": choices, "usage": usage_object(usage)}
-        )
+        body = self._head.of(self.object_name) | {"choices": choices, "usage": usage_object(usage)}
+        return msgspec.json.encode(body | parallel_tokens(usage))
 
     def _content(self, choice: int, text: str, finish_reason: str) -> tuple[dict[str, Any], str]:
         """The content of a choice, and its finish reason."""

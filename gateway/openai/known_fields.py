@@ -58,6 +58,7 @@ _INSTEAD: Final[Mapping[str, str]] = {
     "ebnf": "guide",
     "max_new_tokens": "max_tokens",
     "max_output_tokens": "max_tokens",
+    "gen_length": "max_tokens",
 }
 """Names of other servers for what a field of ours does."""
 _MESSAGE: Final = (

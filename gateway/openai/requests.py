@@ -286,7 +286,7 @@ def parse(kind: type[_R], body: dict[str, Any], family: Options | None = None) -
         InvalidParamError: a field is of the wrong type, missing, or not supported.
     """
     _refuse_fields_of_other_apis(kind, body)
-    body = with_options(body, {*kind.__struct_fields__, *kind.neutral}, family)
+    body = with_options(body, set(kind.__struct_fields__) | set(kind.neutral), family)
     check_fields(body, kind.__struct_fields__, kind.neutral, options.names(family))
     if kind is ChatRequest:
         _refuse_other_tools(body)

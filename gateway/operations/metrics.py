@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 from gateway.operations.metric_families import LabelValues, counter, gauge, histogram, with_deprecated
 from gateway.requests.liveness import ReceivedHeartbeat
 from gateway.requests.service import Gateway
+from shared.events import PARALLEL_TOKENS
 from shared.log.port import LogState, LogStats
 from shared.meters import (
     ConductorMeters,
@@ -179,6 +180,11 @@ class Snapshot:
         yield gauge("requests_in_flight", "Answers in progress.", (), {(): gateway.in_flight.count})
         yield counter("prompt_tokens", "Prompt tokens of answers that ended.", (), {(): meter.prompt_tokens})
         yield counter("generated_tokens", "Tokens sent to clients.", (), {(): meter.generated_tokens})
+        help_ = "Forward passes of diffusion language models, in answers that ended."
+        yield counter("diffusion_forwards", help_, (), {(): meter.forwards})
+        help_ = "Tokens of those answers (generated), and those beyond one for each pass (parallel)."
+        tokens = {("generated",): meter.diffusion_tokens, ("parallel",): meter.counts[PARALLEL_TOKENS]}
+        yield counter("diffusion_tokens", help_, ("kind",), tokens)
         responses = {(method, route, str(status)): n for (method, route, status), n in meter.http.items()}
         yield counter("http_requests", "HTTP responses.", ("method", "route", "status"), responses)
 

@@ -1,8 +1,10 @@
 """Token usage of an answer: summed over its choices, and as the JSON object that OpenAI defines."""
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
 
-from shared.events import Usage
+from shared.events import PARALLEL_TOKENS, Usage
 
 
 @dataclass(slots=True)
@@ -13,6 +15,7 @@ class UsageTally:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, choice: int, usage: Usage) -> None:
         """Add the usage of a choice that has ended."""
@@ -20,6 +23,7 @@ class UsageTally:
             self.prompt_tokens += usage.prompt_tokens
         self.completion_tokens += usage.completion_tokens
         self.cached_tokens += usage.cached_tokens
+        self.counts.update(usage.counts)
 
     @property
     def usage(self) -> Usage:
@@ -27,13 +31,21 @@ class UsageTally:
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
             cached_tokens=self.cached_tokens,
+            counts=dict(self.counts),
         )
 
 
-def usage_object(usage: Usage) -> dict[str, int]:
-    """Usage as OpenAI's `usage` object."""
-    return {
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """Usage as OpenAI's `usage` object, with the model's `counts` if it has any."""
+    found: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.total_tokens,
     }
+    return {**found, "counts": usage.counts} if usage.counts else found
+
+
+def parallel_tokens(usage: Usage) -> dict[str, int]:
+    """The field of dfastllm's answers with the tokens decoded in parallel, for models that do so."""
+    found = usage.counts.get(PARALLEL_TOKENS)
+    return {} if found is None else {"parallel_tokens_decoded": found}

@@ -124,7 +124,9 @@ def _results(
     """The best documents, the most relevant first; equal ones stay in their order."""
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[:top_n]
     results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in best]
-    for result in results if documents is not None else ():
+    if documents is None:
+        return results
+    for result in results:
         found = documents[result["index"]]
         result["document"] = {"text": found} if isinstance(found, str) else found
     return results

@@ -25,7 +25,9 @@ from shared.events.codec import (
     is_answer_of_server,
 )
 from shared.events.decisions import (
+    FORWARDS,
     MAX_MESSAGE_CHARS,
+    PARALLEL_TOKENS,
     DeadlinePassed,
     Failure,
     Limits,
@@ -109,15 +111,16 @@ from shared.events.seals import (
 )
 
 __all__ = [
-    "MAX_CHOICES", "MAX_GUIDE_BYTES", "MAX_LOGPROBS", "MAX_MESSAGE_CHARS", "MAX_TEXTS", "MAX_TOOLS",
-    "MAX_TOOLS_BYTES", "PROMPTS", "AnyEvent", "ConductorEvent", "DeadlinePassed", "EdgeEvent",
-    "EpochOpened", "Event", "Failure", "ForkedFrom", "Function", "FunctionName", "Guide", "Inputs",
-    "LikelyToken", "Limits", "LogSealed", "MalformedEventError", "Media", "NamedTool", "NodeFired",
-    "NodeReady", "OutputChunk", "OutputFence", "OutputTotals", "Params", "Pins", "Priority",
-    "PublicEvent", "RequestAdmitted", "RequestCancel", "RequestCancelled", "RequestFailed",
-    "RequestFinished", "RequestRejected", "RequestResumed", "RequestSubmitted", "RequestWatched",
-    "SequenceHandover", "StreamSent", "StreamTaken", "StreamTotals", "TensorsReleased", "TokenLogprobs",
-    "Tool", "Usage", "WalkBegun", "WalkCall", "WalkCompleted", "WalkFailed", "WalkProgressed",
-    "WalkResult", "WalkStop", "WalkStopped", "WorkerEvent", "WorkerJoined", "WorkerLeaving", "WorkerLost",
-    "check_public", "decode", "digest_of", "encode", "is_answer_of_server", "submission_digest",
+    "FORWARDS", "MAX_CHOICES", "MAX_GUIDE_BYTES", "MAX_LOGPROBS", "MAX_MESSAGE_CHARS", "MAX_TEXTS",
+    "MAX_TOOLS", "MAX_TOOLS_BYTES", "PARALLEL_TOKENS", "PROMPTS", "AnyEvent", "ConductorEvent",
+    "DeadlinePassed", "EdgeEvent", "EpochOpened", "Event", "Failure", "ForkedFrom", "Function",
+    "FunctionName", "Guide", "Inputs", "LikelyToken", "Limits", "LogSealed", "MalformedEventError",
+    "Media", "NamedTool", "NodeFired", "NodeReady", "OutputChunk", "OutputFence", "OutputTotals",
+    "Params", "Pins", "Priority", "PublicEvent", "RequestAdmitted", "RequestCancel", "RequestCancelled",
+    "RequestFailed", "RequestFinished", "RequestRejected", "RequestResumed", "RequestSubmitted",
+    "RequestWatched", "SequenceHandover", "StreamSent", "StreamTaken", "StreamTotals", "TensorsReleased",
+    "TokenLogprobs", "Tool", "Usage", "WalkBegun", "WalkCall", "WalkCompleted", "WalkFailed",
+    "WalkProgressed", "WalkResult", "WalkStop", "WalkStopped", "WorkerEvent", "WorkerJoined",
+    "WorkerLeaving", "WorkerLost", "check_public", "decode", "digest_of", "encode", "is_answer_of_server",
+    "submission_digest",
 ]  # fmt: skip

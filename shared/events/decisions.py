@@ -61,6 +61,12 @@ class Pins(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     submission: str
 
 
+FORWARDS: Final = "forwards"
+"""In `Usage.counts`, the forward passes of a diffusion language model."""
+PARALLEL_TOKENS: Final = "parallel_tokens"
+"""In `Usage.counts`, the tokens that were decoded beyond one for each forward pass."""
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Token counts of a request; each token counts once.
 

@@ -47,6 +47,8 @@ AT_REST: Final = {
     "dalsegno_worker_guide_cpu_seconds",
     "dalsegno_worker_preemptions",
     "dalsegno_worker_guesses",
+    "dalsegno_diffusion_forwards",
+    "dalsegno_diffusion_tokens",
     "dalsegno_worker_speculative_tokens",
 }
 """Of what is under way now, was survived, or is crowded, or long enough to be kept: 0 when nothing is."""

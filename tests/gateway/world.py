@@ -167,10 +167,20 @@ class Performance:
         self.server.append(self.subjects.walk(self.request_id), encode(event))
 
     def finish(
-        self, reason: str = "stop", totals: OutputTotals | None = None, *, cached_tokens: int = 0
+        self,
+        reason: str = "stop",
+        totals: OutputTotals | None = None,
+        *,
+        cached_tokens: int = 0,
+        counts: dict[str, int] | None = None,
     ) -> None:
         self.has_ended = True
-        usage = Usage(prompt_tokens=7, completion_tokens=self.tokens, cached_tokens=cached_tokens)
+        usage = Usage(
+            prompt_tokens=7,
+            completion_tokens=self.tokens,
+            cached_tokens=cached_tokens,
+            counts=counts or {},
+        )
         self.walk(
             RequestFinished(
                 writer=CONDUCTOR_WRITER,
