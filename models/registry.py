@@ -33,6 +33,7 @@ _BUILT_IN: Final = {
     "idefics3": "models.idefics3",
     "internvl": "models.internvl",
     "llava": "models.llava",
+    "masked_diffusion": "models.masked_diffusion",
     "mistral3": "models.mistral3",
     "orpheus": "models.orpheus",
     "paligemma": "models.paligemma",

@@ -4,19 +4,21 @@ Cheap checks come first: a damaged file, an unknown architecture or an unsupport
 any weight is read.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from models.base import Peers
-from models.checkpoints.files import read_json
+from models.checkpoints.files import UnsupportedArchitectureError, read_json
 from models.checkpoints.progress import Progress, silent
 from models.checkpoints.weights import read_shards, weights_digest
 from models.transformers_lm.architecture import choose_dtype, config_of, max_positions_of, model_class_of
 from models.transformers_lm.node import DecoderLM
 from models.transformers_lm.probe import probe_layout
 from models.transformers_lm.quantised import quantised_of
+from models.transformers_lm.renames import Published, Renamed
 from models.transformers_lm.sharding import SilentPeers, sharded
 from models.transformers_lm.tensors import load_weights
 
@@ -29,6 +31,7 @@ def load_decoder(
     dtype: str = "auto",
     progress: Progress = silent,
     peers: Peers | None = None,
+    published: Published | None = None,
 ) -> DecoderLM:
     """Load the decoder-only language model of a checkpoint folder in Hugging Face format.
 
@@ -36,7 +39,8 @@ def load_decoder(
     the dtype of the checkpoint, or for quantised weights that of the others; on a CPU float32 up to
     `CPU_FLOAT32_BYTES` and bfloat16 beyond, and also bfloat16 from `CPU_BFLOAT16_BYTES` on if the weights are
     stored in it and the processor has instructions for it. `progress` is called for every tensor that is
-    read. Of a tensor-parallel group, `peers`, only this member's part is loaded.
+    read. Of a tensor-parallel group, `peers`, only this member's part is loaded. `published` describes a
+    checkpoint whose class transformers has under another name.
 
     Raises:
         CheckpointError: a file of the folder is missing, damaged or unsupported.
@@ -45,16 +49,15 @@ def load_decoder(
     """
     on = torch.device(device)
     raw = read_json(checkpoint / "config.json")
-    model_class = model_class_of(raw, checkpoint)
-    config = config_of(model_class, raw, checkpoint)
+    model_class, config = _class_and_config(raw, checkpoint, published)
     shards = read_shards(checkpoint)
     quantised = quantised_of(raw, shards, checkpoint)
+    renamed = None if published is None else Renamed.of(shards, published.rule)
     max_positions = max_positions_of(config, raw)
     layout = probe_layout(_part_of(model_class, peers, is_connected=False), config, max_positions)
     chosen = choose_dtype(dtype, on, quantised.as_floats(shards) if quantised is not None else shards)
-    model = load_weights(
-        _part_of(model_class, peers, is_connected=True), config, shards, on, chosen, progress, quantised
-    )
+    part = _part_of(model_class, peers, is_connected=True)
+    model = load_weights(part, config, shards, on, chosen, progress, quantised, renamed)
     return DecoderLM(
         model,
         name=name,
@@ -64,21 +67,35 @@ def load_decoder(
     )
 
 
-def examine_decoder(checkpoint: Path, *, members: int = 1) -> int:
+def examine_decoder(checkpoint: Path, *, members: int = 1, published: Published | None = None) -> int:
     """Check a checkpoint for `members` ranks, by its `config.json` alone; return its longest sequence.
 
     Raises:
         CheckpointError, UnsupportedArchitectureError: `load_decoder` would raise it too.
     """
     raw = read_json(checkpoint / "config.json")
-    model_class = model_class_of(raw, checkpoint)
-    config = config_of(model_class, raw, checkpoint)
+    model_class, config = _class_and_config(raw, checkpoint, published)
     quantised_of(raw, (), checkpoint)
     max_positions = max_positions_of(config, raw)
     # All members' parts have the same shapes, so one is checked.
     part = _part_of(model_class, SilentPeers(0, members) if members > 1 else None, is_connected=False)
     probe_layout(part, config, max_positions)
     return max_positions
+
+
+def _class_and_config(
+    raw: Mapping[str, Any], checkpoint: Path, published: Published | None
+) -> tuple[Any, Any]:
+    """The class of transformers that computes a checkpoint, and its config."""
+    if published is None:
+        model_class = model_class_of(raw, checkpoint)
+        return model_class, config_of(model_class, raw, checkpoint)
+    if raw.get("quantization_config") is not None:
+        raise UnsupportedArchitectureError(
+            f"{checkpoint}: quantised weights of {raw.get('model_type')!r} are not served: expected the "
+            "model's float weights"
+        )
+    return published.model_class, published.config
 
 
 def _part_of(model_class: Any, peers: Peers | None, *, is_connected: bool) -> Any:

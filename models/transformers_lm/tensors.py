@@ -22,6 +22,7 @@ from models.checkpoints.files import CheckpointError
 from models.checkpoints.progress import Progress
 from models.checkpoints.weights import Shard
 from models.transformers_lm.quantised import Quantised
+from models.transformers_lm.renames import Renamed
 from models.transformers_lm.sharding import Cut, cuts_of, floats_among
 
 _RECOMPUTED: Final = "rotary_emb.inv_freq"
@@ -75,22 +76,26 @@ def load_weights(
     dtype: torch.dtype,
     progress: Progress,
     quantised: Quantised | None = None,
+    renamed: Renamed | None = None,
 ) -> Any:
     """Load a model with its weights, by transformers' own renames, merges and ties.
 
     Transformers gets the tensors and not the folder, so it opens no file itself. For a `sharded` class only
-    the member's part of each tensor is read; `quantised` weights are read as floats.
+    the member's part of each tensor is read; `quantised` weights are read as floats; `renamed` ones are
+    stored under other names.
 
     Raises:
         CheckpointError: the weights do not fit the model.
     """
     transformers_logging.disable_progress_bar()
     folder, name_of_class = shards[0].path.parent, model_class.__name__
-    sizes = {name: tensor.nbytes for shard in shards for name, tensor in shard.tensors.items()}
     slices: dict[str, Any] = {}
     for shard in shards:
         file: Any = safe_open(shard.path, framework="pt", device="cpu")
         slices |= {name: file.get_slice(name) for name in shard.tensors}
+    if renamed is not None:
+        shards, slices = renamed.shards(shards), renamed.slices(slices)
+    sizes = {name: tensor.nbytes for shard in shards for name, tensor in shard.tensors.items()}
     if quantised is not None:
         sizes, slices = quantised.sizes(sizes), quantised.slices(slices)
     cuts = cuts_of(model_class, config, sizes)

@@ -1,0 +1,20 @@
+"""Temperature, top-k and top-p as diffusion language models apply them: to all places of a text at once."""
+
+import torch
+
+from models.sequence_request import SamplingParams
+
+
+def filtered(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
+    """Return logits after temperature, top-k and top-p: those that are cut off are -inf."""
+    if sampling.temperature:
+        logits = logits / sampling.temperature
+    if sampling.top_k and 0 < sampling.top_k < logits.shape[-1]:
+        least = logits.topk(sampling.top_k).values[:, -1:]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    if sampling.top_p is None or sampling.top_p >= 1:
+        return logits
+    ordered, order = logits.sort(descending=True)
+    before = torch.softmax(ordered, dim=-1).cumsum(-1).roll(1, dims=-1)
+    before[:, 0] = 0
+    return logits.scatter(-1, order, ordered.masked_fill(before > sampling.top_p, -torch.inf))

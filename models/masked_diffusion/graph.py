@@ -1,0 +1,39 @@
+"""Graph and plan of masked diffusion models; see `models.diffusion_text.graph`."""
+
+from typing import Final
+
+from models.checkpoints.claims import CheckpointInfo, Claim
+from models.diffusion_text.apd_options import VERIFIER_FOLDER
+from models.diffusion_text.graph import text_graph
+from models.masked_diffusion.options import MaskedDiffusionOptions
+from shared.plans import PlanRequest
+
+CANVAS: Final = "canvas"
+APD: Final = "apd"
+DEFAULT_MAX_TOKENS: Final = 128
+"""The length of a canvas whose request has none, as in LLaDA's published examples."""
+_CLASSES: Final = frozenset({"LLaDAModelLM", "DreamModel"})
+_A2D: Final = frozenset({"a2d-llama", "a2d-qwen2", "a2d-qwen3"})
+"""The `model_type`s of dllm-hub's models; those with attention in blocks are `models.block_diffusion`'s."""
+
+
+def claims(checkpoint: CheckpointInfo) -> Claim | None:
+    """Claim LLaDA, Dream, and dllm-hub's models."""
+    is_ours = checkpoint.architecture in _CLASSES or checkpoint.config.get("model_type") in _A2D
+    return Claim.ARCHITECTURE if is_ours else None
+
+
+def _program_of(request: PlanRequest) -> str:
+    return APD if request.options_as(MaskedDiffusionOptions).apd else CANVAS
+
+
+GRAPH: Final = text_graph(
+    "masked_diffusion",
+    program_of=_program_of,
+    options=MaskedDiffusionOptions,
+    default_max_tokens=DEFAULT_MAX_TOKENS,
+    claims=claims,
+    serves="masked diffusion: LLaDAModelLM, DreamModel, and dllm-hub's ...-diffusion-mdlm",
+    kwargs=frozenset({VERIFIER_FOLDER}),
+    paths=frozenset({VERIFIER_FOLDER}),
+)
