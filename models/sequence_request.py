@@ -8,7 +8,7 @@ The conductor imports this module: it knows neither tensors nor tokenizers.
 """
 
 from collections.abc import Mapping
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
 import msgspec
 
@@ -137,6 +137,8 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         pooling: emit an embedding of the prompt, or its hidden states; nothing is generated.
         warm: compute the prompt for the prefix cache; nothing is generated.
         parts: the runs of prompt tokens that stand for media, in order.
+        prompt_items: of a node that takes a stream: the number of its first items that the prompt is made of.
+        inner_sampling: for the choices that a node makes after each token; None is greedy.
         token_program: the program of the KV node that generates the tokens (`models.programs.TokenProgram`);
             empty for the sampling loop.
         options: its arguments.
@@ -155,6 +157,8 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     pooling: PoolingParams | None = None
     warm: bool = False
     parts: list[PromptPart] = []
+    prompt_items: Annotated[int, msgspec.Meta(ge=0)] = 0
+    inner_sampling: SamplingParams | None = None
     token_program: str = ""
     options: dict[str, Any] = {}
 
@@ -174,6 +178,11 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 def samples_tokens(call: WalkCall) -> bool:
     """Return whether the `SequenceRequest` of a walk has sampling parameters."""
     return "sampling" in call.args
+
+
+def runs_token_program(call: WalkCall) -> bool:
+    """Return whether the `SequenceRequest` of a walk names a token program."""
+    return bool(call.args.get("token_program"))
 
 
 def changed(call: WalkCall, **fields: Any) -> WalkCall:

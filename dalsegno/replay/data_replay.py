@@ -29,7 +29,7 @@ from dalsegno.config import resolve
 from dalsegno.history.request_media import RecordedMedium
 from dalsegno.replay import recorded_run, run_comparison
 from dalsegno.replay.recorded_request import History
-from dalsegno.replay.recorded_run import Run
+from dalsegno.replay.recorded_run import RecordedStep, Run
 from dalsegno.replay.resubmission import error_in
 from dalsegno.replay.run_comparison import ComparedEdge
 from models import registry
@@ -144,6 +144,7 @@ async def _executed(
 ) -> DataReplayResult:
     recorded = recorded_run.run_of(history.records, history.subjects, request_id, history.left_out)
     found = await bench.run_all(recorded)
+    _stop_as_recorded(recorded, found)
     forced, unfinished = await _forced(bench, recorded, found, tolerance)
     excused: dict[str, str] = {}
     for track in {one.track for one in forced}:
@@ -159,6 +160,13 @@ async def _executed(
         unfinished=unfinished,
         other_weights=weights.changed(history.weights(request_id), bench.weights),
     )
+
+
+def _stop_as_recorded(recorded: Run, found: Run) -> None:
+    """Cut the output of a token program whose step was stopped; `_call` leaves its limit as it was."""
+    if any(step.runs_token_program and not step.results for step in recorded.steps.values()):
+        for track in found.tracks:
+            found.cut_like(recorded, track)
 
 
 def kept_modalities(config: DeploymentConfig) -> dict[str, frozenset[str]]:
@@ -196,7 +204,7 @@ async def _forced(
                 break  # one of them ended: there is no other token to compare
             report, is_near = _differing(begin + place, was, becomes[place], logprobs[place:], tolerance)
             differing.append(_ForcedToken(track, report, is_near))
-            begin += place + 1
+            begin = _next_begin(recorded, step, track, begin + place)
             if len(differing) == MAX_FORCED:
                 return differing, True
             if begin == len(was):
@@ -204,6 +212,13 @@ async def _forced(
             again = await bench.resume(recorded, step, track, was[:begin])
             becomes, logprobs = again.tokens(track)[begin:], again.logprobs(track)
     return differing, False
+
+
+def _next_begin(recorded: Run, step: int, track: str, place: int) -> int:
+    """The number of recorded tokens to resume after, where the one at `place` differs."""
+    if recorded.steps[step].runs_token_program:
+        return recorded.boundary_after(track, place)  # a program goes on after whole emissions
+    return place + 1
 
 
 def _differing(
@@ -321,7 +336,7 @@ class _ReplayWorker:
     def _again(self, recorded: Run, index: int, name: str) -> NodeReady:
         """A recorded order, for this worker and under another request id."""
         step = recorded.steps[index]
-        walks = [self._call(walk, recorded, is_done=bool(step.results)) for walk in step.order.walks]
+        walks = [self._call(walk, recorded, step) for walk in step.order.walks]
         return msgspec.structs.replace(
             step.order,
             id=f"{name}.ready.1.{index}.0",
@@ -340,19 +355,19 @@ class _ReplayWorker:
             on_probation=False,
         )
 
-    def _call(self, walk: WalkCall, recorded: Run, *, is_done: bool) -> WalkCall:
+    def _call(self, walk: WalkCall, recorded: Run, step: RecordedStep) -> WalkCall:
         inputs = {
             edge: self._made.get(_edge_of(h.key), h) if h.data is None else h
             for edge, h in walk.inputs.items()
         }
         call = msgspec.structs.replace(walk, inputs=inputs)
-        if not self._runs_kv(walk):
-            return call
+        if not self._runs_kv(walk) or step.runs_token_program:
+            return call  # a program gives no log probabilities, and another limit may change all its tokens
         request = SequenceRequest.of(walk)
         generated = max((len(recorded.tokens(track)) for track in recorded.tracks), default=0)
         logprobs = MAX_LOGPROBS if generated and request.sampling is not None else request.logprobs
         limit = request.max_tokens
-        if limit is not None and not is_done:  # the step was stopped: generate as many tokens as then
+        if limit is not None and not step.results:  # the step was stopped: generate as many tokens as then
             limit = max(min(limit, generated), 1)
         return changed(call, logprobs=logprobs, max_tokens=limit)
 

@@ -3,9 +3,11 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from dalsegno.bundle import manifest
 from dalsegno.bundle.bundle_file import LeftOut
-from models.sequence_request import samples_tokens
+from models.sequence_request import runs_token_program, samples_tokens
 from shared.epoch_fence import EpochFence
 from shared.events import NodeReady, OutputChunk, TokenLogprobs, WalkCompleted, WalkResult
 from shared.log.port import StoredRecord
@@ -36,6 +38,11 @@ class RecordedStep:
         """True if one of its walks samples tokens on a KV node."""
         return any(map(samples_tokens, self.order.walks))
 
+    @property
+    def runs_token_program(self) -> bool:
+        """True if its tokens come from a program, several at a time."""
+        return any(map(runs_token_program, self.order.walks))
+
 
 @dataclass(slots=True)
 class Run:
@@ -59,6 +66,32 @@ class Run:
     def logprobs(self, track: str) -> list[TokenLogprobs]:
         """The log probabilities of the answer's tokens, if they were requested."""
         return [one for c in self.tracks.get(track, ()) if not c.is_echo for one in c.logprobs or ()]
+
+    def boundary_after(self, track: str, place: int) -> int:
+        """The number of tokens up to the end of the chunk that has the token at `place`.
+
+        There ends an emission, too, if the tokens come from a token program.
+        """
+        count = 0
+        for chunk in self.tracks.get(track, ()):
+            count += len(chunk.token_ids)
+            if count > place:
+                break
+        return count
+
+    def cut_like(self, other: "Run", track: str) -> None:
+        """Drop the tokens of a track, and their text, that go beyond those of another run."""
+        with_tokens = [chunk for chunk in self.tracks[track] if chunk.token_ids]
+        if not with_tokens:
+            return
+        length = sum(len(chunk.text) for chunk in other.tracks.get(track, ()) if chunk.token_ids)
+        whole = msgspec.structs.replace(
+            with_tokens[0],
+            token_ids=self.tokens(track)[: len(other.tokens(track))],
+            text="".join(chunk.text for chunk in with_tokens)[:length],
+        )
+        chunks = [chunk for chunk in self.tracks[track] if not chunk.token_ids]
+        self.tracks[track], self.left_out[track] = [*chunks, whole], [None] * (len(chunks) + 1)
 
     def text(self, track: str) -> str:
         return "".join(chunk.text for chunk in self.tracks.get(track, ()))

@@ -25,6 +25,8 @@ from shared.tensors import Handle
 FULL_SCALE: Final = 32768
 """The full scale of 16-bit samples."""
 _FOLLOWS: Final = "not compared: the tokens differ"
+_WORK: Final = "counts"
+"""The fact that is not compared: what an attempt has done, and not what came out (`SequenceFacts.counts`)."""
 
 
 class ComparedEdge(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +97,7 @@ def _of_step(
 
 
 def _of_facts(name: str, recorded: Mapping[str, Any], found: Mapping[str, Any]) -> ComparedEdge:
-    names = dict.fromkeys((*recorded, *found))
+    names = [name for name in dict.fromkeys((*recorded, *found)) if name != _WORK]
     for key in names:
         if recorded.get(key) != found.get(key):
             shown = f"{key}: recorded {recorded.get(key)!r}, found {found.get(key)!r}"

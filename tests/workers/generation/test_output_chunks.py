@@ -169,3 +169,32 @@ async def test_a_piece_that_the_log_will_never_take_is_told_to_who_waits_for_it(
     with pytest.raises(PayloadTooLargeError):
         await stream.wait_stored()
     await stream.wait_for_room()  # nobody is held for what goes nowhere
+
+
+def emit(chunks: Chunker, count: int) -> None:
+    chunks.add_emission(list(range(count)), ["x"] * count, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("emissions", "cut_into"),
+    [
+        ([8, 8, 8], [24]),
+        ([600, 600, 8], [600, 608]),
+        ([MAX_CHUNK_TOKENS + 76, 8], [MAX_CHUNK_TOKENS + 76, 8]),
+        ([1, 1, MAX_CHUNK_TOKENS, 1], [2, MAX_CHUNK_TOKENS, 1]),
+    ],
+)
+def test_an_emission_is_in_one_chunk(emissions: list[int], cut_into: list[int]) -> None:
+    chunks = chunker()
+    for count in emissions:
+        emit(chunks, count)
+
+    assert [len(cut(chunks, 0.0).token_ids) for _ in cut_into] == cut_into
+    assert not chunks.pending
+
+
+def test_the_largest_emission_fits_the_log() -> None:
+    chunks = chunker()
+    chunks.add_emission([200_000] * 8192, ["sixteen letters "] * 8192, 0.0)
+
+    assert len(encode(cut(chunks, 0.0))) < 2**19

@@ -1,7 +1,7 @@
-"""A naive oracle of passes: one forward of transformers' model over all tokens ever computed, under a mask.
+"""A naive oracle of passes: transformers' model computes all that a pass depends on again, under a mask.
 
-Each computed token keeps its id, its position and the tokens that it saw. A context is a list of them. Tokens
-that a context has dropped stay in the forward, for others may have seen them.
+Each computed token keeps its id, its position and the tokens that it saw. A context is a list of tokens. A
+token that a context has dropped is computed again as long as others have seen it.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,13 +13,13 @@ import torch
 from models.programs import Mask, NewTokens, Pass, TokenDriver
 
 
-@dataclass
-class _Tokens:
-    """The tokens that one model has computed, the oldest first."""
+@dataclass(eq=False)
+class _Token:
+    """A computed token."""
 
-    ids: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    seen: list[list[int]] = field(default_factory=list)
+    id: int
+    position: int
+    seen: list["_Token"] = field(default_factory=list)
 
 
 @dataclass
@@ -27,8 +27,8 @@ class _Context:
     """The tokens of a context: committed ones, and those of its last pass."""
 
     tower: str
-    committed: list[int] = field(default_factory=list)
-    last: list[int] = field(default_factory=list)
+    committed: list[_Token] = field(default_factory=list)
+    last: list[_Token] = field(default_factory=list)
 
 
 class PassOracle:
@@ -40,7 +40,6 @@ class PassOracle:
 
     def __init__(self, models: Mapping[str, Any]) -> None:
         self._models = models
-        self._tokens = {name: _Tokens() for name in models}
         self._contexts: dict[str, _Context] = {}
 
     @torch.inference_mode()
@@ -53,40 +52,49 @@ class PassOracle:
         return [self._result(one) for one in passes]
 
     def _result(self, asked: Pass) -> torch.Tensor:
-        context, tokens = self._contexts[asked.context], self._tokens[asked.tower]
+        context = self._contexts[asked.context]
         assert context.tower == asked.tower
         assert asked.ids is not None
         if asked.after is not None:
             context.committed = [*context.committed, *context.last][: asked.after]
             assert len(context.committed) == asked.after
-        first, count = len(tokens.ids), asked.tokens
-        new = list(range(first, first + count))
-        following = max((tokens.positions[one] for one in context.committed), default=-1) + 1
-        given = asked.positions if isinstance(asked.positions, torch.Tensor) else None
-        tokens.ids += asked.ids
-        tokens.positions += given.tolist() if given is not None else range(following, following + count)
-        tokens.seen += [
-            [*context.committed, *(new if asked.mask is Mask.FULL else new[: place + 1])]
-            for place in range(count)
-        ]
+        following = max((one.position for one in context.committed), default=-1) + 1
+        given = asked.positions.tolist() if isinstance(asked.positions, torch.Tensor) else None
+        positions = given or range(following, following + asked.tokens)
+        new = [_Token(one, position) for one, position in zip(asked.ids, positions, strict=True)]
+        for place, one in enumerate(new):
+            one.seen = [*context.committed, *(new if asked.mask is Mask.FULL else new[: place + 1])]
         context.last = new
         if asked.commits:
             context.committed, context.last = [*context.committed, *new], []
-        return self._compute(asked, tokens)[new if asked.logits is None else [new[n] for n in asked.logits]]
+        return self._compute(asked, new if asked.logits is None else [new[n] for n in asked.logits])
 
-    def _compute(self, asked: Pass, tokens: _Tokens) -> torch.Tensor:
-        total = len(tokens.ids)
-        visible = torch.zeros(total, total, dtype=torch.bool)
-        for own, seen in enumerate(tokens.seen):
-            visible[own, seen] = True
+    def _compute(self, asked: Pass, wanted: list[_Token]) -> torch.Tensor:
+        tokens = _all_of(wanted)
+        place = {one: place for place, one in enumerate(tokens)}
+        visible = torch.zeros(len(tokens), len(tokens), dtype=torch.bool)
+        for own, one in enumerate(tokens):
+            visible[own, [place[other] for other in one.seen]] = True
         model = self._models[asked.tower]
         states: torch.Tensor = model.model(
-            input_ids=torch.tensor([tokens.ids]),
+            input_ids=torch.tensor([[one.id for one in tokens]]),
             attention_mask=torch.zeros(()).where(visible, float("-inf"))[None, None],
-            position_ids=torch.tensor([tokens.positions]),
+            position_ids=torch.tensor([[one.position for one in tokens]]),
             use_cache=False,
-        ).last_hidden_state[0]
+        ).last_hidden_state[0, [place[one] for one in wanted]]
         return states if asked.logits is None else model.lm_head(states).float()
+
+
+def _all_of(wanted: list[_Token]) -> list[_Token]:
+    """These tokens, and all that they depend on."""
+    found = dict.fromkeys(wanted)
+    waiting = list(wanted)
+    while waiting:
+        for one in waiting.pop().seen:
+            if one not in found:
+                found[one] = None
+                waiting.append(one)
+    return list(found)
 
 
 def tokens_by(oracle: PassOracle, driver: TokenDriver, *, ends: Callable[[list[int]], bool]) -> list[int]:

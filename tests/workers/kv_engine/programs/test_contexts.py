@@ -1,5 +1,6 @@
 """Contexts of a program: blocks are shared by forks, and copied before one of their users writes to them."""
 
+import numpy as np
 import pytest
 
 from models.programs import Pass
@@ -33,6 +34,7 @@ def committed(among: Contexts, name: str, tokens: int) -> Context:
     context.sequence.ids = list(range(tokens))
     context.sequence.computed = tokens
     context.next_position = tokens
+    context.written = np.arange(tokens, dtype=np.int32)
     return context
 
 
@@ -104,3 +106,45 @@ def test_forks_of_unknown_contexts_and_of_open_ones_are_refused(forks: str, reas
 
     with pytest.raises(BugError, match=reason):
         opened(among, name, forks=forks)
+
+
+def test_a_cropped_context_writes_into_blocks_of_its_own() -> None:
+    """A fork of ten cells is cropped to five: it has one whole block with its origin, and copies one cell."""
+    copies: Copies = []
+    among = contexts(copies, blocks=8)
+    text = committed(among, "text", 10)
+    fork = opened(among, "fork", forks="text")
+
+    fork.set_length(5)
+    among.make_room(fork, 6)
+
+    assert copies == [("", 11, 13, 1)], "the third block is replaced without a copy"
+    assert fork.sequence.blocks == [10, 13, 14]
+    assert text.sequence.blocks == [10, 11, 12]
+    assert (fork.length, fork.next_position) == (5, 5)
+
+
+def test_cells_of_the_last_pass_are_kept_with_their_positions() -> None:
+    among = contexts([])
+    text = committed(among, "text", 3)
+    text.written = np.array([0, 1, 2, 7, 8], np.int32)
+
+    text.set_length(4)
+
+    assert (text.length, text.next_position) == (4, 8)
+    with pytest.raises(BugError, match="expected 0 to 4"):
+        text.set_length(5)
+
+
+def test_four_forks_of_a_started_block_have_the_room_that_their_engine_reserves() -> None:
+    """Each copies the three cells of the started block: the worst case of `Programs._needs`."""
+    contexts_of_run, tokens = 5, 3 + 4 * 6
+    blocks = -(-tokens // 4) + 2 * contexts_of_run - 1
+    among = contexts([], blocks=blocks, rows=contexts_of_run)
+    committed(among, "text", 3)
+
+    forks = [opened(among, str(number), forks="text") for number in range(4)]
+    for fork in forks:
+        among.make_room(fork, 6)
+
+    assert all(len(fork.sequence.blocks) == 3 for fork in forks)
