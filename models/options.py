@@ -2,7 +2,8 @@
 
 The declaration is a struct with fields such as `steps: Annotated[int, Meta(ge=1, le=50)] = 10`. Every field
 has a default, and a description in the section `Attributes` of the docstring. Bounds are `msgspec.Meta`.
-A class variable `OTHER_NAMES` maps the names that other servers use to those of the fields.
+A class variable `OTHER_NAMES` maps the names that other servers use to those of the fields. Fields, names and
+descriptions are inherited.
 
 A request carries options as plain values in `Params.options`. Gateway and conductor validate them with
 `check`; a plan reads them with `PlanRequest.options_as`. Pure: no torch, no I/O.
@@ -47,7 +48,7 @@ def check_declaration(kind: Options) -> None:
     Raises:
         OptionsError: an option has no default or no description, or the name of another parameter.
     """
-    meanings = meanings_of(kind)
+    meanings = _meanings(kind)
     for field in msgspec.structs.fields(kind):
         where = f"{kind.__name__}.{field.encode_name}"
         if field.required:
@@ -72,8 +73,15 @@ def names(kind: Options | None) -> tuple[str, ...]:
 
 def other_names(kind: Options | None) -> Mapping[str, str]:
     """Return the names that are accepted in addition, with those of the options that they mean."""
-    found: Mapping[str, str] = getattr(kind, "OTHER_NAMES", {})
-    return found
+    if kind is None:
+        return {}
+    lineage = reversed(kind.__mro__)
+    return {other: own for base in lineage for other, own in vars(base).get("OTHER_NAMES", {}).items()}
+
+
+def _meanings(kind: Options) -> dict[str, str]:
+    """The descriptions of the options, those of inherited ones included."""
+    return {name: text for base in reversed(kind.__mro__) for name, text in meanings_of(base).items()}
 
 
 def renamed(kind: Options | None, given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
@@ -128,7 +136,7 @@ def schema(kind: Options | None) -> dict[str, Any]:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     (top,), definitions = msgspec.json.schema_components((kind,), ref_template="#/$defs/{name}")
     top = definitions.pop(top["$ref"].rpartition("/")[2])
-    meanings = meanings_of(kind)
+    meanings = _meanings(kind)
     described = {
         field.encode_name: {**top["properties"][field.encode_name], "description": meanings[field.name]}
         for field in msgspec.structs.fields(kind)

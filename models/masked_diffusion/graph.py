@@ -10,6 +10,8 @@ from shared.plans import PlanRequest
 
 CANVAS: Final = "canvas"
 APD: Final = "apd"
+BLOCK_LENGTH: Final = "block_length"
+"""The key of `model_kwargs` with the tokens of a block where the request names none."""
 DEFAULT_MAX_TOKENS: Final = 128
 """The length of a canvas whose request has none, as in LLaDA's published examples."""
 _CLASSES: Final = frozenset({"LLaDAModelLM", "DreamModel"})
@@ -34,6 +36,6 @@ GRAPH: Final = text_graph(
     default_max_tokens=DEFAULT_MAX_TOKENS,
     claims=claims,
     serves="masked diffusion: LLaDAModelLM, DreamModel, and dllm-hub's ...-diffusion-mdlm",
-    kwargs=frozenset({VERIFIER_FOLDER}),
+    kwargs=frozenset({VERIFIER_FOLDER, BLOCK_LENGTH}),
     paths=frozenset({VERIFIER_FOLDER}),
 )

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 import torch
 
-from models.checkpoints.files import read_json
+from models.checkpoints.files import CheckpointError, read_json
 from models.checkpoints.progress import Progress, silent
 from models.diffusion_text import a2d
 from models.diffusion_text.canvas import CanvasDriver, CanvasRecipe
@@ -19,7 +19,7 @@ from models.diffusion_text.refinement import Rules
 from models.diffusion_text.schedule import Schedule, even, linear
 from models.diffusion_text.verifier import apd_program, load_verifier
 from models.masked_diffusion import dream, llada
-from models.masked_diffusion.graph import APD, CANVAS
+from models.masked_diffusion.graph import APD, BLOCK_LENGTH, CANVAS
 from models.masked_diffusion.options import MaskedDiffusionOptions, Remasking
 from models.masked_diffusion.remasking import (
     OF_DREAM,
@@ -49,7 +49,9 @@ def load(
     progress: Progress = silent,
     kwargs: Mapping[str, Any] = MappingProxyType({}),
 ) -> DiffusionLM:
-    """Load the node of a checkpoint folder, and the verifier that `kwargs` names.
+    """Load the node of a checkpoint folder, and the verifier that `kwargs` names (`verifier`).
+
+    `kwargs` may also have `block_length`, for requests that name none.
 
     Raises:
         CheckpointError: a file of a folder is missing, damaged or unsupported.
@@ -61,7 +63,7 @@ def load(
     decoder = load_decoder(
         checkpoint, node, device=device, dtype=dtype, progress=progress, published=_published(checkpoint)
     )
-    return DiffusionLM(decoder, programs_of(checkpoint), towers)
+    return DiffusionLM(decoder, programs_of(checkpoint, kwargs), towers)
 
 
 def examine(checkpoint: Path, node: str, *, members: int = 1) -> int:
@@ -70,11 +72,13 @@ def examine(checkpoint: Path, node: str, *, members: int = 1) -> int:
     return examine_decoder(checkpoint, members=members, published=_published(checkpoint))
 
 
-def programs_of(checkpoint: Path) -> dict[str, TokenProgram]:
+def programs_of(
+    checkpoint: Path, kwargs: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, TokenProgram]:
     """Return the token programs for the model of a checkpoint, by name.
 
     Raises:
-        CheckpointError: a file is malformed, or names no mask token.
+        CheckpointError: a file is malformed, or names no mask token; or `kwargs` are invalid.
     """
     model_type = read_json(checkpoint / "config.json").get("model_type")
     mask_id, is_dream = mask_id_of(checkpoint), model_type == dream.MODEL_TYPE
@@ -83,11 +87,20 @@ def programs_of(checkpoint: Path) -> dict[str, TokenProgram]:
             _start_canvas,
             mask_id=mask_id,
             is_dream=is_dream,
-            block_length=LLADA_BLOCK if model_type == llada.MODEL_TYPE else None,
+            block_length=_configured(kwargs) or (LLADA_BLOCK if model_type == llada.MODEL_TYPE else None),
             schedule=even if model_type == llada.MODEL_TYPE else linear,
         ),
         APD: apd_program(mask_id=mask_id, shifts=is_dream),
     }
+
+
+def _configured(kwargs: Mapping[str, Any]) -> int | None:
+    found = kwargs.get(BLOCK_LENGTH)
+    if found is not None and (not isinstance(found, int) or found < 1):
+        raise CheckpointError(
+            f"model_kwargs.{BLOCK_LENGTH}: expected the tokens of a block, a number from 1, found {found!r}"
+        )
+    return found
 
 
 def _published(checkpoint: Path) -> Published | None:

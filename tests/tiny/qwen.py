@@ -33,7 +33,7 @@ CHATML_VOCABULARY: Final = Vocabulary(
 )
 
 
-def _biased_layer(draw: Draw, layer: int) -> Tensors:
+def biased_layer(draw: Draw, layer: int) -> Tensors:
     at = f"model.layers.{layer}.self_attn"
     sizes = {"q": HEADS * HEAD_DIM, "k": KV_HEADS * HEAD_DIM, "v": KV_HEADS * HEAD_DIM}
     biases = {f"{at}.{name}_proj.bias": draw.bias(size) for name, size in sizes.items()}
@@ -41,7 +41,7 @@ def _biased_layer(draw: Draw, layer: int) -> Tensors:
 
 
 def _qwen2_weights(draw: Draw) -> Tensors:
-    return ends(draw) | _biased_layer(draw, 0) | _biased_layer(draw, 1)
+    return ends(draw) | biased_layer(draw, 0) | biased_layer(draw, 1)
 
 
 def _qwen3_weights(draw: Draw) -> Tensors:
