@@ -21,7 +21,7 @@ from workers import settings
 from workers.generation.generated_text import GeneratedText
 from workers.kv_engine.outputs import TokenOutput
 from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
-from workers.loading.engines import make_kv_engine
+from workers.loading.engines import make_kv_engines
 
 
 @dataclass(slots=True)
@@ -37,7 +37,8 @@ class InProcess:
     def __init__(self, config: DeploymentConfig) -> None:
         module = registry.module(config.model, "processing")
         self._processing: Processing = module.load(Path(config.checkpoint), max_seq_len=config.max_seq_len)
-        self._engine = make_kv_engine(config, settings.parse(config.model_kwargs), 0, lambda *_: None)
+        engines = make_kv_engines(config, settings.parse(config.model_kwargs), 0, lambda *_: None)
+        [self._engine] = engines.values()
 
     def answer(self, questions: list[dict[str, Any]], concurrency: int) -> list[Reply]:
         """Answer all questions, `concurrency` at a time."""

@@ -19,7 +19,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from models.base import EngineKind, ModelGraph
+from models.base import TOKEN, EngineKind, ModelGraph
 from shared.closest_match import closest_match
 from shared.ids import Rank
 
@@ -101,7 +101,8 @@ def resolve(groups: Sequence[NodeGroup], graph: ModelGraph) -> tuple[PlacedGroup
             placed.append(_placed(group, walks, graph))
     placed += _unnamed_cpu_nodes(graph, placed)
     _refuse_unplaced_nodes(groups, graph, homes, {node for group in placed for node in group.nodes}, rest)
-    _refuse_two_kv_nodes(graph, placed)
+    _refuse_two_shared_nodes(graph, placed)
+    _refuse_moving_streams(graph, placed)
     _refuse_split_tp_groups(placed)
     return tuple(placed)
 
@@ -280,15 +281,31 @@ def _refuse_unplaced_nodes(
             )
 
 
-def _refuse_two_kv_nodes(graph: ModelGraph, placed: Sequence[PlacedGroup]) -> None:
-    for rank in ranks_of(placed):
-        kv = [node for node in nodes_on(placed, rank) if graph.nodes[node] is EngineKind.KV]
-        if len(kv) > 1:
-            raise PlacementError(
-                f"rank {rank} would run {kv}, each with its own keys and values; "
-                "expected one such node per rank: place the others on ranks of their own "
-                "(two ranks may share a device)"
-            )
+def _refuse_two_shared_nodes(graph: ModelGraph, placed: Sequence[PlacedGroup]) -> None:
+    for group in placed:
+        for ranks in ((leader, *copy) for leader, copy in zip(group.ranks, group.followers, strict=False)):
+            found = {node for rank in ranks for node in nodes_on(placed, rank)}
+            kv = sorted(node for node in found if graph.nodes[node] is EngineKind.KV)
+            if len(kv) > 1:
+                raise PlacementError(
+                    f"the ranks {list(ranks)} share a node by tp_size, and would run {kv}: expected one node "
+                    "with keys and values on them; place the others on ranks of their own (ranks may share "
+                    "a device)"
+                )
+
+
+def _refuse_moving_streams(graph: ModelGraph, placed: Sequence[PlacedGroup]) -> None:
+    """Refuse several groups for a KV node that sends or takes tensors: its sequences cannot change ranks."""
+    for name, to in graph.streams:
+        ends = {to} | {node for _, node in graph.streams[name, to].producers if name != TOKEN}
+        for node in sorted(ends):
+            groups = sum(node in group.nodes for group in placed)
+            if graph.nodes[node] is EngineKind.KV and groups > 1:
+                raise PlacementError(
+                    f"node {node!r} is placed in {groups} groups, but the stream {name!r} of tensors goes "
+                    "with its sequences, which cannot move from one rank to another: place it in one group, "
+                    "for all its walks"
+                )
 
 
 def _refuse_split_tp_groups(placed: Sequence[PlacedGroup]) -> None:

@@ -23,7 +23,7 @@ from shared.errors import BugError
 from shared.events import Guide, digest_of
 from shared.plans import Plan, PlanRequest
 from shared.tensors import Handle
-from shared.walks import CompiledWalk, InputPort, StreamLink, ToClient, WalkError, link_streams
+from shared.walks import CompiledWalk, Fixed, InputPort, StreamLink, ToClient, WalkError, link_streams
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -85,7 +85,8 @@ class ModelGraph:
 
     Raises:
         WalkError: a stream has no producer, no single consumer, or producers whose edges differ; or a KV node
-            sends its tokens to the client in another modality than text.
+            sends its tokens to the client in another modality than text, or takes a stream in a way that it
+            cannot.
         OptionsError: an option has no default or no description, or the name of another parameter.
     """
 
@@ -113,6 +114,7 @@ class ModelGraph:
             check_declaration(self.options)
         self._check_token_edges()
         object.__setattr__(self, "streams", MappingProxyType(link_streams(self.walks)))
+        self._check_streams_to_kv_nodes()
 
     def _check_token_edges(self) -> None:
         """Check that the tokens of KV nodes go to the client as text: nothing else is made of them."""
@@ -127,6 +129,33 @@ class ModelGraph:
                         f'but tokens reach the client as text only: send them to CLIENT("{TEXT}"), or to a '
                         "CPU or stateless node that makes something else of them"
                     )
+
+    def _check_streams_to_kv_nodes(self) -> None:
+        """Check that a KV node takes one stream, an item for each token, and sends no token to the client."""
+        taking = [name for _, name in self.streams if self.nodes.get(name) is EngineKind.KV]
+        for (stream, name), link in self.streams.items():
+            if name not in taking:
+                continue
+            where = f"walk {link.consumer_walk!r}: KV node {name!r}"
+            walk = self.walks[link.consumer_walk]
+            if taking.count(name) > 1:
+                raise WalkError(f"{where} takes {taking.count(name)} streams: expected one; join them first")
+            if link.policy != Fixed(1) or link.after_end != "empty":
+                raise WalkError(
+                    f"{where} takes the stream {stream!r} in chunks of {link.policy}, "
+                    f"after_end={link.after_end!r}: expected an item for each of its tokens, "
+                    'chunks=Fixed(1), after_end="empty"'
+                )
+            if not walk.loop_table[walk.nodes[name].loop].resident:
+                raise WalkError(f"{where} takes a stream outside of a loop of its own: expected a Loop")
+            routes = (
+                route for one in self.walks.values() for node in one.node_table for route in node.routes
+            )
+            if any(route.source == name and isinstance(route.to, ToClient) for route in routes):
+                raise WalkError(
+                    f"{where} takes a stream and sends tokens to the client: after a crash they would be "
+                    "computed again; send what it says through a CPU or stateless node"
+                )
 
     @property
     def outputs(self) -> tuple[str, ...]:

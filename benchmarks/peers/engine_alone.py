@@ -12,7 +12,7 @@ from configs.checks import resolve
 from workers import settings
 from workers.kv_engine.outputs import TokenOutput
 from workers.kv_engine.sequence_spec import SequenceSpec
-from workers.loading.engines import make_kv_engine
+from workers.loading.engines import make_kv_engines
 
 DTYPE: Final = "bfloat16"
 
@@ -20,9 +20,9 @@ DTYPE: Final = "bfloat16"
 @contextmanager
 def _loaded(checkpoint: Path) -> Iterator[Ready]:
     config = resolve(str(checkpoint))
-    engine = make_kv_engine(
+    [engine] = make_kv_engines(
         config, settings.parse(config.model_kwargs | {"dtype": DTYPE}), 0, lambda *_: None
-    )
+    ).values()
     keys = count()
 
     def ask(prompts: list[list[int]], max_tokens: int) -> list[Answer]:
@@ -39,7 +39,7 @@ def _loaded(checkpoint: Path) -> Iterator[Ready]:
 
     yield Ready(
         ask,
-        f"workers.loading.engines.make_kv_engine(..., dtype={DTYPE}).step()",
+        f"workers.loading.engines.make_kv_engines(..., dtype={DTYPE}).step()",
         ("dalsegno", "torch", "transformers"),
     )
 

@@ -187,7 +187,7 @@ def test_walks_that_are_no_more_place_nothing() -> None:
         ),
         (
             [LLM | {"ranks": [0, 2], "tp_size": 2}, OTHER | {"ranks": [1, 2], "tp_size": 2}, VOCODER],
-            r"rank 2 would run \['LLM', 'other'\]",
+            r"the ranks \[0, 2\] share a node by tp_size, and would run \['LLM', 'other'\]",
         ),
         (
             [
@@ -199,12 +199,15 @@ def test_walks_that_are_no_more_place_nothing() -> None:
             r"node 'LLM' has tp_size in one group and is in another: its keys and values cannot be handed",
         ),
         (
-            [LLM, OTHER | {"ranks": [0]}, VOCODER],
-            r"rank 0 would run \['LLM', 'other'\], each with its own keys and values",
+            [LLM | {"ranks": [0, 1], "tp_size": 2}, OTHER | {"ranks": [0]}, VOCODER],
+            r"the ranks \[0, 1\] share a node by tp_size, and would run \['LLM', 'other'\]",
         ),
-        ([LLM, OTHER | {"ranks": [2, 0]}, VOCODER], r"rank 0 would run \['LLM', 'other'\]"),
     ],
 )
 def test_what_cannot_be_placed_says_what_would_be_right(groups: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(PlacementError, match=message):
         resolved(*groups)
+
+
+def test_a_rank_may_have_two_nodes_with_keys_and_values() -> None:
+    assert nodes_on(resolved(LLM, OTHER | {"ranks": [0]}, VOCODER), 0)[:2] == ["LLM", "other"]

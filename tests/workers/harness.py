@@ -35,6 +35,7 @@ from shared.subjects import Subjects
 from shared.tensors import Handle, inline_ids, read_ids
 from shared.walks import CLIENT, KEEP, Edge, Loop, Node, Parallel, Sequential, compile_walk
 from tests.admissions import admitted
+from workers.data_plane.port import Array
 from workers.data_plane.store import open_store
 from workers.execution.executor import OrderExecutor
 from workers.execution.node_executor import HostedModel
@@ -224,6 +225,9 @@ class FakeEngine:
     def resume(self, key: str) -> None:
         self.held.discard(key)
         self._changed.set()
+
+    def feed(self, key: str, items: Array | None, *, ended: bool) -> None:
+        raise AssertionError("only a real engine is fed")
 
     def cancel(self, key: str) -> None:
         """As the engine's thread: one more step may be under way."""

@@ -14,7 +14,8 @@ parts of an embedding, or of hidden states, stay as they are: the last bits of a
 other sequences in its batches.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,10 +23,10 @@ import msgspec
 
 from models.base import TOKEN, Processing
 from models.sequence_request import PoolingParams, SamplingParams, SequenceFacts, SequenceRequest
-from shared.errors import BugError, Divergence
+from shared.errors import BugError, Divergence, WorkerError
 from shared.events import NodeReady, SequenceHandover
 from shared.tensors import Handle, inline_ids, read_ids
-from shared.walks import Firing
+from shared.walks import CompiledNode, Firing
 from workers.data_plane.port import Array, DeviceArray, TensorStore
 from workers.data_plane.step_tensors import StepTensors, Value, as_array
 from workers.execution.node_result import NodeResult
@@ -33,15 +34,23 @@ from workers.execution.output_tracks import OutputTracks
 from workers.execution.recovered_output import RecoveredTrack
 from workers.execution.sequence_handover import ArrivedSequence, ReportRead, SequenceHandovers
 from workers.execution.step_placement import PROMPT, StepPlacement
+from workers.execution.stream_feed import StreamFeed
 from workers.generation.engine_client import EngineClient
 from workers.generation.generated_text import STOP, GeneratedText
 from workers.generation.output_chunks import OutputStream
 from workers.generation.prompt_echo import ScoredEcho, echo_pieces
 from workers.generation.prompt_output import array_chunks, fully_released_array
-from workers.generation.sequence_handle import HandoverHandle, OnItem, SequenceHandle
+from workers.generation.sequence_handle import (
+    HandoverHandle,
+    OnItem,
+    OnTensors,
+    SequenceHandle,
+    StatesHandle,
+)
 from workers.guides.guide_queue import GuideQueue
-from workers.kv_engine.sequence_spec import KvExport, Pooling, PoolingMode, Sampling, SequenceSpec
+from workers.kv_engine.sequence_spec import Feed, KvExport, Pooling, PoolingMode, Sampling, SequenceSpec
 from workers.orders.inbox import StepKey
+from workers.streams.attempt_streams import AttemptStreams
 
 if TYPE_CHECKING:
     from models.text.guides import CompiledGuide
@@ -73,7 +82,9 @@ class KvNodes:
 
     Args:
         recovered: by name, the output tracks at the start of the step, including those of other ranks.
-        on_item: returns, for a node, the function that takes its streamed tokens.
+        on_item: returns, for a node, the function that takes its streamed tokens; `on_tensors`, the one that
+            takes what is streamed besides.
+        streams: the streams of the attempt; None where the model has none.
         read: reports that tensors of another rank were read.
 
     Attributes:
@@ -95,6 +106,8 @@ class KvNodes:
         tracks: OutputTracks,
         recovered: Mapping[str, RecoveredTrack],
         on_item: Callable[[str], OnItem | None],
+        on_tensors: Callable[[str], OnTensors | None],
+        streams: AttemptStreams | None,
         read: ReportRead,
     ) -> None:
         self.sequences: dict[str, SequenceHandle] = {}
@@ -109,6 +122,10 @@ class KvNodes:
         self._tracks = tracks
         self._recovered = recovered
         self._on_item = on_item
+        self._on_tensors = on_tensors
+        self._streams = streams
+        self._feeds: dict[str, StreamFeed] = {}
+        self._sent_again: dict[str, StatesHandle] = {}
         self._handovers = SequenceHandovers(store, tensors, read)
         self._arrived: dict[str, ArrivedSequence] = {}
         self._limits: dict[str, list[int]] = {}
@@ -132,6 +149,8 @@ class KvNodes:
         loop = walk.loop_table[node.loop]
         is_resident = loop.index > 0 and loop.resident
         sequence = self.sequences.get(node.name)
+        if node.streams:
+            self._begin_feed(node, firing)
         if sequence is None:
             sequence = await self._start(walk_index, firing, key)
         elif not is_resident or isinstance(sequence, HandoverHandle):
@@ -141,7 +160,10 @@ class KvNodes:
             )
         is_handover = isinstance(sequence, HandoverHandle)
         continues = not is_handover and not is_resident and self._loop_limits(node.name)
-        await (sequence.began if continues else sequence.ended)
+        await self._wait(sequence, sequence.began if continues else sequence.ended)
+        if not continues and sequence.rest and sequence.output is not None:
+            await sequence.output.wait_stored()  # contents would overtake the tokens before it
+            self._tracks.release(node.name, {"text": sequence.rest})
         facts = {} if continues or is_handover else self._finish(node.name, sequence)
         outputs: dict[str, Handle] = {}
         if TOKEN in node.outputs:
@@ -157,6 +179,21 @@ class KvNodes:
             next_rank=self._placement.next_rank(walk_index, node.name) if is_handover else None,
         )
 
+    def _begin_feed(self, node: CompiledNode, firing: Firing) -> None:
+        """Note the stream that a node's sequence takes, and its first chunk."""
+        assert self._streams is not None, "a model with streams has them"
+        [name] = node.streams
+        self._feeds[node.name] = StreamFeed(self._streams, (name, node.name), firing.inputs[name])
+
+    async def _wait(self, sequence: SequenceHandle, until: "asyncio.Future[None]") -> None:
+        """Wait for a sequence, and feed it where it takes a stream."""
+        node = sequence.key.rpartition(".")[2]
+        if node in self._feeds:
+            await _while_fed(self._feeds[node].run(sequence, self._engine), until)
+        await until
+        if until is sequence.ended and node in self._sent_again:
+            await self._sent_again[node].ended
+
     def _finish(self, node: str, sequence: SequenceHandle) -> dict[str, Any]:
         """Emit the vectors of a pooled prompt; return the facts of an ended sequence."""
         request, finish_reason = self._requests[node], sequence.generated.finish_reason
@@ -169,6 +206,7 @@ class KvNodes:
             completion_tokens=sequence.generated.tokens,
             finish_reason=finish_reason,
             cached_tokens=sequence.cached_tokens if request.warm else msgspec.UNSET,
+            counts=dict(sequence.counts),
         )
         found: dict[str, Any] = msgspec.to_builtins(facts)
         return found
@@ -195,13 +233,22 @@ class KvNodes:
             node=node,
             request=request,
             prompt_ids=prompt_ids,
-            generated=GeneratedText.for_request(self._processing, request, max_tokens),
+            generated=GeneratedText.for_request(
+                self._processing, request, max_tokens, is_read=self._placement.emits_output(node)
+            ),
             max_tokens=max_tokens,
             embeds=await self._rows_of(firing.inputs.get(EMBEDS)) if request.parts else None,
         )
         if self._placement.is_handed_over(node):
             next_rank = self._placement.next_rank(walk_index, node)
             if next_rank not in (None, self._placement.rank):
+                if request.token_program:
+                    raise WorkerError(
+                        f"node {node!r} generates several tokens at a time (program "
+                        f"{request.token_program!r}), so it cannot prefill and decode on different ranks: "
+                        "place its walks on one rank",
+                        code="token_program_handed_over",
+                    )
                 return self._start_handover(start, key)
         return await self._start_here(start, is_first=walk_index == first)
 
@@ -222,8 +269,8 @@ class KvNodes:
         arrived, recovered = self._arrived.pop(node, None), self._recovered_track(node)
         echo = self._emit_echo(start)
         output = self._tracks.of(node) if node in self._placement.tracks else None
-        on_item = self._on_item(node)
-        sequence = SequenceHandle(self._name(node), generated, output, echo, on_item)
+        on_item, on_tensors = self._on_item(node), self._on_tensors(node)
+        sequence = SequenceHandle(self._name(node), generated, output, echo, on_item, on_tensors)
         self.sequences[node] = sequence
         if recovered.prefix_ids:
             recovered.replay(generated)
@@ -245,8 +292,15 @@ class KvNodes:
                 f"node {node!r}: expected its sequence, which another rank has started, to arrive from there"
             )
         if sequence.ended.done():
+            if on_tensors is not None and recovered.prefix_ids:
+                self._send_again(start, recovered.prefix_ids, on_tensors)
             return sequence
         spec = self._spec(start, start.max_tokens, [*recovered.prefix_ids, *token_ids])
+        if node in self._feeds:
+            feed = self._feeds[node]
+            items = await feed.prompt_items(request.prompt_items)
+            assert spec.feed is not None
+            spec = replace(spec, feed=replace(spec.feed, items=items, ended=feed.ended))
         if arrived is None:
             spec = replace(spec, scores_prompt=echo is not None)
         else:
@@ -256,6 +310,13 @@ class KvNodes:
         if output is not None:
             self._hold_without_room(sequence.key, output)
         return sequence
+
+    def _send_again(self, start: _Start, prefix_ids: Sequence[int], on_tensors: OnTensors) -> None:
+        """Compute the tensors of a text that earlier attempts released whole: its streams start again."""
+        prompt_ids = [*start.prompt_ids, *prefix_ids[:-1]]
+        spec = replace(self._spec(start, 0, []), prompt_ids=prompt_ids, guide=None)
+        handle = self._sent_again[start.node] = StatesHandle(spec.key, on_tensors)
+        self._engine.submit(spec, handle)
 
     def _start_handover(self, start: _Start, key: str) -> SequenceHandle:
         """Start a sequence for one token; another rank continues it."""
@@ -292,13 +353,14 @@ class KvNodes:
         request = start.request
         return SequenceSpec(
             key=self._name(start.node),
+            node=start.node,
             prompt_ids=start.prompt_ids,
             prefix_ids=prefix_ids,
             max_tokens=max_tokens,
             eos_ids=frozenset(self._processing.eos_ids),
             ignore_eos=bool(request.ignore_eos),
             stop_token_ids=frozenset(request.stop_token_ids),
-            sampling=_sampling(request, seed=self._ready.seed),
+            sampling=_sampling(request.sampling, request, seed=self._ready.seed),
             guide=self._guides.get(start.node),
             exhausts_guide=request.exhausts_guide,
             logprobs=request.logprobs,
@@ -309,6 +371,13 @@ class KvNodes:
             tenant=self._ready.tenant,
             parts=request.parts,
             embeds=start.embeds,
+            sends=frozenset(name for name, _ in self._placement.tensor_streams(start.node)),
+            feed=Feed(
+                args=self._ready.walks[self._placement.first_index(start.node)].args,
+                sampling=_sampling(request.inner_sampling, request, seed=self._ready.seed),
+            ),
+            token_program=request.token_program,
+            options=request.options,
         )
 
     def _emit_echo(self, start: _Start) -> ScoredEcho | None:
@@ -368,8 +437,19 @@ def _stream_again(prefix_ids: Sequence[int], generated: GeneratedText, on_item: 
         on_item(token_id, index)
 
 
-def _sampling(request: SequenceRequest, *, seed: int) -> Sampling:
-    given = request.sampling or SamplingParams()
+async def _while_fed(feeding: Coroutine[Any, Any, None], until: "asyncio.Future[None]") -> None:
+    """Run `feeding` until it ends, or `until` is done; raise its error."""
+    task = asyncio.ensure_future(feeding)
+    try:
+        await asyncio.wait({task, until}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+    finally:
+        task.cancel()
+
+
+def _sampling(params: SamplingParams | None, request: SequenceRequest, *, seed: int) -> Sampling:
+    given = params or SamplingParams()
     return Sampling(
         temperature=given.temperature or 0.0,
         top_p=1.0 if given.top_p is None else given.top_p,

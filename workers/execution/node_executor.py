@@ -127,7 +127,7 @@ class NodeExecutor:
             case EngineKind.KV if self._programs.is_asked(walk_index):
                 return await self._on_program(walk_index, node, firing, key)
             case EngineKind.KV:
-                return await self._on_kv(walk_index, firing, key)
+                return await self._on_kv(walk_index, node, firing, key)
             case EngineKind.STATELESS:
                 return await self._on_stateless(walk_index, node, firing, key, chunk)
 
@@ -221,10 +221,10 @@ class NodeExecutor:
             previews=fired.previews,
         )
 
-    async def _on_kv(self, walk_index: int, firing: Firing, key: str) -> NodeResult:
+    async def _on_kv(self, walk_index: int, node: CompiledNode, firing: Firing, key: str) -> NodeResult:
         if any(isinstance(value, Array) for value in firing.inputs.values()):
             inputs = {
-                name: value if name == EMBEDS else await self._inline(name, value)
+                name: value if name == EMBEDS or name in node.streams else await self._inline(name, value)
                 for name, value in firing.inputs.items()
             }
             firing = Firing(firing.node, inputs, firing.path)

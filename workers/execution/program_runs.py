@@ -78,6 +78,7 @@ class ProgramRuns:
         handle = ProgramHandle(f"{self._key}.{place}")
         spec = ProgramSpec(
             key=handle.key,
+            node=firing.node,
             program=str(call.args[PROGRAM]),
             inputs=inputs,
             args=call.args,

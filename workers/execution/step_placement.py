@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from configs.placement import rank_of
-from models.base import EngineKind, ModelGraph
+from models.base import TOKEN, EngineKind, ModelGraph
 from models.sequence_request import PROMPT_OUTPUT_ARGS
 from shared.errors import BugError
 from shared.events import NodeReady
@@ -184,6 +184,17 @@ class StepPlacement:
         return len({self.rank_of(walk.name, node) for walk in self.walks if node in walk.nodes}) > 1
 
     # ---- streams -----------------------------------------------------------------------------------
+    def tensor_streams(self, node: str) -> list[InputPort]:
+        """The streams that take tensors of a KV node's sequence in this step."""
+        walks = (walk for walk in self.walks if node in walk.nodes)
+        edges = (edge for walk in walks for edge in walk.nodes[node].streaming)
+        return list(dict.fromkeys((edge.name, edge.to) for edge in edges if edge.name != TOKEN))
+
+    def stream_taken(self, node: str) -> InputPort | None:
+        """The stream that a KV node's sequence takes in this step."""
+        walks = (walk for walk in self.walks if node in walk.nodes)
+        return next(((name, node) for walk in walks for name in walk.nodes[node].streams), None)
+
     def consumer_rank(self, stream: InputPort) -> int:
         """The rank that consumes a stream."""
         return self.rank_of(self._streams[stream].consumer_walk, stream[1])

@@ -1,6 +1,7 @@
 """Streams of one step: node outputs become stream items, and this rank's consumption is counted and ended.
 
     tokens of a sequence ──> one item each, when it is sampled     (`on_item`)
+    its tensors          ──> one item for each row                 (`on_tensors`)
     a node call          ──> one item for each of its streams      (`send`)
 
 The streams outlive the step and belong to the attempt (`workers.streams.attempt_streams`).
@@ -8,12 +9,13 @@ The streams outlive the step and belong to the attempt (`workers.streams.attempt
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from models.base import TOKEN
 from shared.events import StreamTotals
 from shared.walks import CompiledNode, CompiledWalk, InputPort, StreamingEdge
 from workers.data_plane.port import Array
 from workers.data_plane.step_tensors import StepTensors, Value
 from workers.execution.step_placement import StepPlacement
-from workers.generation.sequence_handle import OnItem
+from workers.generation.sequence_handle import OnItem, OnTensors
 from workers.orders.inbox import StepKey
 from workers.streams.attempt_streams import AttemptStreams
 from workers.streams.producer import StreamProducer
@@ -63,16 +65,30 @@ class StepStreams:
         """
         over = [walk.nodes[node] for walk in self._placement.walks if node in walk.nodes]
         first, later = over[0].streaming, over[-1].streaming
-        if not first and not later:
+        if all(edge.name != TOKEN for edge in (*first, *later)):
             return None
         sequence = f"{self._key}.{node}"
 
         def on_item(token: int, index: int) -> None:
             for edge in later if index else first:
-                if edge.accepts(token):
+                if edge.name == TOKEN and edge.accepts(token):
                     self._producer((edge.name, edge.to)).add_token(token, sequence)
 
         return on_item
+
+    def on_tensors(self, node: str) -> OnTensors | None:
+        """The function that takes the tensors of a KV node's sequence; None where they go into no stream."""
+        edges = self._placement.tensor_streams(node)
+        if not edges:
+            return None
+        sequence = f"{self._key}.{node}"
+
+        def on_tensors(values: Mapping[str, Array]) -> None:
+            for name, to in edges:
+                if name in values:
+                    self._producer((name, to)).add_tensors(values[name], sequence)
+
+        return on_tensors
 
     def end(self, streams: Iterable[InputPort]) -> None:
         """End these streams: no item follows."""

@@ -79,6 +79,8 @@ class WalkChain:
             tracks=self.tracks,
             recovered=recovered,
             on_item=self._step_streams.on_item,
+            on_tensors=self._step_streams.on_tensors,
+            streams=streams,
             read=self._report_read,
         )
         self._programs = ProgramRuns(key, ready, hosted.engine)

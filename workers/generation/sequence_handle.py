@@ -229,8 +229,8 @@ class HandoverHandle(SequenceHandle):
         if isinstance(output, PromptOutput):
             self.prompt_scores += output.scores
             return
-        if isinstance(output, ProgramOutput | EmissionOutput):
-            raise BugError(f"sequence {self.key}: expected tokens, found the outputs of a program")
+        if not isinstance(output, TokenOutput):
+            raise BugError(f"sequence {self.key}: expected single tokens, found {type(output).__name__}")
         self.generated.push(output.token_id)
         self.last_token = output.token_id
         self.token_ids.append(output.token_id)

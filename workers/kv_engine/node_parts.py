@@ -62,7 +62,7 @@ def inputs_of(node: KVNode, step: Step) -> Any:
 
 
 def forward_with_states(node: Any, step: Step) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-    """Run a `workers.kv_engine.stream_nodes.StatesNode`; return hidden states, and by edge the tensors to be sent."""
+    """Run a `workers.kv_engine.stream_nodes.StatesNode`; return hidden states, and by edge what to send."""
     found: tuple[torch.Tensor, Mapping[str, torch.Tensor]]
     found = node.forward_with_states(inputs_of(node, step), step)
     return found

@@ -251,7 +251,9 @@ class Runner:
         if wanted and wanted.sampled.numel():
             taken = tokens.index_select(0, wanted.sampled)
             scores = score(lambda at: raw.index_select(0, at), wanted.sampled, taken, **sizes)
-        made = self._fed and self._fed.after_tokens(spans, tokens, hidden, step.logit_indices)
+        made: AfterTokens | None = None
+        if self._fed is not None:
+            made = self._fed.after_tokens(spans, tokens, hidden, step.logit_indices)
         arriving, number = self._arrivals.begin(tokens), self.forwards
 
         def read() -> ForwardResult:

@@ -17,11 +17,12 @@ def sends_any(spans: Iterable[Span]) -> bool:
 def states_to_send(
     spans: Iterable[Span], states: Mapping[str, torch.Tensor], *, step: int
 ) -> list[StateOutput]:
-    """Return the outputs of step number `step`: of each token once, also if it is computed again.
+    """Return the outputs of a step: of each token once, also if it is computed again.
 
     Args:
         spans: those of the step's sequences, the first of its packed tokens.
         states: by edge, (T, ...) for the packed tokens.
+        step: the number of the step.
     """
     on_host = {name: state.detach().cpu() for name, state in states.items()}
     found: list[StateOutput] = []

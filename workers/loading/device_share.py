@@ -21,7 +21,7 @@ class DeviceShare:
 
     Attributes:
         other_ranks: the other ranks that compute on the device.
-        kv_pools: the number of ranks on the device with a KV pool, this one included.
+        kv_pools: the number of KV pools on the device, those of this rank included.
     """
 
     device: torch.device
@@ -56,7 +56,7 @@ def of(config: DeploymentConfig, rank: int) -> DeviceShare:
     return DeviceShare(
         device=device,
         other_ranks=tuple(other for other in on_device if other != rank),
-        kv_pools=sum(EngineKind.KV in kinds[other] for other in on_device),
+        kv_pools=sum(len(nodes_of(config, other, EngineKind.KV)) for other in on_device),
     )
 
 

@@ -5,12 +5,13 @@ for it. A rank without a KV node does not import transformers.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import torch
 
-from configs.deployment import DeploymentConfig
+from configs.deployment import ConfigError, DeploymentConfig
 from models.base import EngineKind
 from workers.kv_engine.attention.kernels import AttentionKernel, choose_attention
 from workers.kv_engine.config import KVEngineConfig
@@ -32,12 +33,14 @@ if TYPE_CHECKING:
     from workers.kv_engine.kv_transfer import Allocate
     from workers.kv_engine.node import KVNode
     from workers.kv_engine.parallel.follower import FollowerEngine
+    from workers.kv_engine.parallel.lockstep import Followers
+    from workers.kv_engine.programs.towers import Tower
     from workers.tensor_parallel.group import GroupMembership
 
 _LOGGER: Final = logging.getLogger(__name__)
 
 
-def make_kv_engine(
+def make_kv_engines(
     config: DeploymentConfig,
     settings: EngineSettings,
     rank: int,
@@ -46,12 +49,12 @@ def make_kv_engine(
     export_to: "Allocate | None" = None,
     group: "GroupMembership | None" = None,
     weights: Callable[[str], str] = lambda _: "",
-) -> "KVEngine":
-    """Load the KV node of `rank` and make its engine.
+) -> "dict[str, KVEngine]":
+    """Load the KV nodes of `rank`, and make an engine for each; return them by node.
 
-    Called in the engine's thread, which then computes on its own GPU stream. `export_to` allocates the
+    Called in the engines' thread, which then computes on its own GPU stream. `export_to` allocates the
     slots that exported keys and values are written to. `group` is the tensor-parallel group that shares the
-    node; this rank leads it. `weights` returns the digest of what a node loaded.
+    rank's only KV node; this rank leads it. `weights` returns the digest of what a node loaded.
 
     Raises:
         GroupLostError: a member of the group is gone.
@@ -59,31 +62,108 @@ def make_kv_engine(
         ConfigError: the configuration does not fit the machine or the model.
     """
     import_transformers()
-    from workers.kv_engine.engine import KVEngine  # noqa: PLC0415 - imports transformers
-    from workers.kv_engine.parallel.lockstep import Followers  # noqa: PLC0415 - the same
+    from workers.kv_engine.parallel.lockstep import Followers  # noqa: PLC0415 - imports transformers
 
     share = device_share.of(config, rank)
-    device = share.device
-    sequences = settings.max_sequences_on(device.type)
-    step_tokens = settings.max_step_tokens_on(device.type)
-    [name] = device_share.nodes_of(config, rank, EngineKind.KV)
+    names = device_share.nodes_of(config, rank, EngineKind.KV)
+    loaded = [_load_served(config, settings, name, share, progress, group) for name in names]
+    use_gpu_stream(share.device, StreamPriority.HIGH)
+    # All sizes are chosen before the first pool takes memory.
+    sizes = [_kv_pool_size(config, settings, one.node, one.kv_bytes, share).blocks for one in loaded]
+    followers = Followers(group.connections) if group is not None else None
+    if followers is not None:
+        sizes = [followers.agree(sizes[0], loaded[0].node.dtype, weights(names[0]))]
+    return {
+        name: _engine_of(config, settings, rank, one, blocks, share, followers, export_to)
+        for name, one, blocks in zip(names, loaded, sizes, strict=True)
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Served:
+    """A loaded KV node, the attention kernel of its layers, and the models beside it.
+
+    Attributes:
+        draft: drafts tokens for it.
+        towers: computes passes of its programs.
+    """
+
+    node: "KVNode"
+    kernel: AttentionKernel | None
+    draft: "KVNode | None"
+    towers: "Mapping[str, Tower]"
+
+    @property
+    def kv_bytes(self) -> int:
+        """The bytes of one token's keys and values in all pools of the node."""
+        beside = [tower.node for tower in self.towers.values()]
+        return sum(_kv_bytes(one) for one in (self.node, self.draft, *beside) if one is not None)
+
+
+def _load_served(
+    config: DeploymentConfig,
+    settings: EngineSettings,
+    name: str,
+    share: DeviceShare,
+    progress: Progress,
+    group: "GroupMembership | None",
+) -> _Served:
     with memory.given_back():
-        node = node_loading.load_kv_node(config, name, settings, device, progress, group)
+        node = node_loading.load_kv_node(config, name, settings, share.device, progress, group)
         kernel = choose_attention(node, settings.attention)
         if group is None:  # the members of a group exchange sums within each layer
             node = node_loading.with_kernels(node, settings, share)
+        _check_programs(node, settings)
+        towers = _towers(node, settings, share)
         draft = node_loading.load_draft_model(config, node, settings, share, progress)
-    use_gpu_stream(device, StreamPriority.HIGH)
-    blocks = _kv_pool_size(config, settings, node, draft, share).blocks
-    followers = Followers(group.connections) if group is not None else None
-    if followers is not None:
-        blocks = followers.agree(blocks, node.dtype, weights(name))
-    has_stateless = bool(device_share.nodes_of(config, rank, EngineKind.STATELESS))
+    return _Served(node=node, kernel=kernel, draft=draft, towers=towers)
+
+
+def _check_programs(node: "KVNode", settings: EngineSettings) -> None:
+    from workers.kv_engine.node import token_programs_of  # noqa: PLC0415 - imports transformers
+
+    if settings.speculative_tokens and token_programs_of(node):
+        raise ConfigError(
+            f"model_kwargs.speculative_tokens is {settings.speculative_tokens}, but {node.architecture} "
+            "generates several tokens at a time, so none are drafted: leave it away"
+        )
+
+
+def _towers(node: "KVNode", settings: EngineSettings, share: DeviceShare) -> "dict[str, Tower]":
+    """Return the node's companion models as they are served: with our kernels, as the node itself."""
+    from workers.kv_engine.node import towers_of  # noqa: PLC0415 - imports transformers
+    from workers.kv_engine.programs.towers import Tower  # noqa: PLC0415 - the same
+
+    return {
+        name: Tower(
+            kernel=choose_attention(tower, settings.attention),
+            node=node_loading.with_kernels(tower, settings, share),
+        )
+        for name, tower in towers_of(node).items()
+    }
+
+
+def _engine_of(
+    config: DeploymentConfig,
+    settings: EngineSettings,
+    rank: int,
+    served: _Served,
+    blocks: int,
+    share: DeviceShare,
+    followers: "Followers | None",
+    export_to: "Allocate | None",
+) -> "KVEngine":
+    """Make the engine of a loaded node over a pool of so many blocks."""
+    from workers.kv_engine.engine import KVEngine  # noqa: PLC0415 - imports transformers
+
+    device = share.device
+    sequences = settings.max_sequences_on(device.type)
+    step_tokens = settings.max_step_tokens_on(device.type)
     cpu_cores = share.cores
-    if has_stateless:
+    if device_share.nodes_of(config, rank, EngineKind.STATELESS):
         cpu_cores = max(1, share.cores - stateless_threads(share.cores, with_kv_node=True))
     return KVEngine(
-        node,
+        served.node,
         KVEngineConfig(
             num_blocks=blocks,
             block_size=settings.block_size,
@@ -96,10 +176,11 @@ def make_kv_engine(
             max_pass_tokens=settings.max_pass_tokens,
         ),
         export_to=export_to,
-        proposer=_proposer(draft, node, settings, blocks, sequences, step_tokens),
+        proposer=_proposer(served.draft, served.node, settings, blocks, sequences, step_tokens),
         followers=followers,
-        capture=_graph_capture(settings, device, kernel),
-        kernel=kernel,
+        capture=_graph_capture(settings, device, served.kernel),
+        kernel=served.kernel,
+        towers=served.towers,
     )
 
 
@@ -113,7 +194,7 @@ def make_follower_engine(
 ) -> "FollowerEngine":
     """Load this rank's part of the shared KV node, and make the engine that follows the group's leader.
 
-    Called in the engine's thread, as `make_kv_engine` is.
+    Called in the engine's thread, as `make_kv_engines` is.
 
     Raises:
         GroupLostError: a member of the group is gone.
@@ -132,7 +213,7 @@ def make_follower_engine(
     use_gpu_stream(share.device, StreamPriority.HIGH)
     [connection] = group.connections
     leader = Leader(connection)
-    blocks = _kv_pool_size(config, settings, node, None, share).blocks
+    blocks = _kv_pool_size(config, settings, node, _kv_bytes(node), share).blocks
     return FollowerEngine(
         node,
         num_blocks=leader.agree(blocks, node.dtype, weights(name)),
@@ -170,7 +251,7 @@ def _kv_pool_size(
     config: DeploymentConfig,
     settings: EngineSettings,
     node: "KVNode",
-    draft: "KVNode | None",
+    kv_bytes: int,
     share: DeviceShare,
 ) -> PoolSize:
     """Choose the size of the KV pool by the memory that is free now."""
@@ -179,7 +260,7 @@ def _kv_pool_size(
     size = pool_size(
         configured_tokens=config.kv_tokens,
         free_bytes=torch.cuda.mem_get_info(device)[0] if on_gpu else memory.available_bytes(),
-        bytes_per_token=_kv_bytes(node) + (_kv_bytes(draft) if draft is not None else 0),
+        bytes_per_token=kv_bytes,
         block_size=settings.block_size,
         max_sequences=settings.max_sequences_on(device.type),
         max_seq_len=config.max_seq_len,

@@ -32,6 +32,7 @@ from workers.tensor_parallel.group import GroupMembership
 
 if TYPE_CHECKING:
     from workers.kv_engine.engine import KVEngine
+    from workers.kv_engine.engine_group import EngineGroup
     from workers.kv_engine.kv_transfer import Allocate
     from workers.stateless_engine.nodes import StatelessNodes
 
@@ -53,7 +54,7 @@ class Loaded:
     """A model that is ready to serve.
 
     Attributes:
-        engine: the engine of the rank's KV node; None without one.
+        engine: the engine of the rank's KV nodes; None without any.
         stateless: the engine of its stateless nodes; None without any.
         weights: by node, the digest of what was loaded for it.
         check_weights: raises `CheckpointReplacedError` if the loaded weights have been written to since.
@@ -116,6 +117,7 @@ class LocalModel:
     _thread: EngineThread | None = field(default=None, init=False)
     _stateless: StatelessThread | None = field(default=None, init=False)
     _device: str = field(default="cpu", init=False)
+    _kv_tokens: int = field(default=0, init=False)
     _nodes: list[str] = field(default_factory=list, init=False)
     _logged_s: float | None = field(default=None, init=False)
 
@@ -127,13 +129,7 @@ class LocalModel:
 
     async def load(self, client: EngineClient) -> Loaded:
         begun_s = time.monotonic()
-        kv = self._nodes_of(EngineKind.KV)
-        if len(kv) > 1:
-            raise ConfigError(
-                f"node_groups: rank {self.rank} has the nodes {kv}, each with its own keys and values; "
-                "expected one such node per rank: place the others on ranks of their own"
-            )
-        self._nodes = [*self._nodes_of(EngineKind.STATELESS), *kv]
+        self._nodes = [*self._nodes_of(EngineKind.STATELESS), *self._nodes_of(EngineKind.KV)]
         self._weights = await asyncio.to_thread(RankWeights.open, self.config, self.settings, self.rank)
         self._weights.begin()
         try:
@@ -173,7 +169,8 @@ class LocalModel:
                     task.cancel()
         if self._nodes_of(EngineKind.KV) and self.settings.warm_prefixes:
             client.engine = self._thread
-            await warm(self.settings.warm_prefixes, reading.result(), client, longest=kv_tokens)
+            node = self._nodes_of(EngineKind.KV)[0]
+            await warm(self.settings.warm_prefixes, reading.result(), client, node=node, longest=kv_tokens)
         return reading.result(), kv_tokens
 
     async def wait(self) -> None:
@@ -219,20 +216,21 @@ class LocalModel:
         self._stateless = thread
 
     async def _start_engine(self, client: EngineClient) -> int:
-        """Start the engine's thread, and return the capacity of its KV pool in tokens."""
+        """Start the engines' thread, and return the capacity of the smallest KV pool in tokens."""
         thread = EngineThread(
             self._make_engine, client.on_outputs, client.on_error, on_cancelled=client.on_cancelled
         )
-        engine = await thread.start()
+        await thread.start()
         self._thread = thread
-        return engine.stats().kv_total
+        return self._kv_tokens
 
-    def _make_engine(self) -> "KVEngine":
-        """Called in the engine's thread."""
-        from workers.loading.engines import make_kv_engine  # noqa: PLC0415 - torch: see `workers.loading.engines`
+    def _make_engine(self) -> "KVEngine | EngineGroup":
+        """Called in the engines' thread."""
+        from workers.kv_engine.engine_group import EngineGroup  # noqa: PLC0415 - imports torch, as the next one
+        from workers.loading.engines import make_kv_engines  # noqa: PLC0415 - see `workers.loading.engines`
 
         assert self._weights is not None
-        engine = make_kv_engine(
+        engines = make_kv_engines(
             self.config,
             self.settings,
             self.rank,
@@ -241,8 +239,10 @@ class LocalModel:
             group=self._group,
             weights=self._weights.digest_of,
         )
-        self._device = str(engine.node.device)
-        return engine
+        one, *others = engines.values()
+        self._device = str(one.node.device)
+        self._kv_tokens = min(engine.stats().kv_total for engine in engines.values())
+        return EngineGroup(engines) if others else one
 
     def _make_stateless(self) -> "StatelessNodes":
         """Called in the stateless engine's thread."""

@@ -30,11 +30,12 @@ async def warm(
     processing: Processing,
     client: EngineClient,
     *,
+    node: str,
     longest: int,
 ) -> int:
     """Compute the prefixes, and return the number of their tokens that are cached.
 
-    `longest` is the capacity of the KV pool in tokens.
+    `node` is the KV node that computes them, `longest` the capacity of its KV pool in tokens.
 
     Raises:
         ConfigError: a prefix is no prompt of this model, or too long.
@@ -49,7 +50,8 @@ async def warm(
             raise ConfigError(f"model_kwargs.warm_prefixes[{place}]: {error.message}") from error
         key = f"warm.{place}"
         handle = SequenceHandle(key, GeneratedText(processing.text_decoder(), max_tokens=0), None)
-        client.submit(SequenceSpec(key=key, prompt_ids=ids, max_tokens=0, caches_prompt=True), handle)
+        spec = SequenceSpec(key=key, node=node, prompt_ids=ids, max_tokens=0, caches_prompt=True)
+        client.submit(spec, handle)
         handles.append(handle)
     for handle in handles:
         await handle.ended

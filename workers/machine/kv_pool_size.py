@@ -6,7 +6,7 @@
     tokens each,
                      but at least four of the longest
 
-If several ranks of a device have a pool, each leaves the others the same share. The pool is never larger than
+If a device has several pools, each leaves the others the same share. The pool is never larger than
 all sequences at full length. A pool below the longest sequence is allowed and logged: such requests are
 refused.
 """
@@ -42,7 +42,7 @@ def pool_size(
     on_gpu: bool,
     sharers: int = 1,
 ) -> PoolSize:
-    """Choose the size; `sharers` is the number of ranks with a pool on the device, this one included.
+    """Choose the size; `sharers` is the number of pools on the device, this one included.
 
     Raises:
         ConfigError: `kv_tokens` does not fit, or there is no memory for a single block.

@@ -24,7 +24,7 @@ from workers.data_plane.step_tensors import put
 from workers.generation.engine_client import EngineClient
 from workers.orders.out_of_order_buffer import ReceivedEdge
 from workers.streams.chunk_assembler import ChunkAssembler
-from workers.streams.consumer import Items, StreamConsumer
+from workers.streams.consumer import ItemBatch, Items, StreamConsumer
 from workers.streams.edge_counters import EdgeCounters
 from workers.streams.producer import StreamProducer, as_handle
 
@@ -114,6 +114,30 @@ class AttemptStreams:
         self._send_credits(stream, consumer)
         return chunk, array
 
+    async def next_items(self, stream: InputPort, limit: int) -> tuple[Array, bool]:
+        """Take up to `limit` of the items that have come, stacked; true if no further ones follow.
+
+        For streams that are cut into chunks of one item. Call it on a ready stream.
+
+        Raises:
+            LostTensor: a part of them is gone.
+            BugError: they do not match one another, or the stream has failed.
+        """
+        if stream in self._failures:
+            raise self._failures[stream]
+        consumer = self._consumer(stream)
+        parts: list[tuple[ItemBatch, int, int]] = []
+        ended = False
+        while len(parts) < limit and consumer.ready and not ended:
+            chunk, items = consumer.take()
+            self._counts.chunks += 1
+            parts += items
+            ended = not chunk.fresh
+        array = await self._chunks.join(parts, consumer.item_type)
+        self._chunks.release(consumer.release_used())
+        self._send_credits(stream, consumer)
+        return array, ended
+
     def stop_consuming(self, stream: InputPort, producer_ranks: Collection[int]) -> None:
         """End consumption for this attempt; if the stream has not ended, notify the ranks that produce it."""
         if self._closed:
@@ -163,6 +187,7 @@ class AttemptStreams:
                 hold=partial(self._engine.hold, by=stream),
                 resume=partial(self._engine.resume, by=stream),
                 in_batches=not is_local,
+                **({} if is_local else {"store": partial(self._store_items, stream)}),
             )
             if stream in self._abandoned:
                 found.abandon()
@@ -210,6 +235,11 @@ class AttemptStreams:
             self._failures[stream] = failure
         if self.ready(stream) and (callback := self._watchers.pop(stream, None)) is not None:
             callback()
+
+    def _store_items(self, stream: InputPort, first: int, items: Array) -> Items:
+        """Tensors of a sequence, where another rank can read them; `first` is the number of the first."""
+        key = f"{self.scope}/{stream[0]}.{stream[1]}/{self._rank}/{first}"
+        return self._store.put(key, items.dtype, items.shape, items.data, scope=self.scope)
 
     def _put_here(
         self,

@@ -1,7 +1,7 @@
 """Producer side of a stream: it numbers items and sends them, within the consumer's credit.
 
-    tokens of a sequence ──> batches: the first at once, then every 20 ms ─┐
-    node calls, one item each ─────────────────────────────────────────────┴──> the consumer, on any rank
+    tokens and tensors of a sequence ──> batches: the first at once, then every 20 ms ─┐
+    node calls, one item each ─────────────────────────────────────────────────────────┴──> the consumer
     credits ──> used items: their tensors are freed, held sequences and nodes continue
 
 While the stream is full, sequences that feed it are held in the engine, and other nodes wait before their
@@ -11,13 +11,13 @@ for a while.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
 
-from shared.errors import CapacityError, DalSegnoError
+from shared.errors import BugError, CapacityError, DalSegnoError
 from shared.tensors import Handle
 from shared.walks import ChunkPolicy
 from workers.data_plane.port import Array
@@ -47,7 +47,9 @@ class StreamProducer:
         put: sends items.
         free: called with the handle of used items.
         hold: called with the key of a sequence that has to wait; `resume`, when it may continue.
-        in_batches: send tokens in batches; else each at once.
+        in_batches: send tokens, and tensors of sequences, in batches; else each at once.
+        store: puts a batch of tensors where the consumer can read it; called with the number of its first
+            item. By default they stay arrays.
 
     Attributes:
         full: more items or bytes are outstanding than the window allows.
@@ -63,6 +65,7 @@ class StreamProducer:
         hold: Callable[[str], None],
         resume: Callable[[str], None],
         in_batches: bool,
+        store: Callable[[int, Array], Items] = lambda _, items: items,
     ) -> None:
         self.items = 0
         self.full = False
@@ -73,8 +76,10 @@ class StreamProducer:
         self._hold = hold
         self._resume = resume
         self._in_batches = in_batches
+        self._store = store
         self._loop = asyncio.get_running_loop()
         self._tokens: list[int] = []
+        self._tensors: list[Array] = []
         self._batched_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: deque[tuple[int, Items | None, bool]] = deque()
@@ -95,18 +100,19 @@ class StreamProducer:
         if self.abandoned:
             return
         self._tokens.append(token)
-        if not self._in_batches or self._batched_s is None:
-            self._flush_tokens()
-        elif self._timer is None:
-            self._timer = self._loop.call_at(self._batched_s + COALESCE_S, self._on_timer)
-        self._update_full()
-        if self.full and self._failure is None and sequence not in self._held:
-            self._held.add(sequence)
-            self._hold(sequence)
+        self._batch(sequence)
+
+    def add_tensors(self, items: Array, sequence: str) -> None:
+        """Add tensors of the sequence with key `sequence`, an item each; hold it if the stream is full."""
+        self.items += items.shape[0]
+        if self.abandoned:
+            return
+        self._tensors.append(items)
+        self._batch(sequence)
 
     def add(self, item: Items) -> None:
         """Add an item that is a tensor; its first dimension is 1."""
-        self._flush_tokens()
+        self._flush()
         self.items += 1
         if not self.abandoned:
             self._send(self.items - 1, item)
@@ -115,7 +121,7 @@ class StreamProducer:
 
     def end(self) -> None:
         """End the stream: no item follows."""
-        self._flush_tokens()
+        self._flush()
         if not self.abandoned:
             self._waiting.append((self.items, None, True))
             self._send_waiting()
@@ -129,6 +135,7 @@ class StreamProducer:
             if sent.handle is not None:
                 self._free(sent.handle)
         self._update_full()
+        self._send_waiting()
         if not self.full:
             self._release_held()
 
@@ -138,6 +145,7 @@ class StreamProducer:
             return
         self.abandoned = True
         self._tokens.clear()
+        self._tensors.clear()
         self._waiting.clear()
         for sent in self._out:
             if sent.handle is not None:
@@ -166,7 +174,7 @@ class StreamProducer:
         Raises:
             DalSegnoError: the log rejected an item for good.
         """
-        self._flush_tokens()
+        self._flush()
         while (self._unstored or self._waiting) and self._failure is None:
             self._settled = self._loop.create_future()
             await self._settled
@@ -179,16 +187,37 @@ class StreamProducer:
             self._timer.cancel()
 
     # ---- sending -----------------------------------------------------------------------------------
-    def _flush_tokens(self) -> None:
-        if not self._tokens:
+    def _batch(self, sequence: str) -> None:
+        """Send what was added, now or with what follows; hold the sequence if the stream is full."""
+        if not self._in_batches or self._batched_s is None:
+            self._flush()
+        elif self._timer is None:
+            self._timer = self._loop.call_at(self._batched_s + COALESCE_S, self._on_timer)
+        self._update_full()
+        if self.full and self._failure is None and sequence not in self._held:
+            self._held.add(sequence)
+            self._hold(sequence)
+
+    def _flush(self) -> None:
+        if not self._tokens and not self._tensors:
             return
-        tokens, self._tokens = self._tokens, []
         self._batched_s = self._loop.time()
-        self._send(self.items - len(tokens), _as_items(tokens))
+        if self._tokens:
+            tokens, self._tokens = self._tokens, []
+            self._send(self.items - len(tokens), _as_items(tokens))
+        if self._tensors:
+            added, self._tensors = self._tensors, []
+            first = self.items - sum(one.shape[0] for one in added)
+            try:
+                for tensors in _pieces(_joined(added), self._window):
+                    self._send(first, self._store(first, tensors))
+                    first += tensors.shape[0]
+            except DalSegnoError as error:  # unequal items, a full store
+                self._fail(error)
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._flush_tokens()
+        self._flush()
 
     def _send(self, first: int, items: Items) -> None:
         sent = _Sent(first + items.shape[0], size_of(items), _stored_in(items))
@@ -199,7 +228,7 @@ class StreamProducer:
         self._send_waiting()
 
     def _send_waiting(self) -> None:
-        while self._waiting and not self._closed and self._failure is None:
+        while self._waiting and not self._closed and self._failure is None and self._has_credit():
             try:
                 self._unstored += 1
                 self._put(*self._waiting[0], self._on_stored)
@@ -209,11 +238,20 @@ class StreamProducer:
                 return
             except DalSegnoError as error:
                 self._unstored -= 1
-                self._failure = error  # the next wait raises it; nothing stays held
-                self._release_held()
-                _wake(self._settled)
+                self._fail(error)
                 return
             self._waiting.popleft()
+
+    def _fail(self, error: DalSegnoError) -> None:
+        """Send nothing more: the next wait raises the error, and nothing stays held."""
+        self._failure = error
+        self._release_held()
+        _wake(self._settled)
+
+    def _has_credit(self) -> bool:
+        """True if the consumer takes the items that wait first: it refuses more than two windows."""
+        first, items, _ = self._waiting[0]
+        return items is None or first + items.shape[0] - self._used <= 2 * self._window
 
     def _on_stored(self) -> None:
         self._unstored -= 1
@@ -238,6 +276,34 @@ class StreamProducer:
 def _stored_in(items: Items) -> Handle | None:
     """The handle of items in the tensor store, which have to be freed there; else None."""
     return items if isinstance(items, Handle) and items.data is None else None
+
+
+def _joined(tensors: list[Array]) -> Array:
+    """Tensors of consecutive items as one.
+
+    Raises:
+        BugError: their items differ in dtype or shape.
+    """
+    kinds = {(one.dtype, one.shape[1:]) for one in tensors}
+    if len(kinds) > 1:
+        raise BugError(
+            "stream items: expected one dtype and shape for the whole stream, "
+            f"found {sorted(map(str, kinds))}"
+        )
+    if len(tensors) == 1:
+        return tensors[0]
+    [(dtype, shape)] = kinds
+    count = sum(one.shape[0] for one in tensors)
+    return Array(dtype=dtype, shape=(count, *shape), data=np.concatenate([one.data for one in tensors]))
+
+
+def _pieces(items: Array, most: int) -> Iterator[Array]:
+    """Items in pieces of at most `most`: a prompt's may be more than a consumer takes at once."""
+    count, size = items.shape[0], items.data.nbytes // items.shape[0]
+    for start in range(0, count, most):
+        stop = min(start + most, count)
+        data = items.data[start * size : stop * size]
+        yield Array(dtype=items.dtype, shape=(stop - start, *items.shape[1:]), data=data)
 
 
 def _as_items(tokens: list[int]) -> Array:

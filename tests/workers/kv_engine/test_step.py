@@ -215,7 +215,7 @@ def test_tokens_of_a_full_part_see_one_another_and_others_what_came_before() -> 
 def test_rows_that_did_not_come_are_an_error_only_where_they_are_needed() -> None:
     image = with_image([10, 11, 12, 12, 12, 13])
     assert image.parts is not None
-    image.parts.rows = None  # type: ignore[misc] # as on a rank that imports keys and values
+    image.parts.rows = None  # as on a rank that imports keys and values
 
     assert builder().build([Span(image, 5, 1)]).row_values is None
     with pytest.raises(BugError, match="the rows of its media are needed"):

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from models.decoder_lm.nodes import DecoderLM
-from shared.errors import CapacityError, ClientError, DalSegnoError, WorkerError
+from shared.errors import CapacityError, ClientError, DalSegnoError, TensorGone, WorkerError
 from tests.workers.kv_engine.engines import make_engine
 from tests.workers.kv_engine.oracle import ids, run, tokens
 from tests.workers.kv_engine.recorder import Again
+from workers.data_plane.port import Array
 from workers.kv_engine import thread as thread_module
 from workers.kv_engine.counters import EngineStats
 from workers.kv_engine.engine import KVEngine
@@ -32,6 +33,7 @@ class ScriptedEngine:
     def __init__(self) -> None:
         self.live: list[str] = []
         self.held: set[str] = set()
+        self.fed: list[tuple[str, bool]] = []
         self.forwards = 0
         self.step_keys: tuple[str, ...] = ()
         self.threads: set[str] = set()
@@ -68,6 +70,13 @@ class ScriptedEngine:
 
     def resume(self, key: str) -> bool:
         self.held.discard(key)
+        return key in self.live
+
+    def feed(self, key: str, items: Array | None, *, ended: bool) -> bool:
+        assert items is None
+        if key == "torn":
+            raise TensorGone("the items are gone")
+        self.fed.append((key, ended))
         return key in self.live
 
     def prepare(self) -> bool:

@@ -17,12 +17,19 @@ from tests.workers.loading.deployments import no_progress, orpheus
 from workers.cpu_kernels import library
 from workers.kv_engine.attention import flashinfer
 from workers.kv_engine.attention.flashinfer import FlashInfer
+from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.gpu import cuda_graphs
 from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.loading import device_share, engines
-from workers.loading.engines import make_kv_engine, make_stateless_nodes
+from workers.loading.engines import make_kv_engines, make_stateless_nodes
 from workers.machine import memory
 from workers.settings import EngineSettings
+
+
+def make_kv_engine(*args: Any, **options: Any) -> KVEngine:
+    """The engine of a rank with one KV node."""
+    [engine] = make_kv_engines(*args, **options).values()
+    return engine
 
 
 @pytest.mark.slow

@@ -34,13 +34,13 @@ def said(script: str) -> list[str]:
 def test_an_engine_starts_without_compiler_and_distributed_tensors_and_can_have_the_compiler_later() -> None:
     script = f"""
 from configs.deployment import DeploymentConfig, NodeGroup
-from workers.loading.engines import make_kv_engine
+from workers.loading.engines import make_kv_engines
 from workers.settings import EngineSettings
 groups = [NodeGroup(node_names=["llm"], ranks=[0])]
 config = DeploymentConfig(
     model="decoder_lm", checkpoint={str(tiny_checkpoint("qwen3"))!r}, max_seq_len=32, node_groups=groups
 )
-engine = make_kv_engine(config, EngineSettings(device="cpu"), 0, lambda *_: None)
+[engine] = make_kv_engines(config, EngineSettings(device="cpu"), 0, lambda *_: None).values()
 seen("transformers", "torch.distributed.tensor", "torch._dynamo.eval_frame", "torch._inductor")
 import torch
 print(engine.node.reference(torch.tensor([1, 2])).shape[0])

@@ -11,7 +11,7 @@ import pytest
 
 from configs.deployment import ConfigError, DeploymentConfig
 from models import registry
-from models.base import ChunkOf, EngineKind, ModelGraph, Processing
+from models.base import ChunkOf, Processing
 from models.orpheus.frames import FIRST_AUDIO, WINDOW_TOKENS
 from shared.errors import BugError
 from tests.peers import Circle
@@ -117,23 +117,6 @@ async def test_processing_without_a_required_member_is_refused_by_name(
 
 def test_the_required_members_are_those_of_the_protocol() -> None:
     assert {*PROCESSING_MEMBERS} == {name for name in vars(Processing) if not name.startswith("_")}
-
-
-async def test_two_nodes_with_keys_and_values_on_one_rank_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The configuration's own check says so before; a rank that is told otherwise does not guess."""
-    graph = registry.graph("orpheus")
-    kinds = dict(graph.nodes) | {"snac_decoder": EngineKind.KV}
-    twice = ModelGraph(family="orpheus", nodes=kinds, walks=graph.walks, plan=graph.plan)
-    monkeypatch.setattr(DeploymentConfig, "nodes_of", lambda self, rank: ["LLM", "snac_decoder"])
-    monkeypatch.setattr(registry, "graph", lambda family: twice)
-
-    with pytest.raises(
-        ConfigError, match=r"rank 0 has the nodes \['LLM', 'snac_decoder'\], each with its own keys"
-    ):
-        async with loaded(ALL, 0):
-            pass
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from tests.workers.loading.deployments import no_progress, orpheus
 from workers.kv_engine.parallel import collectives
 from workers.kv_engine.parallel.rendezvous import Rendezvous
 from workers.loading import device_share, node_loading
-from workers.loading.engines import make_follower_engine, make_kv_engine
+from workers.loading.engines import make_follower_engine, make_kv_engines
 from workers.machine import memory
 from workers.settings import EngineSettings
 from workers.tensor_parallel.group import GroupMembership
@@ -31,12 +31,12 @@ from workers.tensor_parallel.group import GroupMembership
 def test_a_draft_of_another_vocabulary_is_refused() -> None:
     settings = EngineSettings(speculative_tokens=4, draft_model=str(tiny_orpheus()))
     with pytest.raises(ConfigError, match="expected one with the same tokenizer"):
-        make_kv_engine(resolve(str(tiny_checkpoint("qwen3"))), settings, 0, no_progress)
+        make_kv_engines(resolve(str(tiny_checkpoint("qwen3"))), settings, 0, no_progress)
 
 
 def test_progress_is_told_while_weights_load() -> None:
     told: list[tuple[int, int, str]] = []
-    make_kv_engine(
+    make_kv_engines(
         resolve(str(tiny_checkpoint("qwen3"))),
         EngineSettings(),
         0,
@@ -62,7 +62,7 @@ def test_what_loading_makes_for_a_moment_is_given_back(monkeypatch: pytest.Monke
     told = msgspec.structs.replace(
         EngineSettings(), speculative_tokens=2, draft_model=resolve("demo").checkpoint
     )
-    make_kv_engine(
+    make_kv_engines(
         resolve("demo"), told, 0, lambda done, total, _: given.append("read") if done == total else None
     )
 

@@ -72,5 +72,5 @@ class InnerDraw:
         )
 
 
-def _greedy(logits: torch.Tensor, name: str) -> torch.Tensor:  # noqa: ARG001 - of a `Draw`
+def _greedy(logits: torch.Tensor, name: str) -> torch.Tensor:
     return logits.argmax(dim=-1)

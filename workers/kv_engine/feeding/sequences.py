@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -140,13 +140,16 @@ class FedSequences:
         """Let the node make of sampled tokens what it does; spans without a sampled token are left out.
 
         Args:
+            spans: those of the step's sequences.
             tokens: (S,) int64; negative where no token could be sampled.
             hidden: (T, hidden), the states of the step.
             indices: (S,), those that the tokens were sampled from.
         """
         sequences = [span.sequence for span in spans if span.samples]
         draw = self._draw.of(sequences)
-        made: AfterTokens = self._node.after_tokens(tokens.clamp(min=0), hidden.index_select(0, indices), draw)
+        made: AfterTokens = self._node.after_tokens(
+            tokens.clamp(min=0), hidden.index_select(0, indices), draw
+        )
         return made
 
     def take(self, spans: Items[Span], made: AfterTokens) -> list[dict[str, Array]]:

@@ -23,7 +23,7 @@ from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.kv_engine.thread import EngineThread
 from workers.loading import device_share, node_loading
 from workers.loading.device_share import DeviceShare
-from workers.loading.engines import make_follower_engine, make_kv_engine, make_stateless_nodes
+from workers.loading.engines import make_follower_engine, make_kv_engines, make_stateless_nodes
 from workers.settings import EngineSettings
 from workers.stateless_engine.thread import StatelessThread
 
@@ -169,7 +169,7 @@ async def test_steps_of_the_model_and_of_the_one_that_guesses_are_launched_on_th
             ended.set_result(None)
 
     thread = EngineThread(
-        lambda: make_kv_engine(config(), settings, 0, no_progress),
+        lambda: make_kv_engines(config(), settings, 0, no_progress)["llm"],
         on_outputs,
         lambda keys, error: ended.set_exception(error),
         on_cancelled=lambda *_: None,
