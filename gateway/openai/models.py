@@ -4,6 +4,7 @@ from typing import Any
 
 from gateway.requests.service import Gateway
 from models import options
+from models.base import EMBEDDING, SCORE
 
 
 def model_document(gateway: Gateway) -> dict[str, Any]:
@@ -18,6 +19,10 @@ def model_document(gateway: Gateway) -> dict[str, Any]:
         "max_choices": settings.max_choices,
         "max_body_bytes": settings.max_body_bytes,
     }
+    if EMBEDDING in served.outputs:
+        limits["max_embeddings"] = settings.max_embeddings
+    if SCORE in served.outputs:
+        limits["max_documents"] = settings.max_documents
     if served.takes_media:
         limits |= {
             "max_files": media.max_files,

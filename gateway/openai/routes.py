@@ -38,6 +38,10 @@ NOT_SERVED: Final = (
 """OpenAI's other routes, by their path after `/v1/`."""
 
 
+_ROUTES: Final = {"audio": "/v1/audio/speech", "score": "/v1/rerank", "embedding": "/v1/embeddings"}
+"""The routes of outputs other than text."""
+
+
 class NoTextError(ClientError):
     """The model does not answer in text."""
 
@@ -45,7 +49,7 @@ class NoTextError(ClientError):
     param = "model"
 
     def __init__(self, name: str, outputs: Sequence[str]) -> None:
-        route = "/v1/audio/speech" if "audio" in outputs else "/generate"
+        route = next((route for output, route in _ROUTES.items() if output in outputs), "/generate")
         super().__init__(
             f"the outputs of the model {name!r} are {', '.join(outputs)}, and not text; "
             f"ask it with POST {route}"
@@ -74,8 +78,8 @@ class NotServedError(ClientError):
     def __init__(self, method: str, path: str) -> None:
         super().__init__(
             f"{method} {path[:200]} is a route of OpenAI that is not served here; expected one of "
-            f"POST {CHAT}, POST {COMPLETIONS}, POST /v1/embeddings, POST /v1/audio/speech, POST /v1/files, "
-            "GET /v1/models"
+            f"POST {CHAT}, POST {COMPLETIONS}, POST /v1/embeddings, POST /v1/rerank, POST /v1/score, "
+            "POST /v1/audio/speech, POST /v1/files, GET /v1/models"
         )
 
 

@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from gateway.errors import InvalidParamError, NotSupportedError
 from gateway.http.bodies import params_of
-from gateway.openai.known_fields import check_fields
+from gateway.openai.known_fields import NEUTRAL, check_fields
 from gateway.openai.requests import with_options
 from gateway.requests.parsed_request import DeliveryFields
 from models import options
@@ -18,7 +18,6 @@ from shared.validation_errors import described
 _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "add_special_tokens": (True,),
     "padding": ("do_not_pad",),
-    "cache_salt": (),
     "mm_processor_kwargs": (),
 }
 """Fields of other servers, with the values that change nothing."""
@@ -71,7 +70,7 @@ def prepared(
         InvalidParamError: a field is unknown, given under two names, or its value is not supported.
     """
     body = _renamed(_with_truncation(body), aliases)
-    neutral = {**_NEUTRAL, **neutral}
+    neutral = {**NEUTRAL, **_NEUTRAL, **neutral}
     body = with_options(body, {*kind.__struct_fields__, *neutral}, family)
     check_fields(body, kind.__struct_fields__, neutral, options.names(family))
     return {name: value for name, value in body.items() if name in kind.__struct_fields__}
