@@ -102,11 +102,21 @@ def tiny_llada2(seed: int = 0) -> Path:
 @cache
 def tiny_bd3lm(seed: int = 0, block: int = BLOCK) -> Path:
     """A folder as those of dllm-hub's `...-diffusion-bd3lm` are, of a Qwen3 in blocks of 8."""
-    draw = Draw(seed)
+    return written("bd3lm", _QWEN3 | {"block_size": block}, _qwen3_weights(Draw(seed)))
+
+
+@cache
+def tiny_verifier(seed: int = 3) -> Path:
+    """A Qwen3 that decodes token by token, with the tokenizer of all tiny diffusion models."""
+    config = _QWEN3 | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+    return written("verifier", config, _qwen3_weights(Draw(seed)))
+
+
+def _qwen3_weights(draw: Draw) -> Tensors:
     tensors = ends(draw)
     for layer in range(2):
         tensors |= plain_layer(draw, layer) | head_norms(draw, layer)
-    return written("bd3lm", _QWEN3 | {"block_size": block}, tensors)
+    return tensors
 
 
 def llada2_weights(draw: Draw) -> Tensors:
