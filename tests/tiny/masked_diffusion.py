@@ -1,4 +1,4 @@
-"""Tiny checkpoints of masked diffusion models: LLaDA and Dream under their published names, and a plain Qwen3."""
+"""Tiny checkpoints of masked diffusion models: LLaDA and Dream as published, and a plain Qwen3."""
 
 from functools import cache
 from pathlib import Path
@@ -90,7 +90,7 @@ MDLM: Final[dict[str, Any]] = COMMON | {
     "torch_dtype": "float32",
     "vocab_size": VOCAB_SIZE,
 }
-"""The `config.json` of dllm-hub's Qwen3-0.6B-diffusion-mdlm with other sizes; its tokenizer names the mask."""
+"""The `config.json` of dllm-hub's Qwen3-0.6B-diffusion-mdlm; its tokenizer names the mask."""
 _LLADA_NAMES: Final = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ff_norm",

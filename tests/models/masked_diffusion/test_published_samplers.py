@@ -203,7 +203,7 @@ def test_equal_seeds_give_equal_answers_and_others_differ(kind: str) -> None:
 
 
 def test_draws_follow_the_probabilities() -> None:
-    draw = driver_of("llada", max_tokens=4)._recipe.draw  # noqa: SLF001 - what is drawn is not shown elsewhere
+    draw = driver_of("llada", max_tokens=4)._recipe.draw
     logits = torch.tensor([[0.0, 1.0, 2.0, -torch.inf]]).double().expand(6000, -1)
 
     found = draw(logits, SamplingParams(temperature=1.0), torch.Generator().manual_seed(0))
