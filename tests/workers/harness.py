@@ -40,7 +40,7 @@ from workers.data_plane.store import open_store
 from workers.execution.executor import OrderExecutor
 from workers.execution.node_executor import HostedModel
 from workers.generation.engine_client import EngineClient
-from workers.kv_engine.outputs import Output, PromptOutput, TokenOutput, TokenScore
+from workers.kv_engine.outputs import EmissionOutput, Output, PromptOutput, TokenOutput, TokenScore
 from workers.kv_engine.programs.spec import ProgramSpec
 from workers.kv_engine.sequence_spec import FinishReason, SequenceSpec
 from workers.machine.cpu_pool import CpuPool
@@ -52,6 +52,8 @@ SUBJECTS: Final = Subjects()
 RANK: Final = Rank(0)
 LIFE: Final = Incarnation(7)
 EOS: Final = 0
+EMISSION: Final = 4
+"""The tokens that a pretended token program emits together."""
 E = TypeVar("E", bound=Event)
 
 GREET: Final = Node(
@@ -249,7 +251,7 @@ class FakeEngine:
         """One token for every sequence, or some of its prompt's scores."""
         self.steps += 1
         outputs: list[Output] = [
-            self._score(spec) if self._is_unscored(spec) else self._next(spec)
+            self._score(spec) if self._is_unscored(spec) else self._said(spec)
             for spec in self.specs.values()
             if spec.key not in self.held
         ]
@@ -262,6 +264,28 @@ class FakeEngine:
         """Step until nothing is left."""
         while self.specs:
             self.step()
+
+    def _said(self, spec: SequenceSpec) -> Output:
+        return self._emission(spec) if spec.token_program else self._next(spec)
+
+    def _emission(self, spec: SequenceSpec) -> EmissionOutput:
+        """Some tokens together; a program that says nothing more has ended the answer."""
+        says, first = self.says[spec.key.split(".")[0]], len(spec.prefix_ids)
+        finish = None
+        for token in says[first : first + EMISSION]:
+            spec.prefix_ids.append(token)
+            if (finish := spec.finish_reason(token, len(spec.prefix_ids))) is not None:
+                break
+        if finish is None and len(spec.prefix_ids) == len(says):
+            finish = FinishReason.LENGTH
+        return EmissionOutput(
+            key=spec.key,
+            token_ids=tuple(spec.prefix_ids[first:]),
+            index=first,
+            finish=finish,
+            step=self.steps,
+            counts={"forwards": 1},
+        )
 
     def _next(self, spec: SequenceSpec) -> TokenOutput:
         token = self.says[spec.key.split(".")[0]][len(spec.prefix_ids)]

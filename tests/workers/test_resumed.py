@@ -6,7 +6,7 @@ with its penalties, seeds and log probabilities, is `tests.workers.test_end_to_e
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
@@ -15,7 +15,7 @@ import pytest
 from shared.events import OutputChunk, OutputTotals, WalkCompleted, encode
 from shared.transcript import Transcript
 from tests.workers import harness
-from tests.workers.harness import EOS, SUBJECTS, Rig, chat, ready, rigged
+from tests.workers.harness import EMISSION, EOS, SUBJECTS, Rig, chat, ready, rigged
 
 SAYS: Final = "Grüße. Two wizards: 7 → 9!"
 
@@ -46,6 +46,18 @@ CASES: Final[dict[str, Case]] = {
 }
 
 
+PROGRAMS: Final[dict[str, Case]] = {
+    "to the model's end": Case({}),
+    "to the length within an emission": Case({"max_tokens": 6}),
+    "to a stop string within an emission": Case({"stop": ["wizards"]}),
+    "behind an echo": Case({"echo": "The prompt."}),
+    "ended by the program": Case({}, list(SAYS.encode())),
+    "ended by the program, with a stop string that almost came": Case({"stop": ["9!?"]}, list(SAYS.encode())),
+    "ended by the program in the middle of a character": Case({}, list(SAYS.encode()[:3])),
+}
+"""Cases of answers by a token program."""
+
+
 @pytest.fixture(autouse=True)
 def a_chunk_for_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.generation.output_chunks.COALESCE_S", -1.0)
@@ -67,7 +79,7 @@ class Told:
             "logprobs": [told for chunk in self.chunks for told in chunk.logprobs or []],
             "echo": [chunk.metadata for chunk in self.chunks if chunk.is_echo],
             "choice": {chunk.choice for chunk in self.chunks},
-            "facts": self.done.results[-1].facts,
+            "facts": {name: fact for name, fact in self.done.results[-1].facts.items() if name != "counts"},
         }
 
 
@@ -121,6 +133,23 @@ async def test_an_answer_that_is_interrupted_anywhere_is_the_answer(name: str) -
     case = CASES[name]
     whole = await answer(case)
     assert len(whole.chunks) >= len(whole.seen["token_ids"]) > 0
+    await interrupt_anywhere(case, whole)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+async def test_so_is_an_answer_by_a_program_and_its_emissions_stay_whole(name: str) -> None:
+    case = replace(PROGRAMS[name], args=PROGRAMS[name].args | {"token_program": "fill"})
+    whole = await answer(case)
+
+    sizes = [len(chunk.token_ids) for chunk in whole.chunks if chunk.token_ids]
+    assert set(sizes[:-1]) <= {EMISSION}
+    if name.startswith("ended by the program"):
+        assert whole.seen["text"] == bytes(case.says).decode(errors="replace")
+    await interrupt_anywhere(case, whole)
+
+
+async def interrupt_anywhere(case: Case, whole: Told) -> None:
+    """Interrupt the answer after each of its chunks, once and twice."""
     for at in range(len(whole.chunks) + 1):
         once = await answer(case, whole.chunks[:at])
         assert once.seen == whole.seen, f"interrupted behind {at} chunks"

@@ -143,6 +143,12 @@ async def test_a_row_that_goes_on_elsewhere_says_what_it_says_on_one_rank() -> N
         assert not cluster.events(NodeFired, "one0")
         await cluster.empty(*[f"two{number}" for number in range(len(CASES))], "cut0b", "cut1b", "again0")
 
+        # A token program does not go on elsewhere.
+        cluster.order("program", *calls(PROMPT, token_program="fill"))
+        [refused] = await cluster.until(WalkFailed, "program")
+        assert refused.failure.code == "token_program_handed_over"
+        assert "place its walks on one rank" in refused.failure.message
+
         # Keys and values that are gone when the other rank wants them: it says whose they were.
         key = "lost/1/0/prefill/llm/kv"
         handle, _ = cluster.members[0].store.allocate(key, "float32", (1, 2, 11, 1, 8), scope="lost/1/0")

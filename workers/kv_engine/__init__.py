@@ -27,6 +27,6 @@ guide_state.py *     tokens that a sequence's guide allows next
 sampling/            logits to tokens: penalties, grammar masks, filters, logprobs; pooling
 speculative/         drafts by prompt lookup or a smaller model, and their verification
 gpu/                 fused layers, CUDA graphs, streams, steps launched ahead
-programs/            node calls of several forward passes, packed with the tokens of sequences
+programs/            several forward passes per node call, or for the tokens of a sequence
 parallel/            tensor parallelism: leader, followers, all-reduce
 """

@@ -25,7 +25,7 @@ def check_sequence(spec: SequenceSpec) -> None:
         "embeddings and hidden states": spec.pooling is not None,
         "warm": spec.caches_prompt,
         "images and video": bool(spec.parts),
-        "streams from or to other nodes": bool(spec.sends) or spec.feed is not None,
+        "streams to other nodes": bool(spec.sends),
         "prefill and decode on different ranks": spec.export is not None or spec.kv is not None,
     }
     if refused := [name for name, is_asked in asked.items() if is_asked]:
