@@ -20,7 +20,7 @@ from models.checkpoints.claims import CheckpointInfo, Claim
 from models.media.reader import MediaReader as MediaReader  # noqa: PLC0414 - a part of the contract
 from models.options import check_declaration
 from shared.errors import BugError
-from shared.events import Guide, digest_of
+from shared.events import Guide, Inputs, digest_of
 from shared.plans import Plan, PlanRequest
 from shared.tensors import Handle
 from shared.walks import CompiledWalk, Fixed, InputPort, StreamLink, ToClient, WalkError, link_streams
@@ -163,6 +163,11 @@ class ModelGraph:
         routes = (route for walk in self.walks.values() for node in walk.node_table for route in node.routes)
         emitted = sorted({route.to.modality for route in routes if isinstance(route.to, ToClient)})
         return (*emitted, *(sorted(OF_PROMPTS) if self.embeds else ()))
+
+    def truncates(self, inputs: Inputs) -> bool:
+        """Return whether the texts of a request are truncated if it asks for that."""
+        is_embedded = self.embeds and EMBEDDING in inputs.output_modalities and not inputs.files
+        return self.takes_texts or is_embedded
 
     @property
     def tracks(self) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """The check of the texts of a request (`Inputs.texts`), before it is admitted. Pure."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from shared.errors import ClientError
@@ -8,19 +9,22 @@ from shared.events import Inputs, Params
 _TRUNCATION: Final = ("truncate_prompt_tokens", "truncation_side", "max_tokens_per_doc")
 
 
-def check_texts(inputs: Inputs, params: Params, *, takes_texts: bool) -> None:
+def check_texts(inputs: Inputs, params: Params, *, takes_texts: bool, truncates: bool) -> None:
     """Check that the model takes several texts, and that there is a query for each.
 
     Args:
         inputs: the request's inputs.
         params: its parameters.
-        takes_texts: the model takes several texts in a request, and truncates them.
+        takes_texts: the model takes several texts in a request.
+        truncates: the model truncates what this request gives it.
 
     Raises:
         ClientError: it does not, there is neither a text nor a file, or the number of queries does not fit.
     """
-    if not takes_texts:
-        _check_no_truncation(params)
+    if not truncates:
+        _check_no_truncation(params, _TRUNCATION)
+    elif not inputs.queries:
+        _check_no_truncation(params, ("max_tokens_per_doc",))
     if inputs.texts is None:
         return
     if not takes_texts:
@@ -38,10 +42,10 @@ def check_texts(inputs: Inputs, params: Params, *, takes_texts: bool) -> None:
         raise ClientError(f"queries: expected {wanted}, found {len(inputs.queries)}")
 
 
-def _check_no_truncation(params: Params) -> None:
-    for name in _TRUNCATION:
+def _check_no_truncation(params: Params, names: Sequence[str]) -> None:
+    for name in names:
         if getattr(params, name) is not None:
             raise ClientError(
-                f"{name}: this model does not truncate a prompt; leave it out, and shorten the prompt",
+                f"{name}: this model does not truncate such a prompt; leave it out, and shorten the prompt",
                 code="not_supported",
             )

@@ -131,7 +131,12 @@ def rejection(request: Request, deployment: Deployment, graph: ModelGraph) -> Re
             raise ModelNotFoundError(submission.model, deployment.model)
         options.check(graph.options, submission.params.options)
         check_media(submission.inputs, graph.modalities)
-        check_texts(submission.inputs, submission.params, takes_texts=graph.takes_texts)
+        check_texts(
+            submission.inputs,
+            submission.params,
+            takes_texts=graph.takes_texts,
+            truncates=graph.truncates(submission.inputs),
+        )
     except ClientError as refused:
         error = refused
     else:

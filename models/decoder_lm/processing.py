@@ -15,6 +15,7 @@ from msgspec import UNSET
 from tokenizers import Tokenizer
 
 from models.base import EMBEDDING, HIDDEN_STATES, OF_PROMPTS, CpuResult, TextDecoder
+from models.checkpoints.files import read_json_if_present
 from models.sequence_request import PoolingParams, PrepareRequest
 from models.text import embedding
 from models.text.chat_prompts import ChatPrompts
@@ -31,6 +32,7 @@ from models.text.tokenizer import (
     with_visible_token,
 )
 from models.text.tool_calls import offered
+from models.text.truncation import Truncation
 from shared.errors import BugError, ClientError
 from shared.events import Guide, Inputs, Params
 from shared.tensors import Handle
@@ -61,6 +63,7 @@ class TextFiles:
     eos_ids: tuple[int, ...]
     vocab_size: int
     embedding: Embedding
+    truncation_side: str = "right"
 
     @classmethod
     def read(
@@ -79,6 +82,9 @@ class TextFiles:
             eos_ids=eos_ids_of(checkpoint, tokenizer, names.get("eos_token")),
             vocab_size=vocab_size_of(checkpoint, tokenizer),
             embedding=embedding.read(checkpoint),
+            truncation_side=str(
+                read_json_if_present(checkpoint / "tokenizer_config.json").get("truncation_side", "right")
+            ),
         )
 
 
@@ -89,6 +95,8 @@ class DecoderLmProcessing:
         self.eos_ids = text.eos_ids
         self.tool_calls = text.prompts.calls.name if text.prompts.calls is not None else ""
         self._tokenizer = PromptTokenizer(text.tokenizer, vocab_size=text.vocab_size, max_seq_len=max_seq_len)
+        self._max_seq_len = max_seq_len
+        self._truncation_side = text.truncation_side
         self._prompts = text.prompts
         self._defaults = text.defaults
         self._embedding = text.embedding
@@ -103,8 +111,7 @@ class DecoderLmProcessing:
         request = prepare.inputs
         check_inputs(request)
         text = self._prompts.text_of(request)
-        ids = request.token_ids or [] if text is None else self.encode(request, text)
-        return self.prepared(key, prepare, ids, text)
+        return self.prepared(key, prepare, self._ids(prepare, text), text)
 
     def prepared(self, key: str, prepare: PrepareRequest, ids: list[int], text: str | None) -> CpuResult:
         """The result for a prompt of token ids, whose text is `text`; None if the client sent ids.
@@ -135,6 +142,26 @@ class DecoderLmProcessing:
     def guides(self) -> GuideCompiler | None:
         """The compiler of guides; None if answers of this model cannot be guided."""
         return self._guides
+
+    def _ids(self, prepare: PrepareRequest, text: str | None) -> list[int]:
+        """The token ids of a prompt; those of a text to embed are cut if the request asks for it.
+
+        Raises:
+            ClientError: the text is not valid Unicode, or too long.
+        """
+        request = prepare.inputs
+        cut = Truncation.of(prepare.params, longest=self._max_seq_len, side=self._truncation_side)
+        if text is None:
+            ids = request.token_ids or []
+            return ids if cut is None else cut.of_ids(ids)
+        if cut is None:
+            return self.encode(request, text)
+        if request.messages is not None or request.chat:
+            raise ClientError(
+                "truncate_prompt_tokens: expected a raw prompt, which can be cut; found a chat",
+                code="not_supported",
+            )
+        return self._tokenizer.encode_cut(text, cut)
 
     def encode(self, request: Inputs, text: str) -> list[int]:
         """The token ids of a prompt's text.

@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from models.checkpoints.files import CheckpointError, read_json_if_present, text_config
 from models.text.token_bound import token_bound_of
+from models.text.truncation import Truncation
 from shared.errors import ClientError
 
 _SPECIAL_TOKENS: Final = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
@@ -43,6 +44,17 @@ class PromptTokenizer:
             raise self._too_long(str(len(encoded)))
         ids: list[int] = encoded.ids
         return ids
+
+    def encode_cut(self, text: str, truncation: Truncation) -> list[int]:
+        """The token ids of a text with its special tokens, cut to a length.
+
+        Raises:
+            ClientError: the text is not valid Unicode, or there is no room for it.
+        """
+        try:
+            return truncation.of_text(self._tokenizer, text)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise ClientError("the prompt is no valid Unicode text: it holds a lone surrogate") from error
 
     def decode(self, ids: list[int]) -> str:
         """The text of token ids, special tokens included."""

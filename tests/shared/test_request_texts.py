@@ -23,7 +23,7 @@ CAT = Media(modality="image", digest="ab" * 32, size=3)
     ],
 )
 def test_texts_with_a_query_for_all_or_for_each_are_taken(inputs: Inputs) -> None:
-    check_texts(inputs, Params(truncate_prompt_tokens=8), takes_texts=True)
+    check_texts(inputs, Params(truncate_prompt_tokens=8), takes_texts=True, truncates=True)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_texts_with_a_query_for_all_or_for_each_are_taken(inputs: Inputs) -> Non
 )
 def test_other_texts_are_refused(inputs: Inputs, takes_texts: bool, code: str, found: str) -> None:
     with pytest.raises(ClientError, match=found) as refused:
-        check_texts(inputs, Params(), takes_texts=takes_texts)
+        check_texts(inputs, Params(), takes_texts=takes_texts, truncates=True)
     assert refused.value.code == code
 
 
@@ -61,9 +61,17 @@ def test_an_event_with_malformed_texts_cannot_be_read(given: dict[str, Any], fou
     "params", [{"truncate_prompt_tokens": 4}, {"truncation_side": "left"}, {"max_tokens_per_doc": 4}]
 )
 def test_a_model_that_takes_one_text_does_not_truncate_it(params: dict[str, Any]) -> None:
-    with pytest.raises(ClientError, match=f"{next(iter(params))}: this model does not truncate") as refused:
-        check_texts(Inputs(text="hi"), Params(**params), takes_texts=False)
+    [name] = params
+    with pytest.raises(ClientError, match=f"{name}: this model does not truncate") as refused:
+        check_texts(Inputs(text="hi"), Params(**params), takes_texts=False, truncates=False)
     assert refused.value.code == "not_supported"
+
+
+def test_documents_are_truncated_for_a_query_only() -> None:
+    params = Params(max_tokens_per_doc=4)
+    check_texts(Inputs(texts=["a"], queries=["q"]), params, takes_texts=True, truncates=True)
+    with pytest.raises(ClientError, match="max_tokens_per_doc"):
+        check_texts(Inputs(texts=["a"]), params, takes_texts=True, truncates=True)
 
 
 def test_a_text_is_not_truncated_to_nothing() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tokenizers import AddedToken, normalizers
+from tokenizers import AddedToken, Tokenizer, normalizers
 from transformers import AutoTokenizer
 
 from models.checkpoints.files import CheckpointError
@@ -264,6 +264,40 @@ def test_prompt_outputs_cannot_be_combined_with_an_answer(chatml: Path, modality
     both = msgspec.structs.replace(asked, output_modalities=["text", modality])
     with pytest.raises(ClientError, match="generates text, makes an embedding, or returns hidden states"):
         prepare(loaded, both)
+
+
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        ({"truncate_prompt_tokens": 4}, slice(0, 4)),
+        ({"truncate_prompt_tokens": 4, "truncation_side": "left"}, slice(-4, None)),
+        ({"truncate_prompt_tokens": -1}, slice(0, 512)),
+        ({"truncate_prompt_tokens": 10_000}, slice(0, 512)),
+        ({"truncation_side": "left"}, slice(-512, None)),
+    ],
+)
+def test_a_text_to_embed_is_cut_as_the_request_asks(
+    chatml: Path, params: dict[str, Any], kept: slice
+) -> None:
+    loaded = load(chatml)
+    text = "".join(f" {number}" for number in range(700))
+    whole = Tokenizer.from_file(str(chatml / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+
+    asked: dict[str, Any] = {"chat": False, "output_modalities": ["embedding"]}
+    found = prepare(loaded, Inputs(text=text, **asked), Params(**params))
+    assert found == whole[kept]
+    assert prepare(loaded, Inputs(token_ids=whole, **asked), Params(**params)) == whole[kept]
+
+
+def test_special_tokens_stay_when_a_text_is_cut(llama: Path) -> None:
+    loaded = load(llama)
+    asked = Inputs(text="one two three four", chat=False, output_modalities=["embedding"])
+    whole, cut = prepare(loaded, asked), prepare(loaded, asked, Params(truncate_prompt_tokens=3))
+    assert (len(cut), cut) == (3, whole[:3])
+    left = prepare(loaded, asked, Params(truncate_prompt_tokens=3, truncation_side="left"))
+    assert left == [whole[0], *whole[-2:]]
+    with pytest.raises(ClientError, match="more than the 1 special tokens"):
+        prepare(loaded, asked, Params(truncate_prompt_tokens=1))
 
 
 def test_hidden_states_are_not_cut_to_an_embeddings_size(chatml: Path) -> None:
