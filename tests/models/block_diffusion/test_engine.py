@@ -39,11 +39,8 @@ TOKENS: Final = 18
 
 @cache
 def node(kind: str, *, with_verifier: bool = True) -> DiffusionLM:
-    match kind:
-        case "llada2":
-            return load_blocks(tiny_llada2(), dtype="float32")
-        case "bd3lm":
-            return load_blocks(tiny_bd3lm(), dtype="float32")
+    if kind != "apd":
+        return load_blocks(tiny_llada2() if kind == "llada2" else tiny_bd3lm(), dtype="float32")
     kwargs = {"verifier": str(tiny_verifier())} if with_verifier else {}
     return load_masked(tiny_dream(), dtype="float32", kwargs=kwargs)
 
