@@ -50,7 +50,9 @@ class Denoiser:
     def __init__(self, checkpoint: Path) -> None:
         self._tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
         self._node = load(checkpoint, dtype="float32", kwargs={"block_length": BLOCK})
-        self._end = self._tokenizer.token_to_id(TURN_END)
+        end = self._tokenizer.token_to_id(TURN_END)
+        assert end is not None, f"the demo's tokenizer has {TURN_END}"
+        self._end = end
 
     @torch.inference_mode()
     def answer(self, question: str, options: dict[str, Any], score: Score) -> str:

@@ -72,13 +72,19 @@ def lessons(tokenizer: Tokenizer) -> Iterator[Lesson]:
     """Yield lessons without end."""
     chance = random.Random(SEED + 1)
     supply = Lessons(load_corpus(), SEED + 2)
-    end = tokenizer.token_to_id(END_OF_TEXT)
+    end = _id_of(tokenizer, END_OF_TEXT)
     while True:
         conversation = supply.dialogue() if chance.random() < DIALOGUES else supply.single()
         example = encode(tokenizer, conversation)
         prompt, answer = _last_answer(example)
         blocks = -(-len(answer) // BLOCK) + int(chance.random() * (SPARE_BLOCKS + 1))
         yield Lesson(prompt, answer + (end,) * (blocks * BLOCK - len(answer)))
+
+
+def _id_of(tokenizer: Tokenizer, token: str) -> int:
+    found = tokenizer.token_to_id(token)
+    assert found is not None, f"the demo's tokenizer has {token}"
+    return found
 
 
 def _last_answer(example: Example) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -102,7 +108,7 @@ class Batch:
 def batches(tokenizer: Tokenizer) -> Iterator[Batch]:
     """Yield batches without end, of about `BATCH_TOKENS` tokens each."""
     chance = random.Random(SEED + 3)
-    mask = tokenizer.token_to_id(MASK)
+    mask = _id_of(tokenizer, MASK)
     supply = lessons(tokenizer)
     while True:
         pool = sorted(islice(supply, POOL), key=lambda one: one.tokens)

@@ -254,7 +254,11 @@ def test_an_answer_ends_early_with_the_same_text(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_a_resumed_answer_goes_on_as_if_it_was_never_interrupted(kind: str) -> None:
-    warm = {"sampling": SamplingParams(temperature=0.8), "block_length": 8, "max_tokens": 24}
+    warm: dict[str, Any] = {
+        "sampling": SamplingParams(temperature=0.8),
+        "block_length": 8,
+        "max_tokens": 24,
+    }
     whole = ids(run(kind, **warm))
 
     assert ids(run(kind, **warm, prefix_ids=whole[:8])) == whole[8:]
