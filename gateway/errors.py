@@ -160,11 +160,11 @@ def of_failure(failure: Failure, places: Mapping[str, Sequence[str]] = MappingPr
     """
     status = _STATUSES.get(failure.code, _http_status(failure.status))
     message, param = in_openais_words(failure.code, failure.message), None
-    named = _NAMED.match(message)
+    named = _NAMED.search(message)
     known = places.get(named[1], ()) if named is not None else ()
     if named is not None and int(named[2]) < len(known):
         param = known[int(named[2])]
-        message = f"{param}{message[named.end() :]}"
+        message = f"{message[: named.start()]}{param}{message[named.end() :]}"
     return HttpError(
         status=status, code=failure.code, message=message, param=param, retry_after_s=failure.retry_after_s
     )
