@@ -146,7 +146,8 @@ class ModelGraph:
                     f"after_end={link.after_end!r}: expected an item for each of its tokens, "
                     'chunks=Fixed(1), after_end="empty"'
                 )
-            if not walk.loop_table[walk.nodes[name].loop].resident:
+            loop = walk.loop_table[walk.nodes[name].loop]
+            if not loop.index or not loop.resident:
                 raise WalkError(f"{where} takes a stream outside of a loop of its own: expected a Loop")
             routes = (
                 route for one in self.walks.values() for node in one.node_table for route in node.routes

@@ -15,7 +15,18 @@ from configs.placement import (
     tp_group_of,
 )
 from models.base import EngineKind, ModelGraph
-from shared.walks import CLIENT, Edge, Loop, Node, Sequential, compile_walk
+from shared.walks import (
+    CLIENT,
+    KEEP,
+    Edge,
+    Fixed,
+    Loop,
+    Node,
+    Sequential,
+    StreamingEdge,
+    StreamInput,
+    compile_walk,
+)
 from shared.walks.language import Section
 
 
@@ -211,3 +222,27 @@ def test_what_cannot_be_placed_says_what_would_be_right(groups: list[dict[str, A
 
 def test_a_rank_may_have_two_nodes_with_keys_and_values() -> None:
     assert nodes_on(resolved(LLM, OTHER | {"ranks": [0]}, VOCODER), 0)[:2] == ["LLM", "other"]
+
+
+def test_a_node_whose_tensors_stream_has_one_group_for_all_its_walks() -> None:
+    sections: dict[str, Section] = {
+        "think": Loop(
+            "think",
+            Node(
+                "LLM",
+                ["token"],
+                [Edge("token", "LLM"), StreamingEdge("states", "other", chunks=Fixed(1), after_end="empty")],
+            ),
+            9,
+        ),
+        "prefill": Node("LLM", ["token_ids"], [Edge("token", KEEP)]),
+        "talk": Loop("talk", Node("other", [StreamInput("states")]), 9),
+    }
+    walks = {name: compile_walk(name, section) for name, section in sections.items()}
+    kinds = {"LLM": EngineKind.KV, "other": EngineKind.KV}
+    graph = ModelGraph(family="talker", nodes=kinds, walks=walks, plan=no_plan)
+    both = [NodeGroup(node_names=["LLM"], ranks=[0]), NodeGroup(node_names=["other"], ranks=[0])]
+    assert nodes_on(resolve(both, graph), 0) == ["LLM", "other"]
+    divided = NodeGroup(node_names=["LLM"], ranks=[1], graph_walks=["prefill"])
+    with pytest.raises(PlacementError, match="node 'LLM' is placed in 2 groups, but the stream 'states'"):
+        resolve([divided, *both], graph)

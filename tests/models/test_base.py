@@ -1,9 +1,23 @@
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from models.base import EngineKind, ModelGraph
 from shared.events import Usage
 from shared.plans import Finish, Plan, PlanRequest, Walk
-from shared.walks import CLIENT, Edge, Node, WalkError, compile_walk
+from shared.walks import (
+    CLIENT,
+    Edge,
+    Fixed,
+    Loop,
+    Node,
+    StreamingEdge,
+    StreamInput,
+    WalkError,
+    compile_walk,
+)
+from shared.walks.chunks import AfterEnd, ChunkPolicy
 
 
 def _plan(request: PlanRequest) -> Plan:
@@ -30,3 +44,51 @@ def test_text_and_other_values_may_go_to_the_client() -> None:
     assert graph("token", "text").outputs == ("text",)
     assert graph("actions", "actions").outputs == ("actions",)
     assert graph("token", "actions", EngineKind.STATELESS).outputs == ("actions",)
+
+
+# ---- KV nodes that take streams ------------------------------------------------------------------
+
+
+def talking(
+    *,
+    chunks: ChunkPolicy = Fixed(1),  # noqa: B008 - it is frozen
+    after_end: AfterEnd = "empty",
+    streams: Sequence[str] = ("states",),
+    outputs: Sequence[Edge] = (),
+    in_loop: bool = True,
+) -> ModelGraph:
+    """A talker that takes streams of a thinker."""
+    sent = [StreamingEdge(name, "talker", chunks=chunks, after_end=after_end) for name in streams]
+    talker = Node("talker", ["token_ids", *map(StreamInput, streams)], outputs)
+    walks = {
+        "think": Node("thinker", ["token_ids"], sent),
+        "talk": Loop("talk", talker, "max_tokens") if in_loop else talker,
+    }
+    return ModelGraph(
+        family="omni",
+        nodes=dict.fromkeys(("thinker", "talker"), EngineKind.KV),
+        walks={name: compile_walk(name, section) for name, section in walks.items()},
+        plan=_plan,
+    )
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"streams": ("states", "marks")}, "takes 2 streams: expected one"),
+        (
+            {"chunks": Fixed(2)},
+            r"in chunks of Fixed\(count=2\), after_end='empty': expected an item for each",
+        ),
+        (
+            {"after_end": "stop"},
+            r"after_end='stop': expected an item for each of its tokens, chunks=Fixed\(1\)",
+        ),
+        ({"in_loop": False}, "outside of a loop of its own"),
+        ({"outputs": [Edge("token", CLIENT("text"))]}, "takes a stream and sends tokens to the client"),
+    ],
+)
+def test_a_kv_node_takes_one_stream_an_item_per_token(how: dict[str, Any], message: str) -> None:
+    assert [to for _, to in talking().streams] == ["talker"]
+    with pytest.raises(WalkError, match=f"walk 'talk': KV node 'talker' .*{message}"):
+        talking(**how)

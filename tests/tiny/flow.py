@@ -3,16 +3,12 @@
 with deploy.serve(folder, model=str(flow.configuration(folder)), env=flow.environment(folder)):
 """
 
-import os
-import shutil
 from pathlib import Path
-from typing import Final
 
 import yaml
 
 from tests.tiny import tiny_checkpoint
-
-_PACKAGE: Final = Path(__file__).parent / "flowing"
+from tests.tiny.families import installed
 
 
 def configuration(folder: Path) -> Path:
@@ -29,12 +25,5 @@ def configuration(folder: Path) -> Path:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """The family as pip would have installed it: its package on the path, and its entry point."""
-    site = folder / "site"
-    info = site / "flowing-1.0.0.dist-info"
-    info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: flowing\nVersion: 1.0.0\n")
-    (info / "entry_points.txt").write_text("[dalsegno.models]\nflowing = flowing\n")
-    shutil.copytree(_PACKAGE, site / "flowing", dirs_exist_ok=True)
-    before = os.environ.get("PYTHONPATH")
-    return {"PYTHONPATH": os.pathsep.join([str(site), *([before] if before else [])])}
+    """The family as pip would have installed it."""
+    return installed("flowing", folder)

@@ -3,16 +3,12 @@
 with deploy.serve(folder, model=str(infill.configuration(folder)), env=infill.environment(folder)):
 """
 
-import os
-import shutil
 from pathlib import Path
-from typing import Final
 
 import yaml
 
 from tests.tiny import tiny_checkpoint
-
-_PACKAGE: Final = Path(__file__).parent / "infilling"
+from tests.tiny.families import installed
 
 
 def configuration(folder: Path) -> Path:
@@ -29,12 +25,5 @@ def configuration(folder: Path) -> Path:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """The family as pip would have installed it: its package on the path, and its entry point."""
-    site = folder / "site"
-    info = site / "infilling-1.0.0.dist-info"
-    info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: infilling\nVersion: 1.0.0\n")
-    (info / "entry_points.txt").write_text("[dalsegno.models]\ninfilling = infilling\n")
-    shutil.copytree(_PACKAGE, site / "infilling", dirs_exist_ok=True)
-    before = os.environ.get("PYTHONPATH")
-    return {"PYTHONPATH": os.pathsep.join([str(site), *([before] if before else [])])}
+    """The family as pip would have installed it."""
+    return installed("infilling", folder)

@@ -13,7 +13,12 @@ import torch
 import yaml
 
 from tests.tiny.families import installed
-from tests.tiny.talking.graph import CONTEXT, FRAMES
+from tests.tiny.talking import graph
+
+TEXTS: Final = ("hi", "cats *", "hello world")
+TOKENS: Final = 8
+FRAMES: Final = 9
+"""What tests compare with the oracle, which takes 0.1 s for a frame."""
 
 _HEADS: Final = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 _ROPE: Final = {
@@ -200,7 +205,7 @@ def spoken(prompt: tuple[int, ...], *, tokens: int, frames: int) -> Spoken:
     )
     codes = found[0]
     sound = type(model.code2wav).chunked_decode(
-        model.code2wav, codes, chunk_size=FRAMES, left_context_size=CONTEXT
+        model.code2wav, codes, chunk_size=graph.FRAMES, left_context_size=graph.CONTEXT
     )
     return Spoken(sequences[0, len(prompt) :].tolist(), codes[0].T, sound[0, 0])
 

@@ -480,3 +480,15 @@ def test_the_thread_is_imported_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "False"
+
+
+async def test_items_go_to_the_engine_and_those_that_are_gone_fail_their_sequence() -> None:
+    engine = ScriptedEngine()
+    async with running(engine) as (thread, reports):
+        for key in ("whole", "torn"):
+            thread.submit(spec(key))
+            thread.hold(key)
+            thread.feed(key, None, ended=True)
+        assert await reports.next() == ("error", ("torn",), TensorGone, "tensor_gone")
+        assert engine.fed == [("whole", True)]
+        assert engine.live == ["whole"]

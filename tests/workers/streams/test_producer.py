@@ -2,9 +2,10 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
-from shared.errors import CapacityError, WorkerError
+from shared.errors import BugError, CapacityError, WorkerError
 from shared.tensors import Handle
 from shared.walks import Fixed
 from tests.workers.harness import turns
@@ -190,3 +191,38 @@ async def test_what_the_log_will_never_take_is_told_and_holds_nobody(bench: Benc
         await producer.wait_stored()
     with pytest.raises(WorkerError, match="too large"):
         await producer.wait_for_room()
+
+
+# ---- tensors of sequences ------------------------------------------------------------------------
+
+
+def tensors(*values: int) -> Array:
+    data = np.array(values, "<i4")
+    return Array(dtype="int32", shape=(len(values),), data=data.view(np.uint8))
+
+
+@pytest.mark.usefixtures("_small")
+async def test_a_prompts_tensors_go_in_pieces_as_far_as_the_consumer_takes_them(bench: Bench) -> None:
+    producer = bench.producer(in_batches=False)
+    producer.add_tensors(tensors(*range(30)), "seq")
+    assert [(first, len(ids)) for first, ids, _ in bench.sent] == [(0, 12), (12, 12)]
+    assert bench.held == ["hold seq"]
+
+    producer.credit(8)
+    assert [(first, ids) for first, ids, _ in bench.sent[2:]] == [(24, list(range(24, 30)))]
+    assert producer.items == 30
+    producer.credit(30)
+    assert bench.held == ["hold seq", "resume seq"]
+    producer.close()
+
+
+async def test_tensors_of_unequal_shapes_fail_the_stream_and_hold_nobody(bench: Bench) -> None:
+    producer = bench.producer()
+    producer.add_tensors(tensors(1), "seq")
+    producer.add_tensors(tensors(2), "seq")
+    other = tensors(3, 4)
+    producer.add_tensors(Array(dtype="int32", shape=(1, 2), data=other.data), "seq")
+    with pytest.raises(BugError, match="one dtype and shape for the whole stream"):
+        await producer.wait_stored()
+    assert [ids for _, ids, _ in bench.sent] == [[1]]
+    producer.close()

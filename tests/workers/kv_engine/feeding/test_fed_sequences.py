@@ -20,8 +20,8 @@ from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.outputs import Output, StateOutput, TokenOutput
 from workers.kv_engine.sequence_spec import Feed, Sampling, SequenceSpec
 
-TOKENS, FRAMES = 10, 12
-TEXTS = ("hi", "cats *", "hello world", "a*b")
+TOKENS, FRAMES = talk.TOKENS, talk.FRAMES
+TEXTS = talk.TEXTS
 
 
 @pytest.fixture(autouse=True)
@@ -111,8 +111,8 @@ def test_every_talker_says_what_transformers_says_with_its_items_in_any_pieces()
     for text in TEXTS:
         talker.add(talked(text, states_of(text)))
     drain(talker, said)
-    assert [len(one.tokens) for one in said.values()] == [1] * 4, "each waits for its second item"
-    assert talker.stats().held == 4
+    assert [len(one.tokens) for one in said.values()] == [1] * len(TEXTS), "each waits for its second item"
+    assert talker.stats().held == len(TEXTS)
 
     for round_ in range(TOKENS):
         for number, text in enumerate(TEXTS):
@@ -137,7 +137,7 @@ def test_every_talker_says_what_transformers_says_with_its_items_in_any_pieces()
 def test_states_are_sent_once_whatever_the_steps_are_cut_into_and_whatever_is_cached() -> None:
     said, thinker = (
         {text: Said() for text in TEXTS},
-        engine("thinker", num_blocks=9, block_size=4, max_step_tokens=8),
+        engine("thinker", num_blocks=7, block_size=4, max_step_tokens=8),
     )
     for text in TEXTS:
         thinker.add(thought(text))
