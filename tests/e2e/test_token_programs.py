@@ -131,7 +131,7 @@ async def test_an_answer_survives_its_worker_in_the_middle_of_a_block_and_replay
     pid = running.pids.worker["0"]
     assert pid is not None
     answer = Answer("killed", awaited_tokens=2 * BLOCK)
-    asked = {"text": "Tell me of death.", "max_tokens": LONG, "way": "guided"}
+    asked: dict[str, Any] = {"text": "Tell me of death.", "max_tokens": LONG, "way": "guided"}
     async with clients.http(running) as client:
         undisturbed = await ask(client, Answer("undisturbed"), **asked)
         async with asyncio.TaskGroup() as tasks:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 
 from models.checkpoints.progress import Progress, silent
-from models.programs import Mask, NewTokens, Pass, TokenDriver, TokenRequest
+from models.programs import Mask, NewTokens, Pass, TokenDriver, TokenProgram, TokenRequest
 from models.transformers_lm.loader import load_decoder
 from models.transformers_lm.node import DecoderLM
 
@@ -134,7 +134,7 @@ class InfillLM(MaskedLM):
 
     def __init__(self, decoder: DecoderLM, judge: DecoderLM) -> None:
         super().__init__(decoder)
-        self.token_programs: Final = {"infill": infill}
+        self.token_programs: Final[dict[str, TokenProgram]] = {"infill": infill}
         self.towers: Final = {JUDGE: MaskedLM(judge)}
 
 

@@ -33,7 +33,7 @@ class Context:
         sequence: its row and blocks; `computed` is its number of committed tokens.
         next_position: the position after its committed tokens.
         tower: the companion model that its keys and values are of; empty for the node itself.
-        written: the positions of its committed tokens and of those of its last pass, in the order of cells.
+        written: for each cell, committed or of the last pass, the largest position of its pass up to it.
     """
 
     sequence: EngineSequence
@@ -59,7 +59,7 @@ class Context:
             )
         self.sequence.computed = cells
         self.written = self.written[:cells]
-        self.next_position = int(self.written.max()) + 1 if cells else 0
+        self.next_position = int(self.written[-1]) + 1 if cells else 0
 
 
 class Contexts:

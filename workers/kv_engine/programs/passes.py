@@ -70,7 +70,8 @@ def make_span(key: str, asked: Pass, context: Context, *, axes: int) -> PassSpan
     ids = list(asked.ids) if asked.ids is not None else [_NO_ID] * count
     sequence.ids = [*sequence.ids[: context.length], *ids]
     positions = _positions(asked, context.next_position, axes)
-    context.written = np.concatenate([context.written[: context.length], positions.amax(0).numpy()])
+    largest = np.maximum.accumulate(positions.amax(0).numpy())
+    context.written = np.concatenate([context.written[: context.length], largest])
     return PassSpan(
         key=key,
         asked=asked,
@@ -82,10 +83,8 @@ def make_span(key: str, asked: Pass, context: Context, *, axes: int) -> PassSpan
 
 def commit(done: PassSpan) -> None:
     """Extend the context by the tokens of a computed pass, if it commits them."""
-    if not done.asked.commits:
-        return
-    done.context.sequence.computed += done.span.count
-    done.context.next_position = int(done.positions.max()) + 1
+    if done.asked.commits:
+        done.context.set_length(done.span.start + done.span.count)
 
 
 def add_passes(step: Step, passes: Items[PassSpan]) -> Step:

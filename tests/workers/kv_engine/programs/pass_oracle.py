@@ -6,6 +6,7 @@ token that a context has dropped is computed again as long as others have seen i
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -15,10 +16,11 @@ from models.programs import Mask, NewTokens, Pass, TokenDriver
 
 @dataclass(eq=False)
 class _Token:
-    """A computed token."""
+    """A computed token; `largest` is the largest position of its pass up to it."""
 
     id: int
     position: int
+    largest: int
     seen: list["_Token"] = field(default_factory=list)
 
 
@@ -58,10 +60,11 @@ class PassOracle:
         if asked.after is not None:
             context.committed = [*context.committed, *context.last][: asked.after]
             assert len(context.committed) == asked.after
-        following = max((one.position for one in context.committed), default=-1) + 1
+        following = context.committed[-1].largest + 1 if context.committed else 0
         given = asked.positions.tolist() if isinstance(asked.positions, torch.Tensor) else None
         positions = given or range(following, following + asked.tokens)
-        new = [_Token(one, position) for one, position in zip(asked.ids, positions, strict=True)]
+        largest = accumulate(positions, max)
+        new = [_Token(*one) for one in zip(asked.ids, positions, largest, strict=True)]
         for place, one in enumerate(new):
             one.seen = [*context.committed, *(new if asked.mask is Mask.FULL else new[: place + 1])]
         context.last = new
