@@ -90,14 +90,15 @@ class RandomDriver:
 
 def test_random_passes_beside_texts_are_each_as_the_oracle_says() -> None:
     """Blocks of four cells: most forks and crops are within a block, and have to copy it."""
-    node, drivers = infill_node(), list[RandomDriver]()
+    stock, drivers = infill_node(), list[RandomDriver]()
+    served = infill_node()  # its layers attend over the pool
 
-    def start(_node: Any, request: TokenRequest) -> RandomDriver:
-        oracle = PassOracle({"": node.model, JUDGE: node.towers[JUDGE].model})
+    def start(node: Any, request: TokenRequest) -> RandomDriver:
+        assert node is served
+        oracle = PassOracle({"": stock.model, JUDGE: stock.towers[JUDGE].model})
         drivers.append(RandomDriver(request.seed, oracle))
         return drivers[-1]
 
-    served = infill_node()  # another one, whose layers attend over the pool
     served.token_programs["random"] = start
     by = make_engine(
         served, num_blocks=400, block_size=4, max_step_tokens=64, max_sequences=16, max_pass_tokens=40

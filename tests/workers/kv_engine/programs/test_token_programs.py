@@ -271,13 +271,14 @@ def scripted(
     rounds: list[list[Pass]], returned: list[NewTokens | None]
 ) -> tuple[dict[str, Exception], list[Output]]:
     """The errors and the outputs of such a driver, beside a sequence that is served well."""
-    node = infill_node()
+    served = infill_node()
 
-    def start(_node: Any, request: TokenRequest) -> Any:
+    def start(node: Any, request: TokenRequest) -> Any:
+        assert (node, request.max_tokens) == (served, 5)
         return Scripted(rounds, returned)
 
-    node.token_programs["scripted"] = start
-    by = make_engine(node, **SIZES)
+    served.token_programs["scripted"] = start
+    by = make_engine(served, **SIZES)
     by.add(PROMPTS["plain 0"])
     by.add(replace(PROMPTS["plain 0"], key="scripted", token_program="scripted", max_tokens=5))
     errors, outputs = failures_of(by)
