@@ -15,6 +15,7 @@ from typing import Final
 
 from benchmarks import (
     beside,
+    diffusion,
     events,
     floods,
     gpu,
@@ -51,6 +52,7 @@ MEASUREMENTS: Final[dict[str, Callable[[], list[Figure]]]] = {
     "mixed": mixed.measure,
     "scheduler": scheduler.measure,
     "speculate": speculate.measure,
+    "diffusion": diffusion.measure,
     "guided": guided.measure,
     "floods": floods.measure,
     "overload": overload.measure,

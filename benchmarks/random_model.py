@@ -1,5 +1,6 @@
 """A Llama with random weights, large enough that the forward pass dominates, and an engine for it."""
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -21,11 +22,18 @@ _KV_HEADS: Final = 4
 _HEAD_DIM: Final = 64
 
 
-def node(*, layers: int = LAYERS, seed: int = 0, positions: int = 8192, quiet_from: int | None = None) -> Any:
+def node(
+    *,
+    layers: int = LAYERS,
+    seed: int = 0,
+    positions: int = 8192,
+    quiet_from: int | None = None,
+    served_as: Callable[[DecoderLM], DecoderLM] = lambda stock: stock,
+) -> Any:
     """Make a model: 40 million weights with 8 layers. Models of one seed have the same first layers.
 
     Layers from `quiet_from` on contribute much less than earlier ones, so a model of the first layers alone
-    is a good draft model.
+    is a good draft model. `served_as` makes another node of transformers' model, such as one with programs.
     """
     config = LlamaConfig(
         hidden_size=512,
@@ -51,7 +59,7 @@ def node(*, layers: int = LAYERS, seed: int = 0, positions: int = 8192, quiet_fr
         max_positions=positions,
         weights_digest="",
     )
-    return use_cpu_kernels(stock, threads=kernel_threads(stock.parameters, cores()))
+    return use_cpu_kernels(served_as(stock), threads=kernel_threads(stock.parameters, cores()))
 
 
 def engine(
