@@ -31,6 +31,7 @@ _BUILT_IN: Final = {
     "decoder_lm": "models.decoder_lm",
     "gemma3": "models.gemma3",
     "idefics3": "models.idefics3",
+    "image_text": "models.image_text",
     "internvl": "models.internvl",
     "llava": "models.llava",
     "masked_diffusion": "models.masked_diffusion",
