@@ -23,7 +23,8 @@ _PART: Final[dict[str, Any]] = {
     "usage": {
         "type": ["object", "null"],
         "properties": {
-            name: {"type": "integer"} for name in ("prompt_tokens", "completion_tokens", "total_tokens")
+            **{name: {"type": "integer"} for name in ("prompt_tokens", "completion_tokens", "total_tokens")},
+            "counts": {"type": "object", "additionalProperties": {"type": "integer"}},
         },
     },
     "error": {

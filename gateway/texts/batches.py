@@ -11,7 +11,7 @@ from typing import Final
 
 from gateway.media.sources import MediaSource
 from gateway.texts.entries import Entry, Text
-from shared.events import Inputs
+from shared.events import MAX_TEXTS, Inputs
 
 BATCH_BYTES: Final = 256 * 1024
 """Texts of this size together are one request on the log: well below the limit of an event, twice."""
@@ -65,7 +65,8 @@ def batches(entries: Sequence[Entry], queries: Sequence[Text] = ()) -> list[Batc
             continue
         query = queries[index] if has_own else queries[0] if queries else ""
         more = _bytes_of(entry.text) + (_bytes_of(query) if has_own else 0)
-        if found[-1].entries and size + more > BATCH_BYTES:
+        is_full = size + more > BATCH_BYTES or len(found[-1].entries) == MAX_TEXTS
+        if found[-1].entries and is_full:
             found.append(Batch())
             size = 0
         found[-1].entries.append(entry)

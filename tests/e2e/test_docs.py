@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 import click
 import msgspec
@@ -21,6 +21,9 @@ from gateway.openai import requests as openai_requests
 from gateway.openai.requests import ChatRequest, CompletionRequest
 from gateway.speech.encoder import FORMATS
 from gateway.speech.request import SpeechRequest
+from gateway.texts.embeddings import EmbeddingRequest
+from gateway.texts.encodings import Encoding
+from gateway.texts.rerank import RerankRequest
 from tests.e2e import clients, pages
 from tests.e2e.deploy import Running
 from tests.e2e.pages import named, rows
@@ -238,6 +241,16 @@ def test_every_field_of_speech_is_in_its_table() -> None:
     fields = {field.encode_name for field in msgspec.structs.fields(SpeechRequest)} - {"model"}
     assert set().union(*(named(row[0]) for row in told)) == fields
     assert set(FORMATS) <= set().union(*(named(row[1]) for row in told))
+
+
+def test_every_field_of_the_routes_for_texts_is_in_its_table() -> None:
+    kinds = {"embeddings": EmbeddingRequest, "rerank": RerankRequest}
+    for route, kind in kinds.items():
+        fields = {field.encode_name for field in msgspec.structs.fields(kind)}
+        told = set().union(*(named(row[0]) for row in rows(HTTP, f"## `POST /v1/{route}`")[1:]))
+        assert fields <= told, route
+    encodings = {row[0].strip("`") for row in rows(HTTP, "### Encodings of embeddings")[1:]}
+    assert encodings == set(get_args(Encoding))
 
 
 def _values(cell: str) -> list[str]:

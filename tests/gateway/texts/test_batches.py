@@ -3,6 +3,7 @@
 from gateway.media.sources import InlineSource
 from gateway.texts.batches import BATCH_BYTES, batches
 from gateway.texts.entries import Entry
+from shared.events import MAX_TEXTS
 
 
 def text(number: int, size: int = 1) -> Entry:
@@ -45,6 +46,11 @@ def test_each_text_keeps_its_own_query() -> None:
     found = batches([text(0), image(1), text(2)], queries)
     assert [one.order for one in found] == [[0, 1], [2]]
     assert [one.queries for one in found] == [[queries[0], queries[1]], [queries[2]]]
+
+
+def test_more_texts_than_an_event_may_have_are_divided() -> None:
+    found = batches([text(0)] * (MAX_TEXTS + 1))
+    assert [len(one.order) for one in found] == [MAX_TEXTS, 1]
 
 
 def test_token_ids_count_as_they_are_stored() -> None:
