@@ -60,10 +60,11 @@ def context_length(config: Mapping[str, Any]) -> int | None:
 
     It is less than `max_position_embeddings` for models whose long sequences use other rotary factors than
     short ones (`long_factor`, as in Phi-3's 128k models): all keys would have to be computed again when a
-    sequence grows past the change, so sequences are limited to that length.
+    sequence grows past the change, so sequences are limited to that length. LLaDA calls the length
+    `max_sequence_length`.
     """
     config = text_config(config)
-    length = config.get("max_position_embeddings")
+    length = config.get("max_position_embeddings", config.get("max_sequence_length"))
     if not isinstance(length, int):
         return None
     ropes = [config.get("rope_scaling"), config.get("rope_parameters")]

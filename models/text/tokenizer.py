@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 from models.checkpoints.files import CheckpointError, read_json_if_present, text_config
 from models.text.token_bound import token_bound_of
 from models.text.truncation import Truncation
+from models.text.vocabulary_files import from_vocabulary
 from shared.errors import ClientError
 
 _SPECIAL_TOKENS: Final = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
@@ -181,15 +182,16 @@ def vocab_size_of(checkpoint: Path, tokenizer: Tokenizer) -> int:
 
 def _read_tokenizer(checkpoint: Path) -> Tokenizer:
     path = checkpoint / "tokenizer.json"
-    if not path.is_file():
+    try:
+        tokenizer = Tokenizer.from_file(str(path)) if path.is_file() else from_vocabulary(checkpoint)
+    except Exception as error:  # tokenizers raises plain Exception
+        named = path if path.is_file() else checkpoint / "vocab.json"
+        raise CheckpointError(f"{named} cannot be read: {error}") from error
+    if tokenizer is None:
         raise CheckpointError(
             f"{checkpoint} has no tokenizer.json; make one with "
             "transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         )
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises plain Exception
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer

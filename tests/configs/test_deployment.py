@@ -7,6 +7,7 @@ from configs import checks
 from configs.deployment import ConfigError, DeploymentConfig
 from models.registry import UnknownFamilyError
 from tests.tiny import tiny_checkpoint
+from tests.tiny.masked_diffusion import tiny_llada
 from tests.tiny.orpheus import tiny_orpheus
 
 GROUP = {"node_names": ["prepare", "llm"], "ranks": [0]}
@@ -72,10 +73,16 @@ def test_a_checkpoint_folder_is_a_configuration() -> None:
     assert (found.model, found.ranks, found.placement) == ("decoder_lm", [0], {"prepare": 0, "llm": 0})
 
 
+def test_the_context_of_llada_is_under_a_name_of_its_own() -> None:
+    found = checks.resolve(str(tiny_llada()))
+
+    assert (found.model, found.max_seq_len) == ("masked_diffusion", 512)
+
+
 def test_a_folder_of_another_kind_of_model_says_which_kind_is_served(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
 
-    with pytest.raises(UnknownFamilyError, match=r"found 'GPT2LMHead.*asked: decoder_lm \(decoder-only "):
+    with pytest.raises(UnknownFamilyError, match=r"found 'GPT2LMHead.*asked: .*decoder_lm \(decoder-only "):
         checks.resolve(str(tmp_path))
 
 
@@ -185,7 +192,7 @@ def test_a_file_for_a_family_nobody_serves_says_which_are_served(tmp_path: Path)
     raw = {"model": "bagel", "max_seq_len": 64, "kv_cache": {"page_size": 128}}
     with pytest.raises(
         UnknownFamilyError,
-        match=r"x\.yaml: model 'bagel' is unknown: expected one of \['decoder_lm', .*'orpheus'",
+        match=r"x\.yaml: model 'bagel' is unknown: expected one of \[.*'decoder_lm', .*'orpheus'",
     ):
         checks.check(raw, source="x.yaml", folder=tmp_path, name="x")
 
