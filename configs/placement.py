@@ -103,6 +103,7 @@ def resolve(groups: Sequence[NodeGroup], graph: ModelGraph) -> tuple[PlacedGroup
     _refuse_unplaced_nodes(groups, graph, homes, {node for group in placed for node in group.nodes}, rest)
     _refuse_two_shared_nodes(graph, placed)
     _refuse_moving_streams(graph, placed)
+    _refuse_moving_programs(graph, placed)
     _refuse_split_tp_groups(placed)
     return tuple(placed)
 
@@ -306,6 +307,17 @@ def _refuse_moving_streams(graph: ModelGraph, placed: Sequence[PlacedGroup]) -> 
                     "with its sequences, which cannot move from one rank to another: place it in one group, "
                     "for all its walks"
                 )
+
+
+def _refuse_moving_programs(graph: ModelGraph, placed: Sequence[PlacedGroup]) -> None:
+    """Refuse several groups for a KV node with token programs: a canvas cannot be handed over."""
+    for node, kind in sorted(graph.nodes.items()):
+        groups = sum(node in group.nodes for group in placed)
+        if graph.token_programs and kind is EngineKind.KV and groups > 1:
+            raise PlacementError(
+                f"node {node!r} is placed in {groups} groups, but {graph.family} generates several tokens at "
+                "a time, so an answer stays on the rank that began it: place it in one group for all walks"
+            )
 
 
 def _refuse_split_tp_groups(placed: Sequence[PlacedGroup]) -> None:

@@ -75,6 +75,8 @@ class ModelGraph:
         options: the family's own request parameters: a struct whose fields all have defaults, with bounds
             (`msgspec.Meta`) and a docstring with the section `Attributes`. None: it has none.
         takes_texts: a request may have several texts (`Inputs.texts`), each with a result of its own.
+        token_programs: its KV nodes generate tokens by programs (`models.programs.TokenProgram`): an answer
+            stays on the rank that began it.
         embeds: its KV node can emit an embedding or the hidden states of a prompt (`pooling`).
         max_positions: the longest sequence of checkpoints whose `config.json` does not state it, because it
             is the default of their class; None: every checkpoint states it.
@@ -103,6 +105,7 @@ class ModelGraph:
     paths: frozenset[str] = frozenset()
     options: type[msgspec.Struct] | None = None
     takes_texts: bool = False
+    token_programs: bool = False
     embeds: bool = False
     max_positions: int | None = None
     claims: Callable[[CheckpointInfo], Claim | None] | None = None
@@ -134,6 +137,12 @@ class ModelGraph:
         """Check that a KV node takes one stream, an item for each token, and sends no token to the client."""
         taking = [name for _, name in self.streams if self.nodes.get(name) is EngineKind.KV]
         for (stream, name), link in self.streams.items():
+            sending = [node for _, node in link.producers if self.nodes.get(node) is EngineKind.KV]
+            if sending and stream != TOKEN and link.only is not None:
+                raise WalkError(
+                    f"KV node {sending[0]!r} streams the tensors {stream!r} to {name!r} with only={link.only}: "
+                    "expected a range for tokens alone; select in the node"
+                )
             if name not in taking:
                 continue
             where = f"walk {link.consumer_walk!r}: KV node {name!r}"

@@ -73,6 +73,7 @@ def text_graph(
         options=options,
         claims=claims,
         serves=serves,
+        token_programs=True,
         **further,
     )
 

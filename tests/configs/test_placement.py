@@ -28,6 +28,7 @@ from shared.walks import (
     compile_walk,
 )
 from shared.walks.language import Section
+from tests.tiny.infilling.graph import GRAPH as INFILLING
 
 
 def no_plan(request: Any) -> Any:
@@ -246,3 +247,13 @@ def test_a_node_whose_tensors_stream_has_one_group_for_all_its_walks() -> None:
     divided = NodeGroup(node_names=["LLM"], ranks=[1], graph_walks=["prefill"])
     with pytest.raises(PlacementError, match="node 'LLM' is placed in 2 groups, but the stream 'states'"):
         resolve([divided, *both], graph)
+
+
+def test_a_node_with_token_programs_has_one_group_for_all_its_walks() -> None:
+    both = [
+        NodeGroup(node_names=["llm"], ranks=[0], graph_walks=["prefill"]),
+        NodeGroup(node_names=["llm"], ranks=[1], graph_walks=["decode"]),
+    ]
+    with pytest.raises(PlacementError, match=r"node 'llm' is placed in 2 groups, but infilling generates"):
+        resolve(both, INFILLING)
+    assert nodes_on(resolve([NodeGroup(node_names=["llm"], ranks=[0, 1])], INFILLING), 1) == ["llm"]

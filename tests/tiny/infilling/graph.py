@@ -49,4 +49,5 @@ GRAPH = ModelGraph(
     },
     plan=plan,
     options=InfillOptions,
+    token_programs=True,
 )
