@@ -161,3 +161,35 @@ def test_schedules_fill_in_every_token_as_published() -> None:
     for tokens in range(1, 40):
         for steps in range(1, 40):
             assert sum(even(tokens, steps)) == sum(linear(tokens, steps)) == tokens
+
+
+SURE: Final[dict[str, Any]] = {"confidence_threshold": 0.05}
+EDITS: Final[dict[str, Any]] = SURE | {"editing_threshold": 0.01}
+CHANGES: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
+    "steps": ({}, {"steps": 2}),
+    "block_length": ({}, {"block_length": 4}),
+    "remasking": ({"steps": 4}, {"steps": 4, "remasking": "random"}),
+    "guidance_scale": ({}, {"guidance_scale": 2.0}),
+    "parallel_decoding": (SURE, SURE | {"parallel_decoding": False}),
+    "confidence_threshold": ({}, SURE),
+    "editing_threshold": (SURE, EDITS),
+    "max_post_steps": (EDITS, EDITS | {"max_post_steps": 0}),
+    "early_stop": ({}, {"early_stop": False}),
+}
+"""By option, the options without and with another value of it."""
+
+
+@pytest.mark.parametrize("option", BlockDiffusionOptions.__struct_fields__)
+def test_every_option_changes_what_is_computed(option: str) -> None:
+    case = RECORDED["bd3lm"][5]
+
+    def computed(options: dict[str, Any]) -> list[tuple[int, ...]]:
+        oracle = NaiveRun({"": node("bd3lm").model})
+        driver = node("bd3lm").token_programs["blocks"](
+            node("bd3lm"), request_of(case | {"max_tokens": 24}, options=options)
+        )
+        oracle.run(driver)
+        return [tuple(one.ids or ()) for one in oracle.passes]
+
+    before, after = CHANGES[option]
+    assert computed(before) != computed(after)
