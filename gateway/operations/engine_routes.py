@@ -58,6 +58,7 @@ def engine_stats(gateway: Gateway, snapshot: Snapshot) -> dict[str, Any]:
         "avg_tokens_per_step": _tokens_per_step(gateway, snapshot),
         "current_queue_size": _waiting(snapshot),
         "counts": dict(meter.counts),
+        "uptime": _uptime_s(gateway),
         "server": {
             "uptime": _uptime_s(gateway),
             "total_requests": sum(outcomes.values()) + gateway.in_flight.count,

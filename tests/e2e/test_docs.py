@@ -63,6 +63,7 @@ NOT_IN_THE_INDEX: Final = {
     "README.md",
     "benchmarks/README.md",
     "configs/demo/README.md",
+    "configs/demo_diffusion/README.md",
     "configs/demo_vision/README.md",
 }
 """What the front page leads to, or is."""
@@ -244,7 +245,7 @@ def test_every_field_of_speech_is_in_its_table() -> None:
 
 
 def test_every_field_of_the_routes_for_texts_is_in_its_table() -> None:
-    kinds = {"embeddings": EmbeddingRequest, "rerank": RerankRequest}
+    kinds: dict[str, type[msgspec.Struct]] = {"embeddings": EmbeddingRequest, "rerank": RerankRequest}
     for route, kind in kinds.items():
         fields = {field.encode_name for field in msgspec.structs.fields(kind)}
         told = set().union(*(named(row[0]) for row in rows(HTTP, f"## `POST /v1/{route}`")[1:]))
