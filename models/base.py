@@ -140,7 +140,7 @@ class ModelGraph:
             sending = [node for _, node in link.producers if self.nodes.get(node) is EngineKind.KV]
             if sending and stream != TOKEN and link.only is not None:
                 raise WalkError(
-                    f"KV node {sending[0]!r} streams the tensors {stream!r} to {name!r} with only={link.only}: "
+                    f"KV node {sending[0]!r} streams tensors {stream!r} to {name!r} with only={link.only}: "
                     "expected a range for tokens alone; select in the node"
                 )
             if name not in taking:

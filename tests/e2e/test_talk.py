@@ -43,7 +43,7 @@ class Heard:
             case "codes":
                 self.codes += np.frombuffer(data, "<i4").reshape(-1, 4).tolist()
                 self.begun.set()
-            case "audio":
+            case _:
                 self.samples += len(data) // 4
 
 

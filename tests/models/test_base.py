@@ -18,6 +18,7 @@ from shared.walks import (
     compile_walk,
 )
 from shared.walks.chunks import AfterEnd, ChunkPolicy
+from shared.walks.language import Section
 
 
 def _plan(request: PlanRequest) -> Plan:
@@ -92,3 +93,18 @@ def test_a_kv_node_takes_one_stream_an_item_per_token(how: dict[str, Any], messa
     assert [to for _, to in talking().streams] == ["talker"]
     with pytest.raises(WalkError, match=f"walk 'talk': KV node 'talker' .*{message}"):
         talking(**how)
+
+
+def test_a_range_is_for_tokens_alone() -> None:
+    edge = StreamingEdge("states", "sink", chunks=Fixed(1), only=(1, 5))
+    walks: dict[str, Section] = {
+        "think": Node("thinker", ["token_ids"], [edge]),
+        "sink": Loop("sink", Node("sink", [StreamInput("states")]), None),
+    }
+    with pytest.raises(WalkError, match=r"'thinker' streams tensors 'states' to 'sink' with only=\(1, 5\)"):
+        ModelGraph(
+            family="omni",
+            nodes={"thinker": EngineKind.KV, "sink": EngineKind.STATELESS},
+            walks={name: compile_walk(name, section) for name, section in walks.items()},
+            plan=_plan,
+        )

@@ -20,6 +20,7 @@ from tests.workers.harness import SUBJECTS, fence
 from workers import settings
 from workers.data_plane.port import TensorStore
 from workers.kv_engine.counters import EngineStats
+from workers.loading import device_share
 from workers.loading.model import LocalModel
 
 TOKENS, FRAMES = talk.TOKENS, talk.FRAMES
@@ -62,6 +63,7 @@ async def talking() -> AsyncIterator[Cluster]:
     def model(rank: int, store: TensorStore) -> LocalModel:
         return LocalModel(config, settings.of(config), rank, store.allocate)
 
+    assert device_share.of(config, 0).kv_pools == 4, "two on each rank, in one machine's memory"
     async with clustered(graph.GRAPH, config, model) as cluster:
         yield cluster
 

@@ -373,6 +373,7 @@ class KvNodes:
             embeds=start.embeds,
             sends=frozenset(name for name, _ in self._placement.tensor_streams(start.node)),
             feed=Feed(
+                ended=self._placement.stream_taken(start.node) is None,
                 args=self._ready.walks[self._placement.first_index(start.node)].args,
                 sampling=_sampling(request.inner_sampling, request, seed=self._ready.seed),
             ),

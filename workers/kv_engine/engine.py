@@ -45,7 +45,7 @@ from workers.kv_engine.speculative.drafter import Drafter, accept_drafts
 from workers.kv_engine.speculative.proposer import Proposer
 from workers.kv_engine.step import StepBuilder
 from workers.kv_engine.step_outputs import OutputBuilder, StepOutcome
-from workers.kv_engine.stream_nodes import is_fed
+from workers.kv_engine.stream_nodes import is_fed, sends_states
 from workers.machine.cores import cores
 from workers.machine.cpu_threads import threads_for, use_cpu_threads
 
@@ -195,6 +195,7 @@ class KVEngine:
             self._programs.add_sequence(spec)
             self._work.sequences += 1
             return
+        self._check_streams(spec)
         sequence = Sequence(spec)
         self._add_inputs(sequence)
         if sequence.parts is not None and sequence.parts.lacks_rows(sequence.imported):
@@ -217,6 +218,19 @@ class KVEngine:
             return False
         self._fed.feed(sequence, items, ended=ended)
         return True
+
+    def _check_streams(self, spec: SequenceSpec) -> None:
+        """Check that the node has what the graph makes it: an end of a stream of tensors."""
+        if spec.sends and self._fed is None and not sends_states(self.node):
+            raise BugError(
+                f"node {self.node.name!r} is to stream {sorted(spec.sends)}, but has neither "
+                "forward_with_states nor after_tokens: expected one of them"
+            )
+        if spec.feed is not None and not spec.feed.ended and self._fed is None:
+            raise BugError(
+                f"node {self.node.name!r} takes a stream, but has no prompt_rows, after_tokens and "
+                "next_rows: expected a fed node"
+            )
 
     def _add_inputs(self, sequence: Sequence) -> None:
         """Add the parts of its prompt, or its rows; whatever fails, such as memory, fails one sequence."""

@@ -22,7 +22,7 @@ from workers.loading.device_share import DeviceShare
 from workers.loading.lean_transformers import import_transformers
 from workers.loading.node_loading import Progress
 from workers.machine import memory
-from workers.machine.cpu_threads import stateless_threads
+from workers.machine.cpu_threads import stateless_threads, threads_for, use_cpu_threads
 from workers.machine.kv_pool_size import PoolSize, pool_size
 from workers.settings import EngineSettings
 from workers.stateless_engine.nodes import StatelessNodes
@@ -73,10 +73,21 @@ def make_kv_engines(
     followers = Followers(group.connections) if group is not None else None
     if followers is not None:
         sizes = [followers.agree(sizes[0], loaded[0].node.dtype, weights(names[0]))]
-    return {
-        name: _engine_of(config, settings, rank, one, blocks, share, followers, export_to)
+    cores = _cores_of(config, rank, share)
+    engines = {
+        name: _engine_of(settings, one, blocks, share, cores, followers, export_to)
         for name, one, blocks in zip(names, loaded, sizes, strict=True)
     }
+    if share.device.type == "cpu":  # each has set them for its own node: the largest decides
+        use_cpu_threads(threads_for(max(one.node.parameters for one in loaded), cores))
+    return engines
+
+
+def _cores_of(config: DeploymentConfig, rank: int, share: DeviceShare) -> int:
+    """The cores for the KV nodes of a rank, which may have stateless nodes, too."""
+    if not device_share.nodes_of(config, rank, EngineKind.STATELESS):
+        return share.cores
+    return max(1, share.cores - stateless_threads(share.cores, with_kv_node=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,12 +155,11 @@ def _towers(node: "KVNode", settings: EngineSettings, share: DeviceShare) -> "di
 
 
 def _engine_of(
-    config: DeploymentConfig,
     settings: EngineSettings,
-    rank: int,
     served: _Served,
     blocks: int,
     share: DeviceShare,
+    cpu_cores: int,
     followers: "Followers | None",
     export_to: "Allocate | None",
 ) -> "KVEngine":
@@ -159,9 +169,6 @@ def _engine_of(
     device = share.device
     sequences = settings.max_sequences_on(device.type)
     step_tokens = settings.max_step_tokens_on(device.type)
-    cpu_cores = share.cores
-    if device_share.nodes_of(config, rank, EngineKind.STATELESS):
-        cpu_cores = max(1, share.cores - stateless_threads(share.cores, with_kv_node=True))
     return KVEngine(
         served.node,
         KVEngineConfig(

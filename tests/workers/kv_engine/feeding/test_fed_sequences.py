@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from models.transformers_lm.loader import load_decoder
 from shared.errors import BugError
-from tests.tiny import talk
+from tests.tiny import talk, tiny_checkpoint
 from tests.tiny.talking.graph import CODEC_END
 from tests.tiny.talking.nodes import Talker, Thinker, load
 from tests.tiny.talking.processing import END, prompt_of, spoken_prompt_of
@@ -230,3 +231,18 @@ def test_what_cannot_be_fed_fails_alone() -> None:
             )
         )
     assert not talker.has_work
+
+
+def test_a_node_that_is_no_end_of_a_stream_says_what_it_lacks() -> None:
+    plain = make_engine(
+        load_decoder(tiny_checkpoint("qwen3"), "llm"),
+        num_blocks=8,
+        block_size=8,
+        max_step_tokens=8,
+        max_sequences=2,
+    )
+    with pytest.raises(BugError, match=r"'llm' is to stream .'states'., but has neither forward_with_states"):
+        plain.add(SequenceSpec(key="a", prompt_ids=[1, 2], max_tokens=2, sends=frozenset({"states"})))
+    with pytest.raises(BugError, match="'llm' takes a stream, but has no prompt_rows"):
+        plain.add(SequenceSpec(key="a", prompt_ids=[1, 2], max_tokens=2, feed=Feed(ended=False)))
+    assert not plain.has_work
