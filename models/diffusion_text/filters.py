@@ -1,4 +1,6 @@
-"""Temperature, top-k and top-p as diffusion language models apply them: to all places of a text at once."""
+"""Temperature, min-p, top-k and top-p, applied to all places of a text at once."""
+
+import math
 
 import torch
 
@@ -6,9 +8,12 @@ from models.sequence_request import SamplingParams
 
 
 def filtered(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
-    """Return logits after temperature, top-k and top-p: those that are cut off are -inf."""
+    """Return logits after temperature, min-p, top-k and top-p: those that are cut off are -inf."""
     if sampling.temperature:
         logits = logits / sampling.temperature
+    if sampling.min_p:
+        least = logits.max(-1, keepdim=True).values + math.log(sampling.min_p)
+        logits = logits.masked_fill(logits < least, -torch.inf)
     if sampling.top_k and 0 < sampling.top_k < logits.shape[-1]:
         least = logits.topk(sampling.top_k).values[:, -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)

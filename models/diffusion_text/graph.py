@@ -23,16 +23,16 @@ from shared.walks import Loop, Node, compile_walk
 
 ProgramOf = Callable[[PlanRequest], str]
 """The token program that computes a request: by its options."""
-PENALTIES: Final = (
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "bad_words",
-    "min_tokens",
-)
-"""Parameters of the sampling loop that depend on the tokens before a token."""
+PENALTIES: Final[Mapping[str, Any]] = {
+    "repetition_penalty": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "logit_bias": {},
+    "bad_words": [],
+    "min_tokens": 0,
+}
+"""Parameters of the sampling loop that have no meaning where tokens are decided in any order, and the values
+that turn them off."""
 
 
 def text_graph(
@@ -96,7 +96,7 @@ def refuse_penalties(request: PlanRequest) -> None:
         ClientError: the request asks for it.
     """
     params = request.params
-    given = [name for name in PENALTIES if getattr(params, name) not in (None, {}, [])]
+    given = [name for name, off in PENALTIES.items() if getattr(params, name) not in (None, off)]
     if params.max_tokens == 0 or params.warm:
         given.append("max_tokens=0" if params.max_tokens == 0 else "warm")
     if given:
