@@ -10,7 +10,7 @@ import torch
 from configs.deployment import DeploymentConfig
 from configs.placement import NodeGroup
 from models import registry
-from shared.events import OutputChunk, StreamSent, WalkCall, WalkCompleted
+from shared.events import NodeReady, OutputChunk, StreamSent, WalkCall, WalkCompleted
 from shared.tensors import inline_ids
 from tests.tiny import talk
 from tests.tiny.talking import graph, nodes, processing
@@ -76,7 +76,8 @@ def order(
     *,
     attempt: int = 1,
     parts: str = "sound talk think",
-) -> None:
+) -> list[NodeReady]:
+    """Order an answer, or parts of it."""
     prompt = prompt_of(text)
     talk_args = {
         "max_tokens": FRAMES,
@@ -97,13 +98,15 @@ def order(
             ("states",),
         ),
     }
+    orders: list[NodeReady] = []
     for number, part in enumerate(steps, 1):
         if part in parts:
             calls, ends = steps[part]
             partition = "" if part == "think" else part
-            cluster.order(
+            orders += cluster.order(
                 name, *calls, step=number, attempt=attempt, ends=ends, partition=partition, ranks=layout
             )
+    return orders
 
 
 def released(cluster: Cluster, name: str, modality: str) -> bytes:
@@ -162,6 +165,11 @@ async def test_a_talker_waits_for_its_items_and_a_thinker_for_its_talker(
         await cluster.until(WalkCompleted, "waits", 3)
         check(cluster, "waits", TEXTS[1])
         assert (speaking.counters() or EngineStats()).running == 0
+
+        left = order(cluster, "left", TEXTS[2], APART, parts="think")
+        await until(lambda: (thinking.counters() or EngineStats()).held == 1)
+        cluster.stop([*left, *order(cluster, "left", TEXTS[2], APART, parts="talk")])
+        await until(lambda: not cluster.held)
 
 
 async def test_streams_start_again_after_a_kill_and_what_was_released_stands() -> None:

@@ -15,7 +15,7 @@ other sequences in its batches.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -160,7 +160,7 @@ class KvNodes:
             )
         is_handover = isinstance(sequence, HandoverHandle)
         continues = not is_handover and not is_resident and self._loop_limits(node.name)
-        await self._wait(sequence, sequence.began if continues else sequence.ended)
+        await self._wait(node.name, sequence, sequence.began if continues else sequence.ended)
         if not continues and sequence.rest and sequence.output is not None:
             await sequence.output.wait_stored()  # contents would overtake the tokens before it
             self._tracks.release(node.name, {"text": sequence.rest})
@@ -185,11 +185,10 @@ class KvNodes:
         [name] = node.streams
         self._feeds[node.name] = StreamFeed(self._streams, (name, node.name), firing.inputs[name])
 
-    async def _wait(self, sequence: SequenceHandle, until: "asyncio.Future[None]") -> None:
+    async def _wait(self, node: str, sequence: SequenceHandle, until: "asyncio.Future[None]") -> None:
         """Wait for a sequence, and feed it where it takes a stream."""
-        node = sequence.key.rpartition(".")[2]
         if node in self._feeds:
-            await _while_fed(self._feeds[node].run(sequence, self._engine), until)
+            await self._feeds[node].run(sequence, self._engine, until)
         await until
         if until is sequence.ended and node in self._sent_again:
             await self._sent_again[node].ended
@@ -436,17 +435,6 @@ def _stream_again(prefix_ids: Sequence[int], generated: GeneratedText, on_item: 
     ended = generated.finish_reason == STOP
     for index, token_id in enumerate(prefix_ids[: len(prefix_ids) - ended]):
         on_item(token_id, index)
-
-
-async def _while_fed(feeding: Coroutine[Any, Any, None], until: "asyncio.Future[None]") -> None:
-    """Run `feeding` until it ends, or `until` is done; raise its error."""
-    task = asyncio.ensure_future(feeding)
-    try:
-        await asyncio.wait({task, until}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-    finally:
-        task.cancel()
 
 
 def _sampling(params: SamplingParams | None, request: SequenceRequest, *, seed: int) -> Sampling:

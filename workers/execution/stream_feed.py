@@ -52,13 +52,24 @@ class StreamFeed:
         taken, self._waiting = self._waiting, []
         return _joined([one for one in taken if one.shape[0]])
 
-    async def run(self, sequence: SequenceHandle, engine: EngineClient) -> None:
-        """Feed the sequence until the stream ends.
+    async def run(
+        self, sequence: SequenceHandle, engine: EngineClient, until: "asyncio.Future[None]"
+    ) -> None:
+        """Feed the sequence until the stream ends, or `until` is done.
 
         Raises:
             LostTensor: items are gone.
             BugError: the stream has failed.
         """
+        feeding = asyncio.ensure_future(self._feed(sequence, engine))
+        try:
+            await asyncio.wait({feeding, until}, return_when=asyncio.FIRST_COMPLETED)
+            if feeding.done():
+                feeding.result()
+        finally:
+            feeding.cancel()
+
+    async def _feed(self, sequence: SequenceHandle, engine: EngineClient) -> None:
         fed = 0
         for items in self._waiting:
             engine.feed(sequence.key, items, ended=self.ended)
