@@ -24,7 +24,7 @@ from shared.tensors import inline_ids
 from tests.models.masked_diffusion import naive
 from tests.tiny.masked_diffusion import LLADA, MASK_ID, tiny_dream, tiny_llada, tiny_mdlm
 
-LIMITS: Final = {"max_seq_len": 512, "kv_tokens": 4096, "default_max_tokens": 2048}
+LIMITS: Final[dict[str, Any]] = {"max_seq_len": 512, "kv_tokens": 4096, "default_max_tokens": 2048}
 
 
 def copied(folder: Path, to: Path, **config: Any) -> Path:
@@ -176,7 +176,7 @@ def test_the_options_choose_the_program() -> None:
 
 @pytest.mark.parametrize(
     "params",
-    [Params(presence_penalty=1.0), Params(min_p=0.1), Params(bad_words=["no"]), Params(min_tokens=3)],
+    [Params(presence_penalty=1.0), Params(repetition_penalty=1.2), Params(bad_words=["no"]), Params(min_tokens=3)],
 )
 def test_what_depends_on_the_order_of_tokens_is_refused(params: Params) -> None:
     request = PlanRequest(
