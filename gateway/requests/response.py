@@ -281,13 +281,21 @@ class AnswerResponse(Response):
         await self._put(error.json, last=True)
 
     async def _write(self, body: Body, *, last: bool = False) -> None:
-        """Send a part of the answer; its pieces leave in larger blocks, each when there is room."""
+        """Send a part of the answer; its pieces leave in larger blocks, each when there is room.
+
+        Between two pieces the other answers go on: a piece may take a millisecond to make.
+        """
+        if isinstance(body, bytes):
+            await self._write_bytes(body, last=last)
+            return
         block = bytearray()
-        for piece in [body] if isinstance(body, bytes) else body:
+        for piece in body:
             block += piece
-            if len(block) > SMALL_BYTES and not isinstance(body, bytes):
+            if len(block) > SMALL_BYTES:
                 await self._write_bytes(bytes(block))
                 block.clear()
+            else:
+                await asyncio.sleep(0)
         await self._write_bytes(bytes(block), last=last)
 
     async def _write_bytes(self, data: bytes, *, last: bool = False) -> None:

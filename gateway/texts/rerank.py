@@ -3,7 +3,7 @@
 The bodies of Cohere, Jina and vLLM are accepted, and the answer has the fields of all of them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -59,8 +59,12 @@ class ScoresDocument(DocumentFormat):
         self.scores.push(choice, chunk)
         return b""
 
-    def complete(self, usage: Usage) -> bytes:
-        return msgspec.json.encode(self.document(self.scores.scores(), usage))
+    def complete(self, usage: Usage) -> Iterator[bytes]:
+        found = []
+        for score in self.scores.scores():
+            found.append(score)
+            yield b""  # other answers go on
+        yield msgspec.json.encode(self.document(found, usage))
 
 
 def rerank_routes(gateway: Gateway) -> APIRouter:

@@ -4,7 +4,7 @@ A reranker gets queries and texts as they are, and emits a score for each pair. 
 embeddings, one vector for each text, the score of a pair is the cosine of its embeddings.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from operator import mul
@@ -49,7 +49,7 @@ class Scores(Protocol):
         """Add a chunk of the request `choice`."""
         ...
 
-    def scores(self) -> list[float]:
+    def scores(self) -> Iterable[float]:
         """The score of each entry, in the order of the body.
 
         Raises:
@@ -119,13 +119,14 @@ class _Similarities:
     def push(self, choice: int, chunk: OutputChunk) -> None:
         self.outputs.push(choice, chunk)
 
-    def scores(self) -> list[float]:
+    def scores(self) -> Iterator[float]:
         found = self.outputs.embeddings()
-        queries = [_unit(one) for one in found[: self.queries]]
-        entries = [_unit(one) for one in found[self.queries :]]
-        if len(queries) == 1:
-            queries = queries * len(entries)
-        return [sum(map(mul, query, entry)) for query, entry in zip(queries, entries, strict=True)]
+        queries, entries = found[: self.queries], found[self.queries :]
+        query = _unit(queries[0])
+        for number, entry in enumerate(entries):
+            if len(queries) > 1:
+                query = _unit(queries[number])
+            yield sum(map(mul, query, _unit(entry)))
 
 
 def _unit(embedding: Embedding) -> list[float]:
