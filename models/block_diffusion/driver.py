@@ -106,13 +106,15 @@ class BlockDriver:
         self._start = known - (known - self._first) % self._length
         length = min(self._length, self._limit - self._start)
         threshold = recipe.threshold if options.confidence_threshold is None else options.confidence_threshold
+        is_parallel = options.parallel_decoding and options.remasking == "low_confidence"
         rules = Rules(
             quotas=recipe.schedule(length, options.steps or self._length),
-            threshold=threshold if options.parallel_decoding else None,
+            threshold=threshold if is_parallel else None,
             editing_threshold=options.editing_threshold,
             max_post_steps=options.max_post_steps,
             early_stop=options.early_stop,
         )
+        self._is_short = length != self._length
         self._block = Block(self._ids[self._start :], length, recipe.mask_id, rules, self._device)
         self._generator = generator_of(self._request, self._start, self._device)
 
@@ -142,8 +144,7 @@ class BlockDriver:
     def _commits_only(self) -> bool:
         """True if the next pass only commits finished tokens: a pass has frames of one length."""
         pending = self._start - self._kept
-        is_short = len(self._block.ids) != self._length
-        return self._kept < self._first or pending > self._chunk or (pending > 0 and is_short)
+        return self._kept < self._first or pending > self._chunk or (pending > 0 and self._is_short)
 
     def _asked(self) -> Iterator[Pass]:
         mask_id, kept = self._recipe.mask_id, self._kept

@@ -22,7 +22,7 @@ from models.diffusion_text.schedule import even, linear
 from models.programs import TokenDriver, TokenProgram, TokenRequest
 from models.transformers_lm.loader import examine_decoder, load_decoder
 from models.transformers_lm.renames import Published
-from shared.errors import BugError
+from shared.errors import BugError, ClientError
 
 NODE: Final = "llm"
 _BLOCK_LENGTH: Final = 32
@@ -81,9 +81,25 @@ def recipe_of(checkpoint: Path) -> Recipe:
 def _program(recipe: Recipe) -> TokenProgram:
     def start(node: Any, request: TokenRequest) -> TokenDriver:
         options = msgspec.convert(request.options, BlockDiffusionOptions)
+        _check(options)
         return BlockDriver(request, options, recipe, device=node.device, max_positions=node.max_positions)
 
     return start
+
+
+def _check(options: BlockDiffusionOptions) -> None:
+    """Check options that exclude one another.
+
+    Raises:
+        ClientError: some do.
+    """
+    is_given = options.confidence_threshold is not None or options.editing_threshold is not None
+    if options.remasking == "random" and is_given:
+        raise ClientError(
+            "remasking 'random' does not look at probabilities, so confidence_threshold and "
+            "editing_threshold have no meaning: expected low_confidence, or neither of them",
+            code="invalid_value",
+        )
 
 
 def _published(checkpoint: Path) -> Published | None:

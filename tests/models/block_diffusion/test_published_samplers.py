@@ -22,6 +22,7 @@ from models.diffusion_text.node import DiffusionLM
 from models.diffusion_text.schedule import even, linear
 from models.programs import NewTokens, TokenRequest
 from models.sequence_request import SamplingParams
+from shared.errors import ClientError
 from tests.models.block_diffusion.naive import NaiveRun, answer
 from tests.tiny.block_diffusion import BLOCK, tiny_bd3lm, tiny_llada2
 
@@ -193,3 +194,21 @@ def test_every_option_changes_what_is_computed(option: str) -> None:
 
     before, after = CHANGES[option]
     assert computed(before) != computed(after)
+
+
+@pytest.mark.parametrize("threshold", ["confidence_threshold", "editing_threshold"])
+def test_a_threshold_of_random_remasking_is_refused(threshold: str) -> None:
+    served, options = node("bd3lm"), {"remasking": "random", threshold: 0.5}
+
+    with pytest.raises(ClientError, match="have no meaning"):
+        served.token_programs["blocks"](served, request_of(RECORDED["bd3lm"][0], options=options))
+
+
+def test_random_remasking_of_llada2_follows_its_steps_alone() -> None:
+    case = RECORDED["llada2"][1]
+    request = request_of(case, options={"remasking": "random", "block_length": 8, "steps": 4})
+    served = node("llada2")
+
+    emitted = NaiveRun({"": served.model}).run(served.token_programs["blocks"](served, request))
+
+    assert [one.counts["forwards"] for one in emitted] == [4, 4, 4]
