@@ -2,6 +2,7 @@
 
 packed      the kit: the states of the tokens of many texts, computed without padding
 attention   attention within each of several packed texts
+prepacked   matrices in the layout that CPUs compute with
 backbone    the class of a checkpoint without heads, and its weights
 folder      the files of sentence-transformers: modules, prompts, lengths
 head        the modules after the model: pooling, dense layers, normalization

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from models.checkpoints.files import UnsupportedArchitectureError, read_json
 from models.checkpoints.progress import Progress
@@ -22,6 +23,8 @@ from models.transformers_lm.tensors import load_weights
 
 _KIND: Final = r"(Model|For[A-Z]\w+)"
 _WHAT: Final = "text encoder"
+_COLBERT: Final = "HF_ColBERT"
+"""The architecture in folders of ColBERT's authors: the model of `model_type`, and a projection."""
 _HEADS: Final = frozenset(
     {
         "classifier", "cls", "decoder", "discriminator_predictions", "generator_lm_head",
@@ -70,6 +73,8 @@ def backbone_class_of(raw: dict[str, Any], checkpoint: Path) -> Any:
     Raises:
         CheckpointError, UnsupportedArchitectureError: transformers has none.
     """
+    if raw.get("architectures") == [_COLBERT]:
+        raw = raw | {"architectures": [MODEL_MAPPING_NAMES.get(raw.get("model_type"), _COLBERT)]}
     found = model_class_of(raw, checkpoint, _KIND, what=_WHAT)
     name = re.sub(r"(LMHeadModel|For[A-Z]\w+)$", "Model", found.__name__)
     backbone = getattr(sys.modules[found.__module__], name, None)

@@ -21,7 +21,7 @@ def load_head(checkpoint: Path, settings: SentenceFolder, device: torch.device) 
         CheckpointError: a module's weights are missing, damaged or of another shape.
     """
     stages = [
-        _loaded(checkpoint, stage).to(device).eval().requires_grad_(requires_grad=False)
+        load_stage(checkpoint, stage).to(device).eval().requires_grad_(requires_grad=False)
         for stage in settings.stages
     ]
     return Head(settings, stages)
@@ -148,7 +148,12 @@ def activation_of(name: str) -> torch.nn.Module:
         raise CheckpointError(f"activation_function: {name!r} is not supported: {error}") from error
 
 
-def _loaded(checkpoint: Path, stage: Stage) -> torch.nn.Module:
+def load_stage(checkpoint: Path, stage: Stage) -> torch.nn.Module:
+    """Load a module behind the model, in float32.
+
+    Raises:
+        CheckpointError: its weights are missing, damaged or of another shape.
+    """
     if isinstance(stage, Normalize):
         return _Unit()
     module = _DenseLayer(stage) if isinstance(stage, Dense) else _NormLayer(stage)

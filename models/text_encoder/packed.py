@@ -22,6 +22,7 @@ from models.checkpoints.progress import Progress, silent
 from models.text_encoder.attention import NAME, divided, positions_of, runs_of
 from models.text_encoder.backbone import load_model
 from models.text_encoder.mpnet import PackedMPNet, is_mpnet
+from models.text_encoder.prepacked import prepack
 
 _LOGGER: Final = logging.getLogger(__name__)
 PACK_TOKENS: Final = {"cpu": 2048, "cuda": 16_384}
@@ -122,6 +123,7 @@ def _forward_of(model: Any) -> Forward:
     """The forward over packed texts if the class allows it, which a trial shows; else over equal lengths."""
     stock = EqualLengths(model)
     if is_mpnet(model):
+        prepack(model.base_model)
         return PackedMPNet(model)
     implementation = model.base_model.config._attn_implementation  # noqa: SLF001 - no public reader
     expected = stock(_TRIAL, None)
@@ -133,6 +135,7 @@ def _forward_of(model: Any) -> Forward:
         reason = f"{type(error).__name__}: {error}"
     else:
         if all(_are_alike(a, b) for a, b in zip(found, expected, strict=True)):
+            prepack(model.base_model)
             return packed
         reason = "its states differ from those of a stock forward"
     model.base_model.set_attn_implementation(implementation)
