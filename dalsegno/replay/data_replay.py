@@ -226,7 +226,9 @@ def _differing(
 ) -> tuple[str, bool]:
     """Describe a differing token; True if both tokens are equally likely within the tolerance."""
     report = f"at token {place}: recorded {was[place]}, found {becomes}"
-    known = run_comparison.logprobs_in(logprobs[0]) if logprobs else {}
+    if not logprobs:
+        return report, False  # a token program gives none
+    known = run_comparison.logprobs_in(logprobs[0])
     if was[place] not in known or becomes not in known:
         return f"{report}; the recorded one is not among the {MAX_LOGPROBS} likeliest", False
     gap = abs(known[was[place]] - known[becomes])
@@ -304,6 +306,7 @@ class _ReplayWorker:
             attempt=2,
             reason="the recorded tokens",
             history=b"",
+            lives={worker_writer(_RANK): self.incarnation},
         )
         self._put(self.subjects.output(_ORIGIN, name, "w0"), generated)
         self._put(self.subjects.output(_ORIGIN, name, CONDUCTOR_WRITER), fence)

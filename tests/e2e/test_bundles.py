@@ -233,7 +233,7 @@ def test_a_token_that_the_model_does_not_say_is_named(varied: Path, tmp_path: Pa
     assert seen["edges"][2]["diverges"].startswith(
         f"at token {chunk.token_offset}: recorded {was ^ 1}, found {was}"
     )
-    assert len(seen["forced"]) >= 1
+    assert len(seen["forced"]) >= 2, "the tokens after it are compared for the altered text"
 
 
 def test_another_checkpoint_is_seen_to_be_another(varied: Path) -> None:

@@ -147,6 +147,8 @@ async def test_an_answer_survives_its_worker_in_the_middle_of_a_block_and_replay
     assert len({chunk.attempt for chunk in chunks}) == 2, "the control: the second attempt wrote, too"
     assert all(len(chunk.token_ids) % BLOCK == 0 for chunk in chunks)
     assert answer.indices == list(range(len(answer.indices))), "one stream, nothing twice"
+    decided = clients.run_on(running, "replay", "killed", env=environment)
+    assert "decisions match" in decided.stdout, decided.stdout
     replayed = clients.run_on(running, "replay", "killed", "--execute", "--config", config, env=environment)
     assert replayed.returncode == 0, replayed.stdout
     assert "killed: " in replayed.stdout
