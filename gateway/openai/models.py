@@ -21,7 +21,7 @@ def model_document(gateway: Gateway) -> dict[str, Any]:
     }
     if EMBEDDING in served.outputs:
         limits["max_embeddings"] = settings.max_embeddings
-    if SCORE in served.outputs:
+    if SCORE in served.outputs or served.takes_texts:
         limits["max_documents"] = settings.max_documents
     if served.takes_media:
         limits |= {
