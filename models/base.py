@@ -36,7 +36,9 @@ TOKEN: Final = "token"  # noqa: S105 - an edge's name
 EMBEDDING: Final = "embedding"
 """The modality of embeddings: float32, little-endian. Of one text (`Inputs.text`) a vector, (dimensions,); of
 `Inputs.texts`, (texts, dimensions). Of a multi-vector model the vectors of all texts one after the other,
-(vectors, dimensions), with `vectors` in the metadata: the number of vectors of each text."""
+(vectors, dimensions), and the output `VECTORS` beside it."""
+VECTORS: Final = "vectors"
+"""The modality of the numbers of vectors of each text, by a multi-vector model: (texts,) int32."""
 SCORE: Final = "score"
 """The modality of the scores of `Inputs.texts` against their queries, (texts,): float32, little-endian."""
 HIDDEN_STATES: Final = "hidden_states"

@@ -33,6 +33,7 @@ _BUILT_IN: Final = {
     "idefics3": "models.idefics3",
     "image_text": "models.image_text",
     "internvl": "models.internvl",
+    "late_interaction": "models.late_interaction",
     "llava": "models.llava",
     "masked_diffusion": "models.masked_diffusion",
     "mistral3": "models.mistral3",

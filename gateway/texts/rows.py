@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from models.base import VECTORS
 from shared.errors import DalSegnoError
 from shared.events import OutputChunk
 from shared.output_pieces import PieceAssembler, whole_metadata
@@ -31,7 +32,7 @@ class Embedding:
 
 @dataclass(slots=True)
 class Outputs:
-    """The outputs of one modality, of all requests of an answer.
+    """The outputs of one modality, of all requests of an answer, with the numbers of vectors beside them.
 
     Attributes:
         orders: for each request, the entries of the body in the order of its rows.
@@ -39,17 +40,18 @@ class Outputs:
 
     modality: str
     orders: Sequence[Sequence[int]]
-    _pieces: dict[int, PieceAssembler[bytes]] = field(default_factory=dict)
-    _found: dict[int, tuple[bytes, Mapping[str, Any]]] = field(default_factory=dict)
+    _pieces: dict[tuple[int, str], PieceAssembler[bytes]] = field(default_factory=dict)
+    _found: dict[tuple[int, str], tuple[bytes, Mapping[str, Any]]] = field(default_factory=dict)
 
     def push(self, choice: int, chunk: OutputChunk) -> None:
         """Add a chunk of the request `choice`."""
-        if chunk.modality != self.modality:
+        if chunk.modality not in (self.modality, VECTORS):
             return
-        pieces = self._pieces.setdefault(choice, PieceAssembler())
+        place = (choice, chunk.modality)
+        pieces = self._pieces.setdefault(place, PieceAssembler())
         whole = pieces.push(chunk.metadata, chunk.data or b"")
         if whole is not None:
-            self._found[choice] = (b"".join(whole), whole_metadata(chunk.metadata))
+            self._found[place] = (b"".join(whole), whole_metadata(chunk.metadata))
 
     def embeddings(self) -> list[Embedding]:
         """The embedding of each entry, in the order of the body.
@@ -82,25 +84,25 @@ class Outputs:
         numbers, shape = _numbers(data), metadata["shape"]
         size = shape[-1]
         rows = [numbers[start : start + size] for start in range(0, len(numbers), size)] if size else []
-        counts = metadata.get("vectors")
-        if counts is None:
+        numbers_of_vectors = self._found.get((choice, VECTORS))
+        if numbers_of_vectors is None:
             return [Embedding([row]) for row in rows]
         found, first = [], 0
-        for count in counts:
+        for count in _numbers(numbers_of_vectors[0], "i"):
             found.append(Embedding(rows[first : first + count], is_multi=True))
             first += count
         return found
 
     def _output(self, choice: int) -> tuple[bytes, Mapping[str, Any]]:
-        found = self._found.get(choice)
+        found = self._found.get((choice, self.modality))
         if found is None:
             raise UnexpectedOutputError(f"expected an output {self.modality} of the model, found none")
         return found
 
 
-def _numbers(data: bytes) -> Vector:
-    """The float32 numbers in little-endian bytes."""
-    numbers = array("f", data)
+def _numbers(data: bytes, kind: str = "f") -> "array[Any]":
+    """The float32 or int32 (`i`) numbers in little-endian bytes."""
+    numbers = array(kind, data)
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers

@@ -219,7 +219,8 @@ async def test_the_vectors_of_a_multi_vector_model_are_grouped_by_text() -> None
         half = rows.nbytes // 2
         for number, data in enumerate((rows.tobytes()[:half], rows.tobytes()[half:])):
             place = {"tensor": "encoder.embedding", "piece": number, "pieces": 2}
-            performance.value("embedding", data, {"shape": [4, 2], "vectors": [1, 3], **place})
+            performance.value("embedding", data, {"shape": [4, 2], **place})
+        performance.value("vectors", np.array([1, 3], "<i4").tobytes(), {"shape": [2]})
         performance.finish()
 
     found, _ = await embeddings_of({"input": ["a", "b c d"]}, script=embed_tokens)
