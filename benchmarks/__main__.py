@@ -16,6 +16,7 @@ from typing import Final
 from benchmarks import (
     beside,
     diffusion,
+    encoders,
     events,
     floods,
     gpu,
@@ -47,6 +48,7 @@ MEASUREMENTS: Final[dict[str, Callable[[], list[Figure]]]] = {
     "start": start.measure,
     "speech": speech.measure,
     "vision": vision.measure,
+    "encoders": encoders.measure,
     "beside": beside.measure,
     "prefix": prefix.measure,
     "mixed": mixed.measure,
