@@ -28,10 +28,7 @@ from tests.e2e.clients import ROOT
 from tests.tiny import tiny_checkpoint
 
 pytestmark = pytest.mark.timeout(300)  # the processes of a deployment start, and some start again
-CELLS: Final = (
-    Cell(point="gateway.chunk.relayed", action="kill"),
-    Cell(point="worker.chunk.posted", action="cut"),
-)
+CELLS: Final = (Cell(point="worker.chunk.posted", action="cut"),)
 LIES: Final[dict[str, Lie]] = {
     "twice": liar.duplicated,
     "missing": liar.dropped,

@@ -50,7 +50,7 @@ def test_a_plain_qwen_is_not_its(tmp_path: Path) -> None:
 # ---- weights -------------------------------------------------------------------------------------
 def llada_logits(folder: Path, ids: list[int]) -> torch.Tensor:
     """LLaDA's layers, restated over the published names: every token sees all others."""
-    weights = load_file(folder / "model.safetensors")
+    weights: dict[str, torch.Tensor] = load_file(folder / "model.safetensors")
     heads, kv_heads, dim = LLADA["n_heads"], LLADA["n_kv_heads"], LLADA["d_model"] // LLADA["n_heads"]
 
     def of(name: str) -> torch.Tensor:
