@@ -41,6 +41,7 @@ _BUILT_IN: Final = {
     "paligemma": "models.paligemma",
     "qwen2_5_vl": "models.qwen2_5_vl",
     "qwen3_vl": "models.qwen3_vl",
+    "reranker": "models.reranker",
     "text_encoder": "models.text_encoder",
     "vjepa2": "models.vjepa2",
 }

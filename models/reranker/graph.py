@@ -1,0 +1,84 @@
+"""Graph and plan of rerankers.
+
+    score    texts and queries -> token ids -> a score of each text    CPU node `prepare`, node `scorer`
+
+All pairs of a request are one walk, and the scorer packs those of all waiting requests.
+"""
+
+from typing import ClassVar, Final
+
+import msgspec
+
+from models.base import SCORE, EngineKind, ModelGraph
+from models.checkpoints.claims import CheckpointInfo, Claim
+from models.text.embedding import modules_of
+from shared.events import Inputs, Params, Usage
+from shared.plans import Finish, Plan, PlanRequest, Walk
+from shared.walks import CLIENT, Edge, Node, Sequential, compile_walk
+
+PREPARE: Final = "prepare"
+SCORER: Final = "scorer"
+_PREPARED: Final = ("tokens", "types", "lengths")
+SCORE_WALK: Final = Sequential(
+    Node(PREPARE, (), [Edge(name, to=SCORER) for name in _PREPARED]),
+    Node(SCORER, _PREPARED, [Edge(SCORE, to=CLIENT(SCORE), on_resume="keep")]),
+)
+CLASSIFIER: Final = "ForSequenceClassification"
+LANGUAGE_MODEL: Final = "ForCausalLM"
+_JUDGES: Final = "LogitScore"
+"""The module of a sentence-transformers folder that compares the logits of two tokens."""
+
+
+class RerankerOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How pairs are scored.
+
+    Attributes:
+        instruction: what makes a text relevant, for Qwen3-Reranker. Default: the published one, a web search.
+        use_activation: put the checkpoint's activation on the scores, mostly a sigmoid. Without it they are
+            the raw numbers.
+    """
+
+    OTHER_NAMES: ClassVar[dict[str, str]] = {"activation": "use_activation", "instruct": "instruction"}
+    instruction: str | None = None
+    use_activation: bool = True
+
+
+class RerankRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Arguments of the walk `score`: the request as the client wrote it."""
+
+    inputs: Inputs
+    params: Params
+
+
+def plan(request: PlanRequest) -> Plan:
+    """One walk, whose output is a score of each text, float32."""
+    done = yield Walk("score", args=RerankRequest(inputs=request.inputs, params=request.params))
+    return Finish(usage=Usage(prompt_tokens=done.fact("prompt_tokens")), finish_reasons=("stop",))
+
+
+def claims(checkpoint: CheckpointInfo) -> Claim | None:
+    """Claim classifiers of texts, and language models that judge: the files say it, or the folder's name.
+
+    Nothing in the published files of Qwen3-Reranker tells it from a Qwen3.
+    """
+    if checkpoint.architecture.endswith(CLASSIFIER):
+        return Claim.ARCHITECTURE
+    if not checkpoint.architecture.endswith(LANGUAGE_MODEL):
+        return None
+    kinds = {module.kind for module in modules_of(checkpoint.folder)}
+    is_named = not kinds and "reranker" in checkpoint.folder.name.lower()
+    return Claim.CHECKPOINT if _JUDGES in kinds or is_named else None
+
+
+GRAPH: Final = ModelGraph(
+    family="reranker",
+    nodes={PREPARE: EngineKind.CPU, SCORER: EngineKind.STATELESS},
+    walks={"score": compile_walk("score", SCORE_WALK)},
+    plan=plan,
+    options=RerankerOptions,
+    takes_texts=True,
+    max_positions=512,
+    claims=claims,
+    repository="cross-encoder/ms-marco-MiniLM-L6-v2",
+    serves="rerankers: cross-encoders (...ForSequenceClassification with one label), Qwen3-Reranker",
+)

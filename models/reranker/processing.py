@@ -1,0 +1,131 @@
+"""The CPU node `prepare` of rerankers: queries and texts to packed token ids. No torch."""
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from models.base import SCORE, TEXT, CpuResult, TextlessProcessing
+from models.checkpoints.files import read_json_if_present
+from models.reranker import folder
+from models.reranker.folder import RerankerFolder
+from models.reranker.graph import PREPARE, RerankerOptions, RerankRequest
+from models.reranker.judging import INSTRUCTION, JudgePrompts
+from models.reranker.pairs import Limits, Pair, PairTokenizer, Side
+from models.text.tokenizer import load_tokenizer
+from shared.errors import BugError, ClientError
+from shared.events import Inputs, Params
+from shared.tensors import Handle
+
+
+def load(checkpoint: Path, *, max_seq_len: int) -> "RerankerProcessing":
+    """Load the tokenizer and the settings of a folder.
+
+    Raises:
+        CheckpointError: a file is missing or malformed, or the model is no reranker.
+    """
+    settings = folder.read(checkpoint)
+    tokenizer, _ = load_tokenizer(checkpoint)
+    cut = read_json_if_present(checkpoint / "tokenizer_config.json").get("truncation_side")
+    return RerankerProcessing(
+        settings,
+        JudgePrompts(tokenizer) if settings.is_judge else PairTokenizer(tokenizer),
+        max_tokens=min(max_seq_len, settings.max_tokens),
+        side="left" if cut == "left" else "right",
+    )
+
+
+class RerankerProcessing(TextlessProcessing):
+    """The CPU node of one folder. Re-entrant.
+
+    Its outputs are `tokens` and `types`, (T,) int32, the token ids of all pairs and their types, and
+    `lengths`, (pairs,) int32.
+    """
+
+    def __init__(
+        self, settings: RerankerFolder, pairs: PairTokenizer | JudgePrompts, *, max_tokens: int, side: Side
+    ) -> None:
+        self._settings: Final = settings
+        self._pairs: Final = pairs
+        self._max_tokens: Final = max_tokens
+        self._side: Final[Side] = side
+
+    def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
+        if node != PREPARE:
+            raise BugError(f"reranker has no CPU node {node!r}; it has {PREPARE!r}")
+        try:
+            request = msgspec.convert(args, RerankRequest)
+            options = msgspec.convert(request.params.options, RerankerOptions)
+        except msgspec.ValidationError as error:
+            raise ClientError(f"the request is malformed: {error}") from error
+        check(request.inputs, request.params)
+        texts = _strings(request.inputs.texts or (), "texts")
+        queries = _strings(request.inputs.queries, "queries")
+        if len(queries) == 1:
+            queries *= len(texts)
+        found = self._encoded(queries, texts, self._limits(request.params), options)
+        lengths = [len(pair.ids) for pair in found]
+        return CpuResult(
+            facts={"prompt_tokens": sum(lengths)},
+            outputs={
+                "tokens": np.fromiter(chain.from_iterable(pair.ids for pair in found), np.int32),
+                "types": np.fromiter(chain.from_iterable(pair.types for pair in found), np.int32),
+                "lengths": np.array(lengths, np.int32),
+            },
+        )
+
+    def _encoded(
+        self, queries: Sequence[str], texts: Sequence[str], limits: Limits, options: RerankerOptions
+    ) -> list[Pair]:
+        if isinstance(self._pairs, JudgePrompts):
+            instruction = INSTRUCTION if options.instruction is None else options.instruction
+            return self._pairs.encode(queries, texts, limits, instruction)
+        if options.instruction is not None:
+            raise ClientError(
+                "instruction: expected none, because this model is a cross-encoder, which reads a query and "
+                "a text alone",
+                code="not_supported",
+            )
+        return self._pairs.encode(queries, texts, limits)
+
+    def _limits(self, params: Params) -> Limits:
+        """The limits of a request: longer pairs are always cut."""
+        wanted = params.truncate_prompt_tokens
+        if wanted is not None and wanted > self._max_tokens:
+            raise ClientError(
+                f"truncate_prompt_tokens: expected at most the model's {self._max_tokens} tokens, "
+                f"found {wanted}"
+            )
+        tokens = self._max_tokens if wanted in (None, -1) else wanted
+        return Limits(tokens or 0, params.max_tokens_per_doc, params.truncation_side or self._side)
+
+
+def _strings(found: Sequence[str | list[int]], name: str) -> list[str]:
+    """Texts, none of which is given as token ids: only the tokenizer knows the special tokens of a pair."""
+    for index, one in enumerate(found):
+        if not isinstance(one, str):
+            raise ClientError(f"{name}[{index}]: expected a text, found token ids; a reranker reads texts")
+    return [one for one in found if isinstance(one, str)]
+
+
+def check(inputs: Inputs, params: Params) -> None:
+    """Refuse what a reranker cannot do.
+
+    Raises:
+        ClientError: the request asks for something else than scores of texts.
+    """
+    if inputs.files or set(inputs.input_modalities) - {TEXT}:
+        raise ClientError("this model reads text only; leave the files out", code="unsupported_modality")
+    if not inputs.texts or not inputs.queries:
+        raise ClientError("this model scores texts against a query: expected texts and queries")
+    if set(inputs.output_modalities) - {TEXT, SCORE}:
+        raise ClientError(
+            f"this model makes scores; asked for {inputs.output_modalities}", code="unsupported_modality"
+        )
+    if params.echo or params.warm or params.logprobs is not None or params.guide is not None:
+        raise ClientError("expected no echo, warm, logprobs or guide: a score is no answer in text")
+    if params.dimensions is not None:
+        raise ClientError("dimensions: expected none, because a score has one")

@@ -1,0 +1,166 @@
+"""The family: its claims, the settings of folders, and what a request must be."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import to_builtins
+
+from configs.checks import resolve
+from models import registry
+from models.checkpoints.files import CheckpointError
+from models.reranker import folder, nodes
+from models.reranker.graph import GRAPH, RerankRequest
+from shared.errors import ClientError
+from shared.events import Inputs, Media, Params
+from tests.models.reranker.harness import QUERY, TEXTS, predicted, reranker
+from tests.tiny import tiny_checkpoint
+from tests.tiny.encoders import tiny_encoder
+from tests.tiny.rerankers import tiny_cross_encoder, tiny_judge
+
+
+def test_rerankers_are_claimed_and_others_are_not() -> None:
+    assert registry.family_of(tiny_cross_encoder("bert")) == "reranker"
+    assert registry.family_of(tiny_cross_encoder("qwen3")) == "reranker"
+    assert registry.family_of(tiny_judge()) == "reranker"
+    assert registry.family_of(tiny_encoder("bert")) == "text_encoder"
+    assert registry.family_of(tiny_checkpoint("qwen3")) == "decoder_lm"
+
+
+def test_a_folder_is_served_without_a_file() -> None:
+    assert resolve(str(tiny_cross_encoder("bert"))).model == "reranker"
+    assert resolve(str(tiny_judge())).model == "reranker"
+    assert GRAPH.outputs == ("score",)
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> Any:
+    """Makes a copy of a cross-encoder whose `config.json` has further keys."""
+
+    def change(**config: Any) -> Path:
+        copy = shutil.copytree(tiny_cross_encoder("bert"), tmp_path / "copy")
+        found = json.loads((copy / "config.json").read_text())
+        (copy / "config.json").write_text(json.dumps(found | config))
+        return copy
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+        {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
+        {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}},
+        {},
+    ],
+)
+def test_the_activation_is_the_folders_own(changed: Any, config: dict[str, Any]) -> None:
+    copy = changed(**config)
+
+    found = reranker(copy).score(QUERY, TEXTS)
+
+    assert found == pytest.approx(predicted(copy, QUERY, TEXTS, batch_size=1), abs=1e-4)
+
+
+def test_what_sentence_transformers_saves_is_read(tmp_path: Path) -> None:
+    from sentence_transformers import CrossEncoder  # noqa: PLC0415 - seconds
+    from torch.nn import Identity  # noqa: PLC0415
+
+    built = CrossEncoder(
+        str(tiny_cross_encoder("bert")), activation_fn=Identity(), max_length=20, device="cpu"
+    )
+    built.save_pretrained(str(tmp_path))
+
+    assert registry.family_of(tmp_path) == "reranker"
+    settings = folder.read(tmp_path)
+    assert (settings.activation, settings.max_tokens) == ("identity", 20)
+    assert reranker(tmp_path).score(QUERY, TEXTS) == pytest.approx(
+        predicted(tmp_path, QUERY, TEXTS), abs=1e-4
+    )
+
+
+def test_a_folder_that_names_the_answers_is_a_judge(tmp_path: Path) -> None:
+    copy = shutil.copytree(tiny_judge(), tmp_path / "any-name")
+    modules = [
+        {
+            "idx": 0,
+            "name": "0",
+            "path": "",
+            "type": "sentence_transformers.base.modules.transformer.Transformer",
+        },
+        {
+            "idx": 1,
+            "name": "1",
+            "path": "1_LogitScore",
+            "type": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore",
+        },
+    ]
+    (copy / "modules.json").write_text(json.dumps(modules))
+    (copy / "1_LogitScore").mkdir()
+    (copy / "1_LogitScore" / "config.json").write_text('{"true_token_id": 7, "false_token_id": 9}')
+
+    assert registry.family_of(copy) == "reranker"
+    assert folder.read(copy).answers == (7, 9)
+    assert reranker(copy).score(QUERY, TEXTS) != pytest.approx(
+        reranker(tiny_judge()).score(QUERY, TEXTS), abs=1e-3
+    )
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        {"tokenizer_class": "BertTokenizer"},
+        {"tokenizer_class": "TokenizersBackend"},
+        {"tokenizer_class": "BertTokenizer", "model_input_names": ["input_ids", "attention_mask"]},
+    ],
+)
+def test_the_tokenizer_decides_on_token_types(changed: Any, tokenizer: dict[str, Any]) -> None:
+    copy = changed()
+    found = json.loads((copy / "tokenizer_config.json").read_text())
+    (copy / "tokenizer_config.json").write_text(json.dumps(found | tokenizer))
+
+    assert reranker(copy).score(QUERY, TEXTS) == pytest.approx(
+        predicted(copy, QUERY, TEXTS, batch_size=1), abs=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"id2label": {"0": "bad", "1": "good"}}, "one label, found 2: a classifier is not served"),
+        ({"sbert_ce_default_activation_function": "mine.Odd"}, r"torch\.nn: Sigmoid.*found 'mine\.Odd'"),
+    ],
+)
+def test_other_models_are_refused(changed: Any, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        nodes.load(changed(**config))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "params", "message"),
+    [
+        (Inputs(messages=[{"role": "user", "content": "hi"}]), Params(), "expected texts and queries"),
+        (Inputs(texts=["a"]), Params(), "expected texts and queries"),
+        (Inputs(texts=["a", [4]], queries=["b"]), Params(), r"texts\[1\]: expected a text, found token ids"),
+        (
+            Inputs(texts=["a"], queries=["b"], files=[Media(modality="image", digest="0" * 64)]),
+            Params(),
+            "reads text only",
+        ),
+        (Inputs(texts=["a"], queries=["b"], output_modalities=["audio"]), Params(), "makes scores"),
+        (Inputs(texts=["a", "\ud800"], queries=["b"]), Params(), "lone surrogate"),
+        (Inputs(texts=["a"], queries=["b"]), Params(options={"instruction": "x"}), "is a cross-encoder"),
+        (Inputs(texts=["a"], queries=["b"]), Params(dimensions=3), "a score has one"),
+    ],
+)
+def test_what_is_no_pair_to_score_is_refused(inputs: Inputs, params: Params, message: str) -> None:
+    args = {
+        "inputs": to_builtins(inputs),
+        "params": to_builtins(RerankRequest(inputs=inputs, params=params).params),
+    }
+
+    with pytest.raises(ClientError, match=message):
+        reranker(tiny_cross_encoder("bert")).processing.run("prepare", "key", {}, args)
