@@ -257,11 +257,11 @@ class Programs:
     def _needs(self, run: Run) -> tuple[int, int]:
         """The rows and blocks of a run.
 
-        Each context may leave a part of its last block empty, and each fork copies a part of its first one.
+        Each context but the first may leave a part of a further block empty, and copy a part of a shared one.
         """
         contexts = run.driver.max_contexts
         blocks = self._scheduler.blocks.blocks_for(run.driver.max_tokens)
-        return contexts, blocks + 2 * contexts - 1
+        return contexts, blocks + 2 * (contexts - 1)
 
     def _fits(self, run: Run) -> bool:
         rows, blocks = self._needs(run)

@@ -139,7 +139,7 @@ def test_cells_of_the_last_pass_are_kept_with_their_positions() -> None:
 def test_four_forks_of_a_started_block_have_the_room_that_their_engine_reserves() -> None:
     """Each copies the three cells of the started block: the worst case of `Programs._needs`."""
     contexts_of_run, tokens = 5, 3 + 4 * 6
-    blocks = -(-tokens // 4) + 2 * contexts_of_run - 1
+    blocks = -(-tokens // 4) + 2 * (contexts_of_run - 1)
     among = contexts([], blocks=blocks, rows=contexts_of_run)
     committed(among, "text", 3)
 

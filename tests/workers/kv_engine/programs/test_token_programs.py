@@ -244,6 +244,15 @@ def test_an_answer_that_can_never_fit_is_refused_at_once() -> None:
         engine(max_sequences=1).add(PROMPTS["guided 0"])
 
 
+def test_an_answer_may_fill_the_whole_pool() -> None:
+    by = engine(num_blocks=4)  # 32 tokens
+    fills = replace(PROMPTS["plain 0"], prompt_ids=[*range(1, 13)])  # its driver declares 12 + 12 + 8
+
+    outputs = serve(by, [fills])[fills.key]
+
+    assert len(tokens(outputs)) == 12
+
+
 def test_an_unknown_program_is_named() -> None:
     with pytest.raises(BugError, match=r"no program 'fill'.*\['infill'\]"):
         engine().add(replace(PROMPTS["plain 0"], token_program="fill"))
