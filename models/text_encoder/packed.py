@@ -29,6 +29,8 @@ PACK_TOKENS: Final = {"cpu": 2048, "cuda": 16_384}
 """The most tokens of a forward of several texts, by the kind of device."""
 _LIKE: Final = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
 """The largest relative difference between packed states and those of a stock forward, by dtype."""
+_TRIED_WINDOW: Final = 512
+"""The widest window that is tried at load: a trial of a wider one would take too long."""
 
 Texts = Sequence[Sequence[int]]
 
@@ -126,11 +128,12 @@ def _forward_of(model: Any) -> Forward:
         prepack(model.base_model)
         return PackedMPNet(model)
     implementation = model.base_model.config._attn_implementation  # noqa: SLF001 - no public reader
-    expected = stock(_TRIAL, None)
+    trial = _trial_of(model.base_model.config.get_text_config())
+    expected = stock(trial, None)
     try:
         model.base_model.set_attn_implementation(NAME)
         packed = PackedForward(model)
-        found = packed(_TRIAL, None)
+        found = packed(trial, None)
     except Exception as error:  # noqa: BLE001 - classes refuse in ways of their own
         reason = f"{type(error).__name__}: {error}"
     else:
@@ -145,8 +148,14 @@ def _forward_of(model: Any) -> Forward:
     return stock
 
 
-_TRIAL: Final = ([3, 4, 5], [6, 3], [5, 7, 3, 8, 4])
-"""Texts of token ids that every vocabulary has."""
+def _trial_of(config: Any) -> Texts:
+    """Texts of token ids that every vocabulary has; one is longer than the window, unless that is wide."""
+    texts = [[3, 4, 5], [6, 3], [5, 7, 3, 8, 4]]
+    window = getattr(config, "sliding_window", None)
+    if isinstance(window, int) and 0 < window <= _TRIED_WINDOW:
+        longest = getattr(config, "max_position_embeddings", window)
+        texts.append([3 + place % 7 for place in range(min(2 * window + 8, longest))])
+    return texts
 
 
 @torch.inference_mode()
