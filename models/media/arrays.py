@@ -54,4 +54,10 @@ def _npz(file: BinaryIO, limits: MediaLimits) -> Arrays:
         )
     file.seek(0)
     with np.load(file, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
+        arrays = {name: archive[name] for name in archive.files}
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):  # numpy returns the bytes of other files
+            raise UnsupportedMediaError(
+                f"expected arrays (npy files) alone in an npz archive, found the file {name[:80]!r}"
+            )
+    return arrays

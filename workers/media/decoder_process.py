@@ -84,6 +84,7 @@ def _limit_time(timeout_s: float) -> None:
 
 def _decode(sock: socket.socket, job: dict[str, Any], file: BinaryIO) -> None:
     limits = MediaLimits(**job["limits"])
+    file.seek(0)  # the position is shared with decoders that died at this job before
     match job["kind"]:
         case "image":
             _send_arrays(sock, [("", decode_image(file, limits))])

@@ -42,3 +42,13 @@ def test_pickled_objects_and_other_files_are_refused() -> None:
         read_arrays(io.BytesIO(pickled.getvalue()), LIMITS)
     with pytest.raises(UnsupportedMediaError, match="image/png"):
         read_arrays(io.BytesIO(samples.image("PNG")), LIMITS)
+
+
+def test_another_file_in_an_archive_is_refused_by_name() -> None:
+    file = io.BytesIO()
+    np.savez(file, state=STATE)
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("readme.txt", "hello")
+
+    with pytest.raises(UnsupportedMediaError, match=r"found the file 'readme\.txt'"):
+        read_arrays(io.BytesIO(file.getvalue()), LIMITS)

@@ -164,9 +164,12 @@ def test_a_file_that_takes_too_long_is_refused_and_its_decoder_replaced(make: An
     assert not Path(f"/proc/{before}").exists()
 
 
-def test_a_job_is_repeated_if_its_decoder_was_killed_from_outside(make: Any, folder: Folder) -> None:
+@pytest.mark.parametrize("data", [samples.video("mp4"), samples.image("PNG")])
+def test_a_job_is_repeated_if_its_decoder_was_killed_from_outside(
+    make: Any, folder: Folder, data: bytes
+) -> None:
     reader, decoders = make()
-    video = folder.add(samples.video("mp4"))
+    video = folder.add(data)
     reader.image(folder.add(samples.image("PNG")))
     (pid,) = decoders.pids
     killed: list[int] = []
