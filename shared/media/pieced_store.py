@@ -23,6 +23,7 @@ from shared.media.pieces import HEAD, Head, PieceStore, Stored
 from shared.media.store import (
     PIECE_BYTES,
     MediaCorruptError,
+    MediaStoreUnavailableError,
     MediumState,
     StoredMedium,
     gone,
@@ -109,10 +110,20 @@ class PiecedMediaStore:
         return await self._complete(owner, digest, msgspec.structs.replace(head, size=upload.size))
 
     async def _complete(self, owner: str, digest: str, head: Head) -> StoredMedium:
+        """Store the head; a medium whose pieces were deleted meanwhile is not complete.
+
+        Another upload under the same digest, of wrong bytes, deletes them, and so does a client.
+        """
         await self._pieces.put(owner, digest, HEAD, msgspec.json.encode(head))
         there = await self._find(owner, digest)
         if there is None:
             raise gone(digest)
+        if not await self._pieces.numbers(owner, digest) >= set(range(head.pieces)):
+            with suppress(DalSegnoError):  # what a role may not delete expires
+                await self._pieces.remove(owner, digest)
+            raise MediaStoreUnavailableError(
+                f"the medium {digest} was deleted while it was stored: store it again"
+            )
         return there
 
     async def _compared(

@@ -22,14 +22,23 @@ def own_folder(parent: Path | None = None) -> Iterator[Path]:
     """Make a locked folder in `parent` (default: the system's folder of temporary files), and remove it."""
     parent = parent or Path(tempfile.gettempdir())
     _remove_abandoned(parent)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # for this user only
-    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    folder, lock = _locked_folder(parent)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
+
+
+def _locked_folder(parent: Path) -> tuple[Path, int]:
+    """A new folder and its held lock, as a file descriptor."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # for this user only
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (folder / _LOCK).exists():
+            return folder, lock
+        os.close(lock)  # another process took the folder for an abandoned one before it was locked
 
 
 def _remove_abandoned(parent: Path) -> None:

@@ -20,6 +20,7 @@ from shared.media.store import (
     MediaGoneError,
     MediaStore,
     MediaStoreFullError,
+    MediaStoreUnavailableError,
     MediaTooLargeError,
     StoredMedium,
 )
@@ -175,6 +176,24 @@ class MediaStoreContract:
         with pytest.raises(MediaDigestError):
             await store.put(PICTURE[:-1], tenant=None, content_type="", digest=DIGEST)
         assert await content(store, DIGEST) == PICTURE
+
+    async def test_an_upload_whose_pieces_are_deleted_under_way_is_stored_again(
+        self, deployment: Deployment
+    ) -> None:
+        store = await deployment.open()
+        large = PICTURE * 5  # more pieces than one upload has in flight: some are stored before the last one
+        digest = hashlib.sha256(large).hexdigest()
+
+        async def disturbed() -> AsyncIterator[bytes]:
+            yield large[:-1]
+            with pytest.raises(MediaDigestError):  # wrong bytes under the same digest
+                await store.put(PICTURE[:9], tenant=None, content_type="", digest=digest)
+            yield large[-1:]
+
+        with pytest.raises(MediaStoreUnavailableError, match="deleted while it was stored"):
+            await store.put(disturbed(), tenant=None, content_type="", digest=digest)
+        await put(store, large)
+        assert await content(store, digest) == large
 
     async def test_no_bytes_are_no_medium(self, deployment: Deployment) -> None:
         store = await deployment.open()
