@@ -118,6 +118,8 @@ def embedded(address: IpAddress) -> IpAddress:
 def is_public(address: IpAddress) -> bool:
     """Return whether an address, or the IPv4 address inside of it, is of the public internet."""
     inner = embedded(address)
+    if isinstance(inner, IPv6Address) and inner.is_site_local:  # deprecated, but some networks route it
+        return False
     return inner.is_global and not (inner.is_multicast or inner.is_reserved or inner.is_unspecified)
 
 

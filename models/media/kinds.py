@@ -41,7 +41,8 @@ class VideoInfo:
         frames: the number of its frames.
         fps: the average number of frames per second; 0 if the file does not say.
         seconds: its duration; 0 if unknown.
-        width, height: the size of a frame in pixels, as displayed.
+        width, height: the size of a frame in pixels, as stored: a file that is rotated by 90 degrees has
+            frames of `height` by `width`.
     """
 
     frames: int

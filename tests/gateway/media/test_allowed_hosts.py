@@ -65,6 +65,7 @@ def test_a_malformed_entry_is_refused(entry: str) -> None:
         ("a.example", "a.example", "100.64.0.1", False),
         ("a.example", "a.example", "fe80::1", False),
         ("a.example", "a.example", "ff02::1", False),
+        ("*", "a.example", "fec0::1", False),
         ("a.example", "a.example", "::", False),
         # an IPv4 address inside of an IPv6 one
         ("*", "a.example", "::ffff:127.0.0.1", False),
