@@ -71,18 +71,20 @@ def packed_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     bias: torch.Tensor | None = None,
+    is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend within each text; the signature is that of transformers' attention functions.
 
     `query`, `key` and `value` are (1, heads, T, size), `bias` is (1, heads, N, N) for texts of up to N
-    tokens. The mask is ignored: `runs` says which tokens see one another. A model is causal if its module
-    says so, and a window of w lets a token see those whose distance is below w.
+    tokens. The mask is ignored: `runs` says which tokens see one another. A model is causal if the call or
+    its module says so, and a window of w lets a token see those whose distance is below w.
 
     Returns:
         (1, T, heads, size), and no weights.
     """
-    is_causal = bool(getattr(module, "is_causal", False))
+    if is_causal is None:
+        is_causal = bool(getattr(module, "is_causal", False))
     output = value.new_empty(query.shape[2], query.shape[1], value.shape[3])
     for run in runs:
         q, k, v = (_texts(tensor, run) for tensor in (query, key, value))
