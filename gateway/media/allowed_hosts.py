@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Final, TypeAlias
 
+import httpx
+
 IpAddress: TypeAlias = IPv4Address | IPv6Address
 
 _LOCAL_NAMES: Final = ("localhost", "localhost.localdomain", "ip6-localhost")
@@ -21,7 +23,7 @@ class HostRule:
     """One entry of the list.
 
     Attributes:
-        host: the name or address in lower case; empty if `suffix` decides.
+        host: the name or address in lower case, in ASCII as DNS knows it; empty if `suffix` decides.
         suffix: `.example` for `*.example`, `.` for `*`.
         port: the only port; None allows all.
     """
@@ -38,6 +40,7 @@ class HostRule:
             ValueError: it is none.
         """
         host, port = _split_port(entry.strip().lower().rstrip("."))
+        host = _in_ascii(host)
         if host == "*":
             return cls("", ".", port)
         if host.startswith("*.") and len(host) > 2 and "*" not in host[1:]:
@@ -53,6 +56,17 @@ class HostRule:
         if self.suffix:
             return self.suffix == "." or host.endswith(self.suffix)
         return host == self.host
+
+
+def _in_ascii(host: str) -> str:
+    """The host as DNS knows it: `xn--bcher-kva.example` for `bücher.example`."""
+    if host.isascii():
+        return host
+    wildcard, name = ("*.", host[2:]) if host.startswith("*.") else ("", host)
+    try:
+        return wildcard + httpx.URL(f"http://{name}/").raw_host.decode("ascii")
+    except httpx.InvalidURL as error:
+        raise ValueError(f"expected a host such as images.example, found {host!r}: {error}") from error
 
 
 def _split_port(entry: str) -> tuple[str, int | None]:
@@ -80,7 +94,7 @@ class AllowedHosts:
         self._rules = [HostRule.of(entry) for entry in entries]
 
     def allows(self, host: str, port: int) -> bool:
-        """Return whether the list names a host; `host` is in lower case."""
+        """Return whether the list names a host; `host` is in lower case, and in ASCII as DNS knows it."""
         return any(rule.matches(host, port) for rule in self._rules)
 
     def allows_address(self, host: str, port: int, address: IpAddress) -> bool:

@@ -99,7 +99,7 @@ class RemoteMedia:
     def _checked(self, where: str, text: str) -> httpx.URL:
         try:
             url = httpx.URL(text)
-            host, port = url.host.rstrip("."), url.port or _PORTS[url.scheme]
+            host, port = _host(url), url.port or _PORTS[url.scheme]
         except (httpx.InvalidURL, KeyError, ValueError) as error:
             raise InvalidParamError(
                 where, f"{where}: expected an http(s) address, found {text[:80]!r}"
@@ -120,7 +120,7 @@ class RemoteMedia:
 
     async def _address(self, where: str, url: httpx.URL) -> IpAddress:
         """The address to connect to: all addresses of the host must be allowed."""
-        host, port = url.host.rstrip("."), url.port or _PORTS[url.scheme]
+        host, port = _host(url), url.port or _PORTS[url.scheme]
         try:
             found = await self._resolve(host, port)
         except OSError as error:
@@ -136,6 +136,11 @@ class RemoteMedia:
 
 
 _PORTS: Final = {"http": 80, "https": 443}
+
+
+def _host(url: httpx.URL) -> str:
+    """The host as DNS knows it, in ASCII: the resolver, TLS and the list must mean the same one."""
+    return url.raw_host.decode("ascii").rstrip(".")
 
 
 async def _raw(response: httpx.Response) -> AsyncGenerator[bytes, None]:

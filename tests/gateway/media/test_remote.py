@@ -87,6 +87,20 @@ async def test_an_allowed_host_is_asked_under_its_name_at_the_checked_address() 
     assert f"host: cats.localhost:{port}\r\n" in heads[0].lower()
 
 
+@pytest.mark.parametrize("listed", ["straße.example", "xn--strae-oqa.example"])
+async def test_the_resolver_is_asked_for_the_name_that_is_listed(listed: str) -> None:
+    """The machine's resolver itself takes `straße` for `strasse` (IDNA 2003), which is another host."""
+    asked: list[str] = []
+
+    async def resolve(name: str, port: int) -> list[IpAddress]:
+        asked.append(name)
+        raise OSError
+
+    with pytest.raises(InvalidParamError, match="has no address"):
+        await load("http://straße.example/cat.png", resolve, allowed_hosts=[listed])
+    assert asked == ["xn--strae-oqa.example"]
+
+
 @pytest.mark.parametrize(
     ("url", "allowed", "code"),
     [
