@@ -17,10 +17,11 @@ from models.encoder_cache import EncoderCache
 from models.image_text.graph import CLASSES, ENCODER, class_of
 from models.text_encoder.backbone import load_model
 from models.text_encoder.packed import PackedEncoder
+from models.text_encoder.prepacked import prepack
 from shared.errors import BugError
 
-GPU_IMAGES: Final = 32
-"""The most images of one forward on a GPU. On a CPU it is one, because batching is not faster there."""
+IMAGES_AT_ONCE: Final = {"cpu": 8, "cuda": 32}
+"""The most images of one forward, by the kind of device."""
 _OLD_END: Final = 2
 MAX_NUMBERS: Final = 64 << 20
 """The most numbers in the pixels and token states of the requests of one call, unless one has more."""
@@ -68,7 +69,8 @@ class ImageTextEncoder:
         self._model = model
         self._texts = PackedEncoder(model.text_model)
         self._pooled = _POOLING[type(model).__name__]
-        self._images_at_once = GPU_IMAGES if model.device.type == "cuda" else 1
+        prepack(model.vision_model)
+        self._images_at_once = IMAGES_AT_ONCE.get(model.device.type, IMAGES_AT_ONCE["cuda"])
 
     def cost(self, item: Item) -> float:
         """The number of numbers in the pixels and in the states of the tokens of a request."""

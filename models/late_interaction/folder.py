@@ -17,7 +17,7 @@ from msgspec import Meta
 from models.checkpoints.files import CheckpointError, read_json, read_json_if_present
 from models.late_interaction.graph import STANFORD
 from models.text.embedding import Module, modules_of
-from models.text_encoder.folder import MODEL_FILES, Dense, max_positions
+from models.text_encoder.folder import Dense, max_positions, model_settings, stated_length
 
 SETTINGS: Final = "config_sentence_transformers.json"
 _PUNCTUATION: Final = tuple(string.punctuation)
@@ -126,14 +126,14 @@ def _stanford(checkpoint: Path, positions: int) -> LateInteractionFolder:
         document_tokens=metadata.get("doc_maxlen"),
         expansion=expansion,
         mask=Mask(skiplist_words=_PUNCTUATION if metadata.get("mask_punctuation", True) else ()),
-        max_tokens=_max_tokens(checkpoint, {}) or positions,
+        max_tokens=stated_length(checkpoint, {}) or positions,
         max_positions=positions,
     )
 
 
 def _of_modules(checkpoint: Path, modules: Sequence[Module], positions: int) -> LateInteractionFolder:
     flat = read_json_if_present(checkpoint / SETTINGS)
-    own = _model_settings(checkpoint)
+    own = model_settings(checkpoint)
     is_pylate = flat.get("model_type") == "ColBERT"
     stages, mask, is_normalized = _after_model(checkpoint, modules)
     if is_pylate:
@@ -157,7 +157,7 @@ def _of_modules(checkpoint: Path, modules: Sequence[Module], positions: int) -> 
         stages=stages,
         is_normalized=is_normalized or is_pylate,
         averages=flat.get("similarity_fn_name") == _MEAN,
-        max_tokens=_max_tokens(checkpoint, own) or positions,
+        max_tokens=stated_length(checkpoint, own) or positions,
         max_positions=positions,
         lower_case=own.get("do_lower_case") is True,
     )
@@ -224,15 +224,3 @@ def _of_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
     if names != {_TOKENS}:
         raise CheckpointError(f"expected a Dense layer over {_TOKENS}, found {', '.join(map(str, names))}")
     return found
-
-
-def _model_settings(checkpoint: Path) -> Mapping[str, Any]:
-    """The settings of the module `Transformer`."""
-    found = next((checkpoint / name for name in MODEL_FILES if (checkpoint / name).is_file()), None)
-    return read_json(found) if found is not None else {}
-
-
-def _max_tokens(checkpoint: Path, settings: Mapping[str, Any]) -> int | None:
-    of_tokenizer = read_json_if_present(checkpoint / "tokenizer_config.json").get("model_max_length")
-    stated = (settings.get("max_seq_length"), of_tokenizer)
-    return next((int(one) for one in stated if isinstance(one, int | float) and 0 < one < 2**31), None)

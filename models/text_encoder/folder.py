@@ -102,7 +102,7 @@ def read(checkpoint: Path) -> SentenceFolder:
     modules = modules_of(checkpoint)
     modes, include_prompt, stages = _after_model(checkpoint, modules)
     prompts, default_prompt = _prompts(checkpoint)
-    of_model = _model_settings(checkpoint)
+    of_model = model_settings(checkpoint)
     hidden = _hidden_size(config)
     widths = [stage.out_features for stage in stages if isinstance(stage, Dense)]
     return SentenceFolder(
@@ -113,7 +113,7 @@ def read(checkpoint: Path) -> SentenceFolder:
         sizes=_sizes(config),
         prompts=prompts,
         default_prompt=default_prompt,
-        max_tokens=_max_tokens(checkpoint, of_model) if modules else None,
+        max_tokens=stated_length(checkpoint, of_model) if modules else None,
         max_positions=max_positions(config),
         lower_case=of_model.get("do_lower_case") is True,
         truncates=bool(modules),
@@ -195,7 +195,7 @@ def _dense(config: Path, path: str) -> Dense:
     return found
 
 
-def _model_settings(checkpoint: Path) -> Mapping[str, Any]:
+def model_settings(checkpoint: Path) -> Mapping[str, Any]:
     """The settings of the module `Transformer`."""
     found = next((checkpoint / name for name in MODEL_FILES if (checkpoint / name).is_file()), None)
     settings = read_json(found) if found is not None else {}
@@ -205,7 +205,7 @@ def _model_settings(checkpoint: Path) -> Mapping[str, Any]:
     return settings
 
 
-def _max_tokens(checkpoint: Path, settings: Mapping[str, Any]) -> int | None:
+def stated_length(checkpoint: Path, settings: Mapping[str, Any]) -> int | None:
     """The longest text as the folder states it: of the module, else of the tokenizer."""
     of_tokenizer = read_json_if_present(checkpoint / "tokenizer_config.json").get("model_max_length")
     stated = (settings.get("max_seq_length"), of_tokenizer)
