@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from models.checkpoints.files import CheckpointError, read_json, read_json_if_present
-from models.reranker.graph import LANGUAGE_MODEL
+from models.reranker.graph import LANGUAGE_MODEL, is_qwen
 from models.text.embedding import modules_of
 from models.text_encoder.folder import max_positions
 
@@ -44,12 +44,18 @@ def read(checkpoint: Path) -> RerankerFolder:
     is_judge = architecture.endswith(LANGUAGE_MODEL)
     if not is_judge:
         _check_labels(checkpoint, config)
-    stated = _stated_tokens(checkpoint)
+    answers = _answers(checkpoint) if is_judge else None
+    if is_judge and answers is None and not is_qwen(config):
+        raise CheckpointError(
+            f"{checkpoint}: expected a Qwen3ForCausalLM, whose prompt for ranking is known, or a folder with "
+            f"a module LogitScore and a chat template, found {architecture}"
+        )
+    stated = _JUDGE_TOKENS if is_judge and answers is None else _stated_tokens(checkpoint)
     return RerankerFolder(
         is_judge=is_judge,
         activation=_activation(checkpoint, config),
-        max_tokens=min(max_positions(config), _JUDGE_TOKENS if is_judge else stated or 2**20),
-        answers=_answers(checkpoint) if is_judge else None,
+        max_tokens=min(max_positions(config), stated or 2**20),
+        answers=answers,
     )
 
 

@@ -5,7 +5,8 @@
 All pairs of a request are one walk, and the scorer packs those of all waiting requests.
 """
 
-from typing import ClassVar, Final
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -33,7 +34,8 @@ class RerankerOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """How pairs are scored.
 
     Attributes:
-        instruction: what makes a text relevant, for Qwen3-Reranker. Default: the published one, a web search.
+        instruction: what makes a text relevant, for language models. Default: the folder's prompt, or that of
+            Qwen3-Reranker, a web search.
         use_activation: put the checkpoint's activation on the scores, mostly a sigmoid. Without it they are
             the raw numbers.
     """
@@ -56,8 +58,13 @@ def plan(request: PlanRequest) -> Plan:
     return Finish(usage=Usage(prompt_tokens=done.fact("prompt_tokens")), finish_reasons=("stop",))
 
 
+def is_qwen(config: Mapping[str, Any]) -> bool:
+    """Return true for the class of Qwen3-Reranker, whose prompt is known."""
+    return config.get("architectures") == ["Qwen3ForCausalLM"]
+
+
 def claims(checkpoint: CheckpointInfo) -> Claim | None:
-    """Claim classifiers of texts, and language models that judge: the files say it, or the folder's name.
+    """Claim classifiers of texts, and language models that judge: the modules say it, or the folder's name.
 
     Nothing in the published files of Qwen3-Reranker tells it from a Qwen3.
     """
@@ -66,7 +73,7 @@ def claims(checkpoint: CheckpointInfo) -> Claim | None:
     if not checkpoint.architecture.endswith(LANGUAGE_MODEL):
         return None
     kinds = {module.kind for module in modules_of(checkpoint.folder)}
-    is_named = not kinds and "reranker" in checkpoint.folder.name.lower()
+    is_named = not kinds and is_qwen(checkpoint.config) and "reranker" in checkpoint.folder.name.lower()
     return Claim.CHECKPOINT if _JUDGES in kinds or is_named else None
 
 

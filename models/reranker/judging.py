@@ -8,7 +8,7 @@ from typing import Final
 
 from tokenizers import Tokenizer
 
-from models.reranker.pairs import Limits, Pair
+from models.reranker.pairs import Limits, Pair, cut_text
 from shared.errors import ClientError
 
 INSTRUCTION: Final = "Given a web search query, retrieve relevant passages that answer the query"
@@ -28,7 +28,7 @@ class JudgePrompts:
         self._behind: Final[list[int]] = self._ids(_BEHIND)
 
     def encode(
-        self, queries: Sequence[str], texts: Sequence[str], limits: Limits, instruction: str
+        self, queries: Sequence[str], texts: Sequence[str], limits: Limits, instruction: str | None
     ) -> list[Pair]:
         """Make the prompt of each text with its query.
 
@@ -42,9 +42,10 @@ class JudgePrompts:
                 f"around query and text, found {limits.tokens}"
             )
         if limits.text_tokens is not None:
-            texts = [self._cut(text, limits.text_tokens, limits) for text in texts]
+            texts = [cut_text(self._tokenizer, text, limits.text_tokens, limits.side) for text in texts]
+        task = INSTRUCTION if instruction is None else instruction
         asked = [
-            f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {text}"
+            f"<Instruct>: {task}\n<Query>: {query}\n<Document>: {text}"
             for query, text in zip(queries, texts, strict=True)
         ]
         try:
@@ -55,13 +56,6 @@ class JudgePrompts:
             encoding.truncate(room, direction=limits.side)
         prompts = [[*self._before, *encoding.ids, *self._behind] for encoding in encodings]
         return [Pair(ids, [0] * len(ids)) for ids in prompts]
-
-    def _cut(self, text: str, tokens: int, limits: Limits) -> str:
-        """The first or last tokens of a text, as a text."""
-        places = self._tokenizer.encode(text, add_special_tokens=False).offsets
-        if len(places) <= tokens:
-            return text
-        return text[: places[tokens - 1][1]] if limits.side == "right" else text[places[-tokens][0] :]
 
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

@@ -28,6 +28,14 @@ class Limits:
     side: Side
 
 
+def cut_text(tokenizer: Tokenizer, text: str, tokens: int, side: Side) -> str:
+    """Return the first or last `tokens` tokens of a text, as a text."""
+    places = tokenizer.encode(text, add_special_tokens=False).offsets
+    if len(places) <= tokens:
+        return text
+    return text[: places[tokens - 1][1]] if side == "right" else text[places[-tokens][0] :]
+
+
 class PairTokenizer:
     """Encodes pairs for one model. Re-entrant; `tokenizer` neither truncates nor pads."""
 

@@ -11,14 +11,16 @@ import numpy as np
 from models.base import SCORE, TEXT, CpuResult, TextlessProcessing
 from models.checkpoints.files import read_json_if_present
 from models.reranker import folder
-from models.reranker.folder import RerankerFolder
 from models.reranker.graph import PREPARE, RerankerOptions, RerankRequest
-from models.reranker.judging import INSTRUCTION, JudgePrompts
+from models.reranker.judging import JudgePrompts
 from models.reranker.pairs import Limits, Pair, PairTokenizer, Side
+from models.reranker.templates import TemplatePrompts
 from models.text.tokenizer import load_tokenizer
 from shared.errors import BugError, ClientError
 from shared.events import Inputs, Params
 from shared.tensors import Handle
+
+Prompts = JudgePrompts | TemplatePrompts
 
 
 def load(checkpoint: Path, *, max_seq_len: int) -> "RerankerProcessing":
@@ -28,11 +30,17 @@ def load(checkpoint: Path, *, max_seq_len: int) -> "RerankerProcessing":
         CheckpointError: a file is missing or malformed, or the model is no reranker.
     """
     settings = folder.read(checkpoint)
-    tokenizer, _ = load_tokenizer(checkpoint)
+    tokenizer, names = load_tokenizer(checkpoint)
+    pairs: Prompts | PairTokenizer
+    if not settings.is_judge:
+        pairs = PairTokenizer(tokenizer)
+    elif settings.answers is not None:
+        pairs = TemplatePrompts.read(checkpoint, tokenizer, names)
+    else:
+        pairs = JudgePrompts(tokenizer)
     cut = read_json_if_present(checkpoint / "tokenizer_config.json").get("truncation_side")
     return RerankerProcessing(
-        settings,
-        JudgePrompts(tokenizer) if settings.is_judge else PairTokenizer(tokenizer),
+        pairs,
         max_tokens=min(max_seq_len, settings.max_tokens),
         side="left" if cut == "left" else "right",
     )
@@ -45,10 +53,7 @@ class RerankerProcessing(TextlessProcessing):
     `lengths`, (pairs,) int32.
     """
 
-    def __init__(
-        self, settings: RerankerFolder, pairs: PairTokenizer | JudgePrompts, *, max_tokens: int, side: Side
-    ) -> None:
-        self._settings: Final = settings
+    def __init__(self, pairs: PairTokenizer | Prompts, *, max_tokens: int, side: Side) -> None:
         self._pairs: Final = pairs
         self._max_tokens: Final = max_tokens
         self._side: Final[Side] = side
@@ -80,9 +85,8 @@ class RerankerProcessing(TextlessProcessing):
     def _encoded(
         self, queries: Sequence[str], texts: Sequence[str], limits: Limits, options: RerankerOptions
     ) -> list[Pair]:
-        if isinstance(self._pairs, JudgePrompts):
-            instruction = INSTRUCTION if options.instruction is None else options.instruction
-            return self._pairs.encode(queries, texts, limits, instruction)
+        if not isinstance(self._pairs, PairTokenizer):
+            return self._pairs.encode(queries, texts, limits, options.instruction)
         if options.instruction is not None:
             raise ClientError(
                 "instruction: expected none, because this model is a cross-encoder, which reads a query and "

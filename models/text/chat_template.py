@@ -67,9 +67,13 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt for `messages` and `tools`, up to the start of the assistant's answer.
+        """The prompt for `messages` and `tools`, by default up to the start of the assistant's answer.
 
         Raises:
             ChatTemplateError: the template refuses these messages.
@@ -80,7 +84,7 @@ class ChatTemplate:
                     messages=[_without_nulls(message) for message in messages],
                     tools=tools,
                     documents=None,
-                    add_generation_prompt=True,
+                    add_generation_prompt=add_generation_prompt,
                     **self._special_tokens,
                 )
         except jinja2.TemplateError as error:

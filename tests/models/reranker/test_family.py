@@ -11,7 +11,7 @@ from msgspec import to_builtins
 from configs.checks import resolve
 from models import registry
 from models.checkpoints.files import CheckpointError
-from models.reranker import folder, nodes
+from models.reranker import folder, nodes, processing
 from models.reranker.graph import GRAPH, RerankRequest
 from shared.errors import ClientError
 from shared.events import Inputs, Media, Params
@@ -82,31 +82,53 @@ def test_what_sentence_transformers_saves_is_read(tmp_path: Path) -> None:
     )
 
 
-def test_a_folder_that_names_the_answers_is_a_judge(tmp_path: Path) -> None:
-    copy = shutil.copytree(tiny_judge(), tmp_path / "any-name")
-    modules = [
-        {
-            "idx": 0,
-            "name": "0",
-            "path": "",
-            "type": "sentence_transformers.base.modules.transformer.Transformer",
-        },
-        {
-            "idx": 1,
-            "name": "1",
-            "path": "1_LogitScore",
-            "type": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore",
-        },
-    ]
-    (copy / "modules.json").write_text(json.dumps(modules))
-    (copy / "1_LogitScore").mkdir()
-    (copy / "1_LogitScore" / "config.json").write_text('{"true_token_id": 7, "false_token_id": 9}')
+TEMPLATE = """{%- set query = (messages | selectattr("role", "eq", "query") | first).content -%}
+{%- set text = (messages | selectattr("role", "eq", "document") | first).content -%}
+{%- for one in messages if one.role == "system" -%}<|im_start|>{{ one.content }}{%- endfor -%}
+Query: {{ query }} Document: {{ text }}<|im_end|>{% if add_generation_prompt %}never{% endif %} relevant:"""
 
-    assert registry.family_of(copy) == "reranker"
-    assert folder.read(copy).answers == (7, 9)
-    assert reranker(copy).score(QUERY, TEXTS) != pytest.approx(
-        reranker(tiny_judge()).score(QUERY, TEXTS), abs=1e-3
-    )
+
+@pytest.fixture
+def template_judge(tmp_path: Path) -> Path:
+    """A judge as sentence-transformers saves it: the tokens of the answers, a template and a prompt."""
+    from sentence_transformers import CrossEncoder  # noqa: PLC0415 - seconds
+    from sentence_transformers.base.modules import Transformer  # noqa: PLC0415
+    from sentence_transformers.cross_encoder.modules import LogitScore  # noqa: PLC0415
+
+    copy = shutil.copytree(tiny_judge(), tmp_path / "copy")
+    (copy / "chat_template.jinja").write_text(TEMPLATE)
+    model = Transformer(str(copy), transformer_task="text-generation", max_seq_length=120)
+    modules = [model, LogitScore(true_token_id=70, false_token_id=90)]
+    built = CrossEncoder(modules=modules, prompts={"web": "Rank."}, default_prompt_name="web", device="cpu")
+    built.save_pretrained(str(tmp_path / "judge"))
+    return tmp_path / "judge"
+
+
+def test_a_folder_with_a_template_is_a_judge(template_judge: Path) -> None:
+    assert registry.family_of(template_judge) == "reranker"
+    assert folder.read(template_judge).answers == (70, 90)
+    found = reranker(template_judge).score(QUERY, TEXTS)
+
+    assert found == pytest.approx(predicted(template_judge, QUERY, TEXTS, batch_size=1), abs=2e-5)
+    asked = reranker(template_judge).score(QUERY, TEXTS, instruction="Find cats.")
+    wanted = predicted(template_judge, QUERY, TEXTS, batch_size=1, prompt="Find cats.")
+    assert asked == pytest.approx(wanted, abs=2e-5)
+    assert asked != pytest.approx(found, abs=1e-3)
+
+
+def test_a_judge_without_a_template_or_of_another_kind_is_refused(
+    template_judge: Path, tmp_path: Path
+) -> None:
+    (template_judge / "chat_template.jinja").write_text("{{ messages[-1].content }}")
+    with pytest.raises(CheckpointError, match="expected a chat template that renders the roles"):
+        processing.load(template_judge, max_seq_len=64)
+
+    other = shutil.copytree(tiny_checkpoint("llama"), tmp_path / "llama-reranker")
+    assert registry.family_of(other) == "decoder_lm", "a Llama whose prompt nobody knows"
+    with pytest.raises(
+        CheckpointError, match="expected a Qwen3ForCausalLM, whose prompt for ranking is known"
+    ):
+        processing.load(other, max_seq_len=64)
 
 
 @pytest.mark.parametrize(
