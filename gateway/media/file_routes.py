@@ -198,7 +198,19 @@ async def _resumable(media: MediaIntake, request: Request, digest: str) -> Store
             ) from error
     if span.start:
         await _check_stored(store, stored, tenant, where, declared)
+    _check_total(span, stored)
     return stored
+
+
+def _check_total(span: content_range.UploadRange, stored: StoredMedium) -> None:
+    """Refuse a stated size that is not that of the stored file."""
+    if span.total not in (None, stored.size):
+        raise InvalidParamError(
+            "content-range",
+            f"content-range: expected the size of the stored file, {stored.size}, found {span.total}",
+            code="invalid_range",
+            status=416,
+        )
 
 
 async def _body(request: Request, where: str, declared: str, start: int) -> AsyncGenerator[bytes, None]:

@@ -174,6 +174,17 @@ async def test_a_position_that_is_not_there_is_refused(span: str, status: int) -
     assert response.json()["error"]["param"] == "content-range"
 
 
+async def test_a_size_that_is_not_that_of_the_stored_file_is_refused() -> None:
+    async with seeing() as world:
+        await upload(world, png())
+        response = await world.client.put(
+            f"{FILES}/{id_of(png())}", content=b"other", headers={"content-range": "bytes 7-11/12"}
+        )
+
+    assert code_of(response) == (416, "invalid_range")
+    assert f"{len(png())}, found 12" in response.json()["error"]["message"]
+
+
 async def test_a_put_is_checked_like_an_upload() -> None:
     text = b"plain words"
     large = png(comment=bytes(5000))
