@@ -28,12 +28,13 @@ from benchmarks.report import RATIO, Figure, spread
 from configs.demo.conversations import load_corpus
 from configs.demo.encoding import TURN_END, TURN_START
 from configs.demo_diffusion.train import MASK
-from models.diffusion_text.candidates import plain
+from models.diffusion_text.apd_options import APD
+from models.diffusion_text.candidates import draw_plain
 from models.diffusion_text.canvas import CanvasDriver, CanvasRecipe
 from models.diffusion_text.node import DiffusionLM
 from models.diffusion_text.refinement import Rules
 from models.diffusion_text.schedule import even
-from models.masked_diffusion.graph import APD, CANVAS
+from models.masked_diffusion.graph import CANVAS
 from models.masked_diffusion.nodes import load
 from models.programs import NewTokens, Pass, TokenDriver, TokenRequest
 from models.sequence_request import SamplingParams
@@ -291,7 +292,7 @@ def _wide_canvas(node: Any, request: TokenRequest) -> TokenDriver:
         mask_id=0,
         shifts=False,
         block_length=BLOCK,
-        draw=plain,
+        draw=draw_plain,
         rules_of=lambda masks, _: Rules(quotas=even(masks, masks // 2)),
         cache=request.options.get("cache", "none"),
     )

@@ -8,7 +8,7 @@ begins with the finished tokens, and the following passes begin after them.
     further passes            [block so far]             behind the finished ones
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,21 +16,20 @@ import torch
 
 from models.block_diffusion.options import BlockDiffusionOptions
 from models.diffusion_text.candidates import Candidates, Draw
+from models.diffusion_text.filters import without_mask
+from models.diffusion_text.guidance import FREE, contexts_of, guided
 from models.diffusion_text.refinement import Block, Rules
 from models.diffusion_text.schedule import Schedule
 from models.diffusion_text.seeds import generator_of
 from models.programs import Mask, NewTokens, Pass, TokenRequest
 
-_TEXT: Final = "text"
-_FREE: Final = "free"
-"""The context for guidance, whose prompt is masked."""
 _CHUNK: Final = 1024
 """The most tokens of a prompt in one pass, besides those of a block: a pass is not split."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How the models of one kind are denoised.
+    """The sampler of the models of one kind.
 
     Attributes:
         mask_id: the token of a place that is not filled in. It is never an answer.
@@ -148,16 +147,14 @@ class BlockDriver:
 
     def _asked(self) -> Iterator[Pass]:
         mask_id, kept = self._recipe.mask_id, self._kept
-        prompts: Mapping[str, Sequence[int]] = {_TEXT: self._request.prompt_ids}
-        if self.max_contexts > 1:
-            prompts = {**prompts, _FREE: [mask_id] * self._prompt}
-        for context, prompt in prompts.items():
+        is_guided = self.max_contexts > 1
+        for context, prompt in contexts_of(self._request.prompt_ids, mask_id, is_guided=is_guided):
             ids = [*prompt, *self._ids[self._prompt :]]
             if self._commits_only:
                 yield self._pass(context, ids[kept : self._commit_end], commits=True)
                 continue
             block = self._block.ids
-            if context == _FREE:
+            if context == FREE:
                 block = [*ids[self._start :], *block[self._block.known :]]
             pending = self._start - kept
             yield self._pass(
@@ -180,12 +177,8 @@ class BlockDriver:
 
     # ---- candidates --------------------------------------------------------------------------------
     def _candidates(self, results: Sequence[torch.Tensor]) -> Candidates:
-        logits = results[0].float()
-        if len(results) > 1:
-            free = results[1].float()
-            logits = free + (1 + self._options.guidance_scale) * (logits - free)
-        logits = logits.clone()
-        logits[:, self._recipe.mask_id] = -torch.inf
+        logits = guided([one.float() for one in results], self._options.guidance_scale)
+        logits = without_mask(logits, self._recipe.mask_id)
         found = self._recipe.draw(logits, self._request.sampling, self._generator)
         if self._options.remasking == "random":
             confidence = torch.rand(len(found.ids), generator=self._generator, device=self._device)

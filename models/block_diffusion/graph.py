@@ -5,12 +5,11 @@ from typing import Final
 
 from models.block_diffusion.options import BlockDiffusionOptions
 from models.checkpoints.claims import CheckpointInfo, Claim
+from models.diffusion_text.a2d_classes import CLASSES
 from models.diffusion_text.graph import text_graph
 
 PROGRAM: Final = "blocks"
 _LLADA2: Final = "LLaDA2MoeModelLM"
-_QWEN: Final = frozenset({"a2d-llama", "a2d-qwen2", "a2d-qwen3"})
-"""The `model_type`s of dllm-hub's models, which are of two kinds: with attention in blocks, and without."""
 
 
 def claims(checkpoint: CheckpointInfo) -> Claim | None:
@@ -18,7 +17,7 @@ def claims(checkpoint: CheckpointInfo) -> Claim | None:
     if checkpoint.architecture == _LLADA2:
         return Claim.ARCHITECTURE
     config = checkpoint.config
-    if config.get("model_type") not in _QWEN:
+    if config.get("model_type") not in CLASSES:
         return None
     names = (checkpoint.folder.name, Path(str(config.get("_name_or_path") or "")).name)
     has_blocks = "block_size" in config or any("bd3lm" in name.lower() for name in names)

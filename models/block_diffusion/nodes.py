@@ -15,7 +15,7 @@ from models.block_diffusion.options import BlockDiffusionOptions
 from models.checkpoints.files import read_json
 from models.checkpoints.progress import Progress, silent
 from models.diffusion_text import a2d
-from models.diffusion_text.candidates import filtered, plain
+from models.diffusion_text.candidates import draw_filtered, draw_plain
 from models.diffusion_text.mask_token import mask_id_of
 from models.diffusion_text.node import DiffusionLM
 from models.diffusion_text.schedule import even, linear
@@ -60,7 +60,7 @@ def examine(checkpoint: Path, node: str, *, members: int = 1) -> int:
 
 
 def recipe_of(checkpoint: Path) -> Recipe:
-    """Return how the model of a checkpoint is denoised, by the sampler that it was published with.
+    """Return the sampler that the model of a checkpoint was published with.
 
     Raises:
         CheckpointError: a file is malformed, or names no mask token.
@@ -72,7 +72,7 @@ def recipe_of(checkpoint: Path) -> Recipe:
         mask_id=mask_id_of(checkpoint),
         block_length=int(length),
         begins_at_prompt=not is_llada2,
-        draw=filtered if is_llada2 else plain,
+        draw=draw_filtered if is_llada2 else draw_plain,
         schedule=even if is_llada2 else linear,
         threshold=_LLADA2_THRESHOLD if is_llada2 else None,
     )

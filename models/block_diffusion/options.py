@@ -8,7 +8,7 @@ from msgspec import Meta
 
 
 class BlockDiffusionOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How an answer is denoised, block by block.
+    """Options of an answer that is denoised block by block.
 
     Attributes:
         steps: the denoising steps of a block; without it one for each of its tokens. With parallel decoding a

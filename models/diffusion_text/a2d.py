@@ -1,18 +1,12 @@
-"""dllm-hub's models (`a2d-qwen3` and the like): those of transformers, with another mask."""
+"""dllm-hub's checkpoints (`a2d-qwen3` and the like) as those of transformers, with another mask."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+from models.diffusion_text.a2d_classes import CLASSES
 from models.transformers_lm.architecture import config_of, model_class_of
 from models.transformers_lm.renames import Published
-
-CLASSES: Final = {
-    "a2d-llama": ("llama", "LlamaForCausalLM"),
-    "a2d-qwen2": ("qwen2", "Qwen2ForCausalLM"),
-    "a2d-qwen3": ("qwen3", "Qwen3ForCausalLM"),
-}
-"""The `model_type` and the class of transformers, by the published `model_type`."""
 
 
 def published(raw: Mapping[str, Any], checkpoint: Path) -> Published | None:

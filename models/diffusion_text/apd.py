@@ -20,13 +20,13 @@ from typing import Final
 
 import torch
 
-from models.diffusion_text.filters import filtered
+from models.diffusion_text.filters import filtered_logits, without_mask
+from models.diffusion_text.guidance import TEXT
 from models.diffusion_text.seeds import generator_of
 from models.programs import Mask, NewTokens, Pass, TokenRequest
 
 VERIFIER: Final = "verifier"
 """The tower of the verifier, and its context."""
-_TEXT: Final = "text"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class ApdDriver:
         right = min(known + self._settings.lookahead, self._end)
         first = known - left - self._shifts
         return Pass(
-            context=_TEXT,
+            context=TEXT,
             ids=[*self._ids[left:], *[self._mask_id] * (right - known)],
             mask=Mask.FULL,
             after=left,
@@ -111,7 +111,8 @@ class ApdDriver:
 
     def _drafted(self, logits: torch.Tensor) -> "_Round":
         noise = self._noise(logits)
-        ids = (filtered(self._without_mask(logits), self._request.sampling) + noise).argmax(-1)
+        shown = filtered_logits(without_mask(logits, self._mask_id), self._request.sampling)
+        ids = (shown + noise).argmax(-1)
         return _Round(ids=ids.tolist(), logits=logits, noise=noise)
 
     def _noise(self, logits: torch.Tensor) -> torch.Tensor:
@@ -151,7 +152,7 @@ class ApdDriver:
         share, product = self._settings.denoiser_weight, drafts.logits
         if verifier is not None:
             product = share * product + (1 - share) * verifier
-        shown = filtered(self._without_mask(product), self._request.sampling)
+        shown = filtered_logits(without_mask(product, self._mask_id), self._request.sampling)
         ids = torch.tensor(drafts.ids, device=shown.device)
         agrees = (shown + drafts.noise).argmax(-1) == ids
         if self._settings.threshold:
@@ -175,12 +176,6 @@ class ApdDriver:
             "drafts": len(drafts.ids),
         }
         return NewTokens(ids=new, ended=ended, counts=counts)
-
-    def _without_mask(self, logits: torch.Tensor) -> torch.Tensor:
-        logits = logits.clone()
-        if self._mask_id < logits.shape[1]:
-            logits[:, self._mask_id] = -torch.inf
-        return logits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -8,6 +8,8 @@ from msgspec import Meta
 
 from shared.errors import ClientError
 
+APD: Final = "apd"
+"""The name of the token program."""
 VERIFIER_FOLDER: Final = "verifier"
 """The key of `model_kwargs` that names the verifier's checkpoint folder."""
 

@@ -1,7 +1,7 @@
 """The token that a denoising step would fill in at each place of a block, and its confidence.
 
-filtered    LLaDA2's: drawn after temperature, top-k and top-p; the confidence is its probability among those
-plain       dllm-hub's: drawn with Gumbel noise; the confidence is its probability before the temperature
+draw_filtered   LLaDA2's: the confidence is the token's probability after temperature, top-k and top-p
+draw_plain      LLaDA's and dllm-hub's: the confidence is its probability before these
 """
 
 from collections.abc import Callable
@@ -9,25 +9,25 @@ from dataclasses import dataclass
 
 import torch
 
-from models.diffusion_text import filters
+from models.diffusion_text.filters import filtered_logits
 from models.sequence_request import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """A token for each of L places: `ids` (L,) int64 and `confidence` (L,) float32."""
+    """A token for each of L places: `ids` (L,) int64 and `confidence` (L,), in the dtype of the logits."""
 
     ids: torch.Tensor
     confidence: torch.Tensor
 
 
 Draw = Callable[[torch.Tensor, SamplingParams, torch.Generator], Candidates]
-"""Draws candidates of logits, (L, vocab) float32. Without a temperature nothing is random."""
+"""Draws candidates of logits, (L, vocab) floats. Without a temperature nothing is random."""
 
 
-def filtered(logits: torch.Tensor, sampling: SamplingParams, generator: torch.Generator) -> Candidates:
+def draw_filtered(logits: torch.Tensor, sampling: SamplingParams, generator: torch.Generator) -> Candidates:
     """Draw as LLaDA2's `generate` does."""
-    probabilities = filters.filtered(logits, sampling).softmax(-1)
+    probabilities = filtered_logits(logits, sampling).softmax(-1)
     if sampling.temperature:
         ids = torch.multinomial(probabilities, 1, generator=generator)[:, 0]
     else:
@@ -35,7 +35,7 @@ def filtered(logits: torch.Tensor, sampling: SamplingParams, generator: torch.Ge
     return Candidates(ids, probabilities.gather(-1, ids[:, None])[:, 0])
 
 
-def plain(logits: torch.Tensor, sampling: SamplingParams, generator: torch.Generator) -> Candidates:
-    """Draw as dllm-hub's samplers do; top-k and top-p limit what is drawn."""
-    ids = filtered(logits, sampling, generator).ids
+def draw_plain(logits: torch.Tensor, sampling: SamplingParams, generator: torch.Generator) -> Candidates:
+    """Draw as LLaDA's and dllm-hub's samplers do; top-k and top-p limit what is drawn."""
+    ids = draw_filtered(logits, sampling, generator).ids
     return Candidates(ids, torch.softmax(logits, dim=-1).gather(-1, ids[:, None])[:, 0])

@@ -18,24 +18,21 @@ from typing import Final, Literal, TypeAlias
 
 import torch
 
-from models.diffusion_text.candidates import Candidates
+from models.diffusion_text.candidates import Candidates, Draw
+from models.diffusion_text.filters import without_mask
+from models.diffusion_text.guidance import contexts_of, guided
 from models.diffusion_text.refinement import Block, Rules
 from models.diffusion_text.seeds import generator_of
 from models.programs import Mask, NewTokens, Pass, TokenRequest
-from models.sequence_request import SamplingParams
 
 Cache: TypeAlias = Literal["none", "prefix", "dual"]
-Draw: TypeAlias = Callable[[torch.Tensor, SamplingParams, torch.Generator], Candidates]
 RulesOf: TypeAlias = Callable[[int, torch.Generator], Rules]
 """Returns the rules of a block, by the number of its masks."""
-_TEXT: Final = "text"
-_FREE: Final = "free"
-"""The context for guidance, whose prompt is masked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanvasRecipe:
-    """How a canvas is filled in.
+    """The settings by which a canvas is filled in.
 
     Attributes:
         mask_id: the token of a place that is not filled in. It is never an answer.
@@ -113,11 +110,9 @@ class CanvasDriver:
     def _asked(self) -> Iterator[Pass]:
         mask_id = self._recipe.mask_id
         after, places, wanted = self._layout()
-        prompts = [(_TEXT, self._request.prompt_ids)]
-        if self.max_contexts > 1:
-            prompts.append((_FREE, [mask_id] * self._prompt))
         behind = [mask_id] * (self._end - self._stop)
-        for context, prompt in prompts:
+        is_guided = self.max_contexts > 1
+        for context, prompt in contexts_of(self._request.prompt_ids, mask_id, is_guided=is_guided):
             ids = [*prompt, *self._ids[self._prompt : self._start], *self._block.ids, *behind]
             yield Pass(
                 context=context,
@@ -149,10 +144,8 @@ class CanvasDriver:
 
     # ---- candidates --------------------------------------------------------------------------------
     def _candidates(self, results: Sequence[torch.Tensor]) -> Candidates:
-        logits = results[0].double()
-        if len(results) > 1:
-            free = results[1].double()
-            logits = free + (self._recipe.guidance_scale + 1) * (logits - free)
-        if self._recipe.mask_id < logits.shape[1]:
-            logits[:, self._recipe.mask_id] = -torch.inf
-        return self._recipe.draw(logits, self._request.sampling, self._generator)
+        recipe = self._recipe
+        # In float32 the surest probabilities are all 1, and their order is lost.
+        logits = guided([one.double() for one in results], recipe.guidance_scale)
+        logits = without_mask(logits, recipe.mask_id)
+        return recipe.draw(logits, self._request.sampling, self._generator)

@@ -1,4 +1,4 @@
-"""Temperature, min-p, top-k and top-p, applied to all places of a text at once."""
+"""Temperature, min-p, top-k and top-p, and the cut of the mask token, for all places of a block at once."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 from models.sequence_request import SamplingParams
 
 
-def filtered(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
+def filtered_logits(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
     """Return logits after temperature, min-p, top-k and top-p: those that are cut off are -inf."""
     if sampling.temperature:
         logits = logits / sampling.temperature
@@ -23,3 +23,11 @@ def filtered(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
     before = torch.softmax(ordered, dim=-1).cumsum(-1).roll(1, dims=-1)
     before[:, 0] = 0
     return logits.scatter(-1, order, ordered.masked_fill(before > sampling.top_p, -torch.inf))
+
+
+def without_mask(logits: torch.Tensor, mask_id: int) -> torch.Tensor:
+    """Return logits in which the mask is impossible. A model may have no logit for it."""
+    logits = logits.clone()
+    if mask_id < logits.shape[-1]:
+        logits[:, mask_id] = -torch.inf
+    return logits

@@ -23,7 +23,7 @@ from shared.walks import Loop, Node, compile_walk
 
 ProgramOf = Callable[[PlanRequest], str]
 """The token program that computes a request: by its options."""
-PENALTIES: Final[Mapping[str, Any]] = {
+UNSUPPORTED: Final[Mapping[str, Any]] = {
     "repetition_penalty": 1,
     "presence_penalty": 0,
     "frequency_penalty": 0,
@@ -31,8 +31,7 @@ PENALTIES: Final[Mapping[str, Any]] = {
     "bad_words": [],
     "min_tokens": 0,
 }
-"""Parameters of the sampling loop that have no meaning where tokens are decided in any order, and the values
-that turn them off."""
+"""Parameters without a meaning where tokens are decided in any order, and the values that turn them off."""
 
 
 def text_graph(
@@ -52,7 +51,7 @@ def text_graph(
     """
 
     def plan(request: PlanRequest) -> Plan:
-        refuse_penalties(request)
+        refuse_unsupported(request)
         step = yield Walk("prepare", args=PrepareRequest(inputs=request.inputs, params=request.params))
         prepared = step.facts_as(PreparedPrompt)
         if default_max_tokens is not None:
@@ -89,14 +88,14 @@ def _with_limit(request: PlanRequest, default: int, prompt_tokens: int) -> PlanR
     return msgspec.structs.replace(request, params=params)
 
 
-def refuse_penalties(request: PlanRequest) -> None:
-    """Refuse what a program that decides tokens in any order cannot compute.
+def refuse_unsupported(request: PlanRequest) -> None:
+    """Refuse a request with parameters that a program which decides tokens in any order cannot follow.
 
     Raises:
-        ClientError: the request asks for it.
+        ClientError: it has some.
     """
     params = request.params
-    given = [name for name, off in PENALTIES.items() if getattr(params, name) not in (None, off)]
+    given = [name for name, off in UNSUPPORTED.items() if getattr(params, name) not in (None, off)]
     if params.max_tokens == 0 or params.warm:
         given.append("max_tokens=0" if params.max_tokens == 0 else "warm")
     if given:

@@ -2,23 +2,17 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import msgspec
 import torch
 
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.progress import Progress, silent
-from models.diffusion_text.apd import VERIFIER, ApdDriver, ApdSettings
-from models.diffusion_text.apd_options import VERIFIER_FOLDER, ApdOptions, check_apd
-from models.programs import TokenDriver, TokenProgram, TokenRequest
+from models.diffusion_text.apd import VERIFIER
+from models.diffusion_text.apd_options import VERIFIER_FOLDER
 from models.text.tokenizer import load_tokenizer
 from models.transformers_lm.loader import load_decoder
 from models.transformers_lm.node import DecoderLM
-from shared.errors import ClientError
-
-APD: Final = "apd"
-"""The name of the token program."""
 
 
 def load_verifier(
@@ -63,43 +57,3 @@ def check_vocabularies(denoiser: Path, verifier: Path) -> None:
             f"{min([*differing, *missing])!r}; expected a model with the same tokenizer, as Qwen2.5 is "
             "for Dream"
         )
-
-
-def apd_program(*, mask_id: int, shifts: bool) -> TokenProgram:
-    """Return the token program of a denoiser with a verifier.
-
-    Args:
-        mask_id: the denoiser's mask token.
-        shifts: its logits of a token are those of the next one.
-    """
-
-    def start(node: Any, request: TokenRequest) -> TokenDriver:
-        towers = node.towers
-        if VERIFIER not in towers:
-            raise ClientError(
-                "apd: this deployment has no verifier; expected model_kwargs with verifier: FOLDER, the "
-                "folder of an autoregressive model with the same tokenizer",
-                code="not_supported",
-            )
-        # The request has options of its family besides those of APD.
-        names = ApdOptions.__struct_fields__
-        given = {name: value for name, value in request.options.items() if name in names}
-        options = msgspec.convert(given, ApdOptions)
-        check_apd(options, given)
-        weight = options.apd_mixture_weight
-        settings = ApdSettings(
-            denoiser_weight=1 - options.apd_verifier_weight if weight is None else weight,
-            window=options.apd_window,
-            lookahead=options.apd_lookahead,
-            threshold=options.apd_threshold,
-        )
-        return ApdDriver(
-            request,
-            settings,
-            mask_id=mask_id,
-            shifts=shifts,
-            vocab_size=min(node.vocab_size, towers[VERIFIER].vocab_size),
-            device=node.device,
-        )
-
-    return start

@@ -3,25 +3,23 @@
 from typing import Final
 
 from models.checkpoints.claims import CheckpointInfo, Claim
-from models.diffusion_text.apd_options import VERIFIER_FOLDER
+from models.diffusion_text.a2d_classes import CLASSES
+from models.diffusion_text.apd_options import APD, VERIFIER_FOLDER
 from models.diffusion_text.graph import text_graph
 from models.masked_diffusion.options import MaskedDiffusionOptions
 from shared.plans import PlanRequest
 
 CANVAS: Final = "canvas"
-APD: Final = "apd"
 BLOCK_LENGTH: Final = "block_length"
 """The key of `model_kwargs` with the tokens of a block where the request names none."""
 DEFAULT_MAX_TOKENS: Final = 128
 """The length of a canvas whose request has none, as in LLaDA's published examples."""
-_CLASSES: Final = frozenset({"LLaDAModelLM", "DreamModel"})
-_A2D: Final = frozenset({"a2d-llama", "a2d-qwen2", "a2d-qwen3"})
-"""The `model_type`s of dllm-hub's models; those with attention in blocks are `models.block_diffusion`'s."""
+_ARCHITECTURES: Final = frozenset({"LLaDAModelLM", "DreamModel"})
 
 
 def claims(checkpoint: CheckpointInfo) -> Claim | None:
-    """Claim LLaDA, Dream, and dllm-hub's models."""
-    is_ours = checkpoint.architecture in _CLASSES or checkpoint.config.get("model_type") in _A2D
+    """Claim LLaDA, Dream, and dllm-hub's models, unless `models.block_diffusion` has the stronger claim."""
+    is_ours = checkpoint.architecture in _ARCHITECTURES or checkpoint.config.get("model_type") in CLASSES
     return Claim.ARCHITECTURE if is_ours else None
 
 

@@ -1,7 +1,6 @@
 """The node `llm` of masked diffusion models, with the token programs `canvas` and `apd`."""
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -12,28 +11,21 @@ import torch
 from models.checkpoints.files import CheckpointError, read_json
 from models.checkpoints.progress import Progress, silent
 from models.diffusion_text import a2d
-from models.diffusion_text.canvas import CanvasDriver, CanvasRecipe
+from models.diffusion_text.apd_options import APD
+from models.diffusion_text.apd_program import apd_program
+from models.diffusion_text.canvas import CanvasDriver
 from models.diffusion_text.mask_token import mask_id_of
 from models.diffusion_text.node import DiffusionLM
-from models.diffusion_text.refinement import Rules
-from models.diffusion_text.schedule import Schedule, even, linear
-from models.diffusion_text.verifier import apd_program, load_verifier
+from models.diffusion_text.schedule import even, linear
+from models.diffusion_text.verifier import load_verifier
 from models.masked_diffusion import dream, llada
-from models.masked_diffusion.graph import APD, BLOCK_LENGTH, CANVAS
-from models.masked_diffusion.options import MaskedDiffusionOptions, Remasking
-from models.masked_diffusion.remasking import (
-    OF_DREAM,
-    OF_PROBABILITY,
-    draw_of,
-    dream_shares,
-    is_parallel,
-    origin_shares,
-    remasking_of,
-)
+from models.masked_diffusion.graph import BLOCK_LENGTH, CANVAS
+from models.masked_diffusion.options import MaskedDiffusionOptions
+from models.masked_diffusion.recipe import ModelDefaults, recipe_of
 from models.programs import TokenDriver, TokenProgram, TokenRequest
 from models.transformers_lm.loader import examine_decoder, load_decoder
 from models.transformers_lm.renames import Published
-from shared.errors import BugError, ClientError
+from shared.errors import BugError
 
 NODE: Final = "llm"
 LLADA_BLOCK: Final = 32
@@ -81,20 +73,18 @@ def programs_of(
         CheckpointError: a file is malformed, or names no mask token; or `kwargs` are invalid.
     """
     model_type = read_json(checkpoint / "config.json").get("model_type")
-    mask_id, is_dream = mask_id_of(checkpoint), model_type == dream.MODEL_TYPE
-    return {
-        CANVAS: partial(
-            _start_canvas,
-            mask_id=mask_id,
-            is_dream=is_dream,
-            block_length=_configured(kwargs) or (LLADA_BLOCK if model_type == llada.MODEL_TYPE else None),
-            schedule=even if model_type == llada.MODEL_TYPE else linear,
-        ),
-        APD: apd_program(mask_id=mask_id, shifts=is_dream),
-    }
+    is_llada = model_type == llada.MODEL_TYPE
+    model = ModelDefaults(
+        mask_id=mask_id_of(checkpoint),
+        is_dream=model_type == dream.MODEL_TYPE,
+        block_length=_configured(kwargs) or (LLADA_BLOCK if is_llada else None),
+        schedule=even if is_llada else linear,
+    )
+    return {CANVAS: _canvas(model), APD: apd_program(mask_id=model.mask_id, shifts=model.is_dream)}
 
 
 def _configured(kwargs: Mapping[str, Any]) -> int | None:
+    """The tokens of a block that the deployment names."""
     found = kwargs.get(BLOCK_LENGTH)
     if found is not None and (not isinstance(found, int) or found < 1):
         raise CheckpointError(
@@ -115,89 +105,9 @@ def _published(checkpoint: Path) -> Published | None:
             return a2d.published(raw, checkpoint)
 
 
-def _start_canvas(
-    node: Any,
-    request: TokenRequest,
-    *,
-    mask_id: int,
-    is_dream: bool,
-    block_length: int | None,
-    schedule: Schedule,
-) -> TokenDriver:
-    options = msgspec.convert(request.options, MaskedDiffusionOptions)
-    remasking = remasking_of(options, is_dream=is_dream)
-    _check(options, remasking)
-    length = min(options.block_length or block_length or request.max_tokens, request.max_tokens)
-    steps = _steps(options, length, request.max_tokens)
-    is_free = is_parallel(options)
+def _canvas(model: ModelDefaults) -> TokenProgram:
+    def start(node: Any, request: TokenRequest) -> TokenDriver:
+        options = msgspec.convert(request.options, MaskedDiffusionOptions)
+        return CanvasDriver(request, recipe_of(options, request.max_tokens, model), device=node.device)
 
-    def quotas_of(masks: int, generator: torch.Generator) -> list[int]:
-        if is_free and steps is None:
-            return [1]
-        if remasking == "origin":
-            return origin_shares(masks, steps or masks, options.eps, generator)
-        if remasking in OF_DREAM:
-            return dream_shares(masks, steps or masks, options.eps)
-        return schedule(masks, steps or masks)
-
-    def rules_of(masks: int, generator: torch.Generator) -> Rules:
-        return Rules(
-            quotas=quotas_of(masks, generator),
-            threshold=options.confidence_threshold if is_free else None,
-            factor=options.factor if is_free else None,
-            early_stop=options.early_stop,
-        )
-
-    recipe = CanvasRecipe(
-        mask_id=mask_id,
-        shifts=is_dream,
-        block_length=length,
-        draw=draw_of(remasking, options.alg_temp),
-        rules_of=rules_of,
-        guidance_scale=options.guidance_scale,
-        cache=options.cache,
-    )
-    return CanvasDriver(request, recipe, device=node.device)
-
-
-def _steps(options: MaskedDiffusionOptions, block_length: int, max_tokens: int) -> int | None:
-    """The steps of each block; None if the request names none.
-
-    Raises:
-        ClientError: the blocks cannot share them.
-    """
-    blocks = -(-max_tokens // block_length)
-    if options.steps is None:
-        return None
-    if options.steps % blocks:
-        raise ClientError(
-            f"steps: expected a multiple of the {blocks} blocks of an answer (max_tokens {max_tokens} in "
-            f"blocks of {block_length}), found {options.steps}",
-            code="invalid_value",
-        )
-    return options.steps // blocks
-
-
-def _check(options: MaskedDiffusionOptions, remasking: Remasking) -> None:
-    """Check options that exclude one another.
-
-    Raises:
-        ClientError: some do.
-    """
-    if is_parallel(options) and remasking not in OF_PROBABILITY:
-        raise ClientError(
-            f"remasking {remasking!r} orders by something else than a probability, so confidence_threshold "
-            f"and factor have no meaning: expected {' or '.join(sorted(OF_PROBABILITY))}, or neither of them",
-            code="invalid_value",
-        )
-    if options.confidence_threshold is not None and options.factor is not None and options.parallel_decoding:
-        raise ClientError(
-            "confidence_threshold and factor: expected one of them; each decides how many tokens a step "
-            "fills in",
-            code="invalid_value",
-        )
-    if options.alg_temp and remasking not in OF_DREAM - {"origin"}:
-        raise ClientError(
-            f"alg_temp: expected remasking maskgit_plus, topk_margin or entropy, found {remasking!r}",
-            code="invalid_value",
-        )
+    return start

@@ -11,7 +11,7 @@ Remasking: TypeAlias = Literal["low_confidence", "random", "origin", "maskgit_pl
 
 
 class MaskedDiffusionOptions(ApdOptions, frozen=True, kw_only=True, omit_defaults=True):
-    """How an answer is filled in, besides the options of APD. The length of the canvas is `max_tokens`.
+    """Options of an answer that is filled in, besides those of APD. The canvas has `max_tokens` tokens.
 
     Attributes:
         steps: the denoising steps of the whole answer, a multiple of the number of blocks; without it one for

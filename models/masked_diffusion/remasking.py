@@ -11,9 +11,8 @@ from typing import Final
 import msgspec
 import torch
 
-from models.diffusion_text.candidates import Candidates, filtered, plain
-from models.diffusion_text.canvas import Draw
-from models.diffusion_text.filters import filtered as cut_off
+from models.diffusion_text.candidates import Candidates, Draw, draw_filtered, draw_plain
+from models.diffusion_text.filters import filtered_logits
 from models.masked_diffusion.options import MaskedDiffusionOptions, Remasking
 from models.sequence_request import SamplingParams
 
@@ -43,11 +42,11 @@ def draw_of(remasking: Remasking, alg_temp: float) -> Draw:
     """Return the function that draws tokens and confidences."""
     if remasking in OF_DREAM:
         return partial(_dream, remasking=remasking, alg_temp=alg_temp)
-    return _random if remasking == "random" else plain
+    return _random if remasking == "random" else draw_plain
 
 
 def _random(logits: torch.Tensor, sampling: SamplingParams, generator: torch.Generator) -> Candidates:
-    ids = plain(logits, sampling, generator).ids
+    ids = draw_plain(logits, sampling, generator).ids
     return Candidates(ids, _uniform(ids, generator))
 
 
@@ -60,10 +59,10 @@ def _dream(
     alg_temp: float,
 ) -> Candidates:
     # Dream applies top-p before top-k.
-    logits = cut_off(logits, msgspec.structs.replace(sampling, top_k=None))
-    logits = cut_off(logits, SamplingParams(top_k=sampling.top_k))
+    logits = filtered_logits(logits, msgspec.structs.replace(sampling, top_k=None))
+    logits = filtered_logits(logits, SamplingParams(top_k=sampling.top_k))
     drawn = SamplingParams(temperature=1.0 if sampling.temperature else None)
-    found = filtered(logits, drawn, generator)
+    found = draw_filtered(logits, drawn, generator)
     confidence = found.confidence
     if remasking == "origin":
         return Candidates(found.ids, _uniform(found.ids, generator))

@@ -13,7 +13,7 @@ import torch
 
 from models.checkpoints.files import CheckpointError
 from models.diffusion_text.apd import VERIFIER, ApdDriver, ApdSettings
-from models.diffusion_text.filters import filtered
+from models.diffusion_text.filters import filtered_logits
 from models.diffusion_text.seeds import generator_of
 from models.diffusion_text.verifier import check_vocabularies
 from models.programs import NewTokens, TokenRequest
@@ -73,12 +73,12 @@ def reference(settings: ApdSettings, request: TokenRequest, *, shifts: bool = Tr
         if request.sampling.temperature:
             noise = -torch.empty_like(d).exponential_(generator=generator_of(request, c, CPU)).log()
         d[:, MASK] = -1e9
-        drafts = (filtered(d, request.sampling) + noise).argmax(-1)
+        drafts = (filtered_logits(d, request.sampling) + noise).argmax(-1)
         text = torch.tensor([x + drafts.tolist()])
         a = model("qwen3", 3)(text, use_cache=False).logits[0][c - 1 : right - 1]
         a[:, MASK] = -1e9
         product = settings.denoiser_weight * d + (1 - settings.denoiser_weight) * a
-        chosen = (filtered(product, request.sampling) + noise).argmax(-1)
+        chosen = (filtered_logits(product, request.sampling) + noise).argmax(-1)
         accepted = 1
         while accepted < len(drafts) and drafts[accepted] == chosen[accepted]:
             accepted += 1

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from models.diffusion_text.filters import filtered
+from models.diffusion_text.filters import filtered_logits
 from models.sequence_request import SamplingParams
 
 CHANCES = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.05, 0.15, 0.3, 0.5]])
@@ -28,7 +28,7 @@ CHANCES = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.05, 0.15, 0.3, 0.5]])
     ],
 )
 def test_the_likeliest_tokens_are_kept_at_each_place(params: dict[str, Any], kept: int) -> None:
-    found = filtered(CHANCES.log(), SamplingParams(**params)).softmax(-1)
+    found = filtered_logits(CHANCES.log(), SamplingParams(**params)).softmax(-1)
 
     assert (found > 0).sum(-1).tolist() == [kept, kept]
     best = CHANCES[0].clone().pow(1 / params.get("temperature", 1.0))

@@ -1,11 +1,11 @@
-"""What a diffusion language model cannot compute is refused by name, and what turns it off is not."""
+"""Refusals of parameters that a diffusion language model cannot follow."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from models.diffusion_text.graph import refuse_penalties
+from models.diffusion_text.graph import refuse_unsupported
 from shared.errors import ClientError
 from shared.events import Params
 
@@ -25,7 +25,7 @@ def test_parameters_that_are_turned_off_are_accepted() -> None:
         "min_p": 0.1,
     }
 
-    refuse_penalties(request(max_tokens=4, **off))
+    refuse_unsupported(request(max_tokens=4, **off))
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,6 @@ def test_parameters_that_are_turned_off_are_accepted() -> None:
         ({"warm": True}, "warm"),
     ],
 )
-def test_others_are_refused_by_name(params: dict[str, Any], name: str) -> None:
+def test_parameters_that_need_tokens_in_their_order_are_refused_by_name(params: dict[str, Any], name: str) -> None:
     with pytest.raises(ClientError, match=name):
-        refuse_penalties(request(**params))
+        refuse_unsupported(request(**params))
