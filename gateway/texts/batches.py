@@ -14,8 +14,9 @@ from gateway.texts.entries import Entry, Text
 from shared.events import MAX_TEXTS, Inputs
 
 BATCH_BYTES: Final = 256 * 1024
-"""Texts of this size together are one request on the log: well below the limit of an event, twice."""
+"""The most bytes of texts in one request on the log: a quarter of the usual limit of an event."""
 _ID_BYTES: Final = 5
+"""The bytes of a token id in an event, at most: MessagePack's unsigned 32 bits."""
 
 
 @dataclass(slots=True)
@@ -50,7 +51,7 @@ class Batch:
         )
 
 
-def batches(entries: Sequence[Entry], queries: Sequence[Text] = ()) -> list[Batch]:
+def batches_of(entries: Sequence[Entry], queries: Sequence[Text] = ()) -> list[Batch]:
     """Divide entries into batches; all images are in the first one, whose media are stored together.
 
     Args:

@@ -20,7 +20,7 @@ from gateway.media.intake import MediaIntake
 from gateway.requests.response import AnswerFormat, AnswerResponse, DocumentFormat, RequestGroup
 from gateway.requests.service import Gateway
 from gateway.requests.submission import SubmissionRecord
-from gateway.texts.batches import batches
+from gateway.texts.batches import batches_of
 from gateway.texts.encodings import Encoding, Ranges, check_ranges, encode
 from gateway.texts.entries import Entry, EntryReader
 from gateway.texts.fields import TextsRequest, prepared
@@ -153,11 +153,11 @@ async def _group(
 ) -> tuple[RequestGroup, list[list[int]]]:
     """The requests on the log, and the entries to which the rows of their outputs belong."""
     if gateway.served.takes_texts:
-        found = batches(entries)
+        batches = batches_of(entries)
         group = await request_group(
-            gateway, intake, http, body, found, modality=EMBEDDING, route=EMBEDDINGS, id_prefix=_ID_PREFIX
+            gateway, intake, http, body, batches, modality=EMBEDDING, route=EMBEDDINGS, id_prefix=_ID_PREFIX
         )
-        return group, [batch.order for batch in found]
+        return group, [batch.order for batch in batches]
     for entry in entries:
         if entry.image is not None:
             raise InvalidParamError(

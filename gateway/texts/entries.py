@@ -17,8 +17,8 @@ from gateway.media.sources import MediaSource
 from shared.validation_errors import described
 
 Text = str | list[int]
-_IS_NAMED: Final = ("data:", "http://", "https://", sources.FILE_PREFIX)
-"""The beginnings of strings that name an image; other strings are its base64."""
+_ADDRESSES: Final = ("data:", "http://", "https://", sources.FILE_PREFIX)
+"""The beginnings of strings that say where an image is; other strings are its base64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ class EntryReader:
 
 
 def _image(where: str, found: object) -> MediaSource:
-    if isinstance(found, str) and found and not found.lower().startswith(_IS_NAMED):
+    if isinstance(found, str) and found and not found.lower().startswith(_ADDRESSES):
         return sources.of_base64(where, found, modality=IMAGE)
     return sources.of_text(where, found, IMAGE)
 

@@ -3,23 +3,20 @@
 The bodies of Cohere, Jina and vLLM are accepted, and the answer has the fields of all of them.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import Meta
 
 from gateway.http.bodies import body_schema, converted, read_object
 from gateway.media.intake import MediaIntake
-from gateway.requests.response import AnswerFormat, AnswerResponse, DocumentFormat
+from gateway.requests.response import AnswerFormat, AnswerResponse
 from gateway.requests.service import Gateway
 from gateway.requests.submission import SubmissionRecord
-from gateway.texts.entries import EntryReader
 from gateway.texts.fields import TextsRequest, prepared
-from gateway.texts.scoring import Scores, check_scores, scored
-from shared.events import OutputChunk, Usage
+from gateway.texts.scoring import ScoresDocument, check_scores, scored, text_reader
+from shared.events import Usage
 
 RERANK: Final = "/v1/rerank"
 WITH_DOCUMENTS: Final = (RERANK, "/rerank")
@@ -46,25 +43,6 @@ class RerankRequest(TextsRequest, frozen=True, kw_only=True):
     top_n: Annotated[int, Meta(ge=0)] | None = None
     return_documents: bool | None = None
     max_tokens_per_doc: Annotated[int, Meta(ge=1)] | None = None
-
-
-@dataclass(slots=True)
-class ScoresDocument(DocumentFormat):
-    """An answer that is made from the scores, by `document`."""
-
-    scores: Scores
-    document: Callable[[list[float], Usage], dict[str, Any]]
-
-    def chunk(self, choice: int, chunk: OutputChunk) -> bytes:
-        self.scores.push(choice, chunk)
-        return b""
-
-    def complete(self, usage: Usage) -> Iterator[bytes]:
-        found = []
-        for score in self.scores.scores():
-            found.append(score)
-            yield b""  # other answers go on
-        yield msgspec.json.encode(self.document(found, usage))
 
 
 def rerank_routes(gateway: Gateway) -> APIRouter:
@@ -108,18 +86,6 @@ def rerank_routes(gateway: Gateway) -> APIRouter:
             openapi_extra=body_schema(RerankRequest),
         )
     return router
-
-
-def text_reader(name: str, intake: MediaIntake, most: int) -> EntryReader:
-    """Return the reader of texts and images in the field `name`."""
-    return EntryReader(
-        name=name,
-        check_modality=intake.check_modality,
-        most=most,
-        setting="gateway.max_documents",
-        allows_more=True,
-        takes_ids=False,
-    )
 
 
 def _results(

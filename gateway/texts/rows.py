@@ -32,7 +32,7 @@ class Embedding:
 
 @dataclass(slots=True)
 class Outputs:
-    """The outputs of one modality, of all requests of an answer, with the numbers of vectors beside them.
+    """The outputs of one modality, of all requests of an answer; and the number of vectors of each entry.
 
     Attributes:
         orders: for each request, the entries of the body in the order of its rows.
@@ -84,11 +84,11 @@ class Outputs:
         numbers, shape = _numbers(data), metadata["shape"]
         size = shape[-1]
         rows = [numbers[start : start + size] for start in range(0, len(numbers), size)] if size else []
-        numbers_of_vectors = self._found.get((choice, VECTORS))
-        if numbers_of_vectors is None:
+        counts = self._found.get((choice, VECTORS))
+        if counts is None:
             return [Embedding([row]) for row in rows]
         found, first = [], 0
-        for count in _numbers(numbers_of_vectors[0], "i"):
+        for count in _numbers(counts[0], "i"):
             found.append(Embedding(rows[first : first + count], is_multi=True))
             first += count
         return found

@@ -1,5 +1,6 @@
 """`POST /v1/score` and `/score`: the scores of pairs of texts, in vLLM's words."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Request, Response
@@ -12,8 +13,7 @@ from gateway.requests.response import AnswerFormat, AnswerResponse
 from gateway.requests.service import Gateway
 from gateway.requests.submission import SubmissionRecord
 from gateway.texts.fields import TextsRequest, prepared
-from gateway.texts.rerank import ScoresDocument, text_reader
-from gateway.texts.scoring import check_scores, scored
+from gateway.texts.scoring import ScoresDocument, check_scores, scored, text_reader
 from shared.events import Usage
 
 SCORES: Final = "/v1/score"
@@ -72,10 +72,7 @@ def score_routes(gateway: Gateway) -> APIRouter:
                     "object": "list",
                     "created": recorded.created_s,
                     "model": gateway.served.name,
-                    "data": [
-                        {"index": index, "object": "score", "score": one} for index, one in enumerate(found)
-                    ],
-                    "usage": {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.total_tokens},
+                    **_results(found, usage),
                 }
 
             return ScoresDocument(scores, document)
@@ -91,3 +88,11 @@ def score_routes(gateway: Gateway) -> APIRouter:
             openapi_extra=body_schema(ScoreRequest),
         )
     return router
+
+
+def _results(scores: Sequence[float], usage: Usage) -> dict[str, Any]:
+    """The scores in the order of the pairs, and the usage."""
+    return {
+        "data": [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)],
+        "usage": {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.total_tokens},
+    }

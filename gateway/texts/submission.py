@@ -22,7 +22,7 @@ async def request_group(
     intake: MediaIntake,
     http: Request,
     body: TextsRequest,
-    found: Sequence[Batch],
+    batches: Sequence[Batch],
     *,
     modality: str,
     route: str,
@@ -36,15 +36,15 @@ async def request_group(
     Raises:
         ClientError: an image cannot be taken, or the chosen id is not valid.
     """
-    inputs = [batch.inputs(modality) for batch in found]
+    inputs = [batch.inputs(modality) for batch in batches]
     group = _group(gateway, http, body, inputs, route, id_prefix)
     first, *others = group.requests
-    images = found[0].images
+    images = batches[0].images
     return replace(
         group,
         requests=[*await intake.attach([first], images), *others],
         media_places=[image.where for image in images],
-        text_places=[batch.text_places for batch in found],
+        text_places=[batch.text_places for batch in batches],
         query_places=query_places,
     )
 

@@ -41,6 +41,6 @@ def test_parameters_that_are_turned_off_are_accepted() -> None:
         ({"warm": True}, "warm"),
     ],
 )
-def test_parameters_that_need_tokens_in_their_order_are_refused_by_name(params: dict[str, Any], name: str) -> None:
+def test_parameters_that_need_an_order_are_refused_by_name(params: dict[str, Any], name: str) -> None:
     with pytest.raises(ClientError, match=name):
         refuse_unsupported(request(**params))
