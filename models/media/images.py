@@ -81,17 +81,33 @@ class Animation:
 
     Attributes:
         count: the number of frames that the file states.
-        fps: the average number of frames per second; 0 if unknown.
     """
 
     def __init__(self, file: BinaryIO, limits: MediaLimits) -> None:
         with reported():
             self._image = open_image(file, limits)
-            self._image.load()  # WebP states the duration of a frame once it is decoded
+            self._image.load()
             self.count = int(getattr(self._image, "n_frames", 1))
-            duration_ms = float(self._image.info.get("duration", 0) or 0)
-        self.fps = 1000 / duration_ms if duration_ms > 0 else 0.0
         self.size = self._image.size
+
+    def seconds(self, most: float) -> float:
+        """Return the duration of all frames, which are decoded for it; 0 for a single one.
+
+        Frames may last unlike long, and WebP states the duration of a frame once it is decoded.
+
+        Raises:
+            MediaTooLargeError: it is above `most`.
+        """
+        total = 0.0
+        if self.count > 1:
+            for start, _ in self.frames():
+                total = start + self._frame_seconds()
+                if total > most:
+                    raise MediaTooLargeError(f"expected at most {most:g} s (media.max_seconds), found more")
+        return total
+
+    def _frame_seconds(self) -> float:
+        return float(self._image.info.get("duration", 0) or 0) / 1000
 
     def frames(self) -> Iterator[tuple[float, Image.Image]]:
         """The time of each frame in seconds, and the frame; it is valid until the next one."""
@@ -104,7 +120,7 @@ class Animation:
                     return
                 self._image.load()
                 yield seconds, self._image
-                seconds += float(self._image.info.get("duration", 0) or 0) / 1000
+                seconds += self._frame_seconds()
 
 
 @contextmanager

@@ -62,10 +62,11 @@ class _Animated:
 
     def __init__(self, file: BinaryIO, limits: MediaLimits) -> None:
         self._animation = Animation(file, limits)
-        count, fps = self._animation.count, self._animation.fps
+        count = self._animation.count
         check_count(count, limits)
         width, height = self._animation.size
-        seconds = count / fps if fps and count > 1 else 0.0
+        seconds = self._animation.seconds(limits.max_seconds)
+        fps = count / seconds if seconds else 0.0
         self.info = VideoInfo(frames=count, fps=fps, seconds=seconds, width=width, height=height)
         self.seen = 0
 

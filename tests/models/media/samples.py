@@ -35,11 +35,13 @@ def image(kind: str, pixels: npt.NDArray[Any] | None = None, **options: Any) -> 
     return file.getvalue()
 
 
-def animation(kind: str, frames: int = 5) -> bytes:
-    """An animated GIF, WebP or PNG, with a frame every 100 ms."""
+def animation(kind: str, frames: int = 5, first_ms: int = 100) -> bytes:
+    """An animated GIF, WebP or PNG: a first frame, and one every 100 ms."""
     drawn = [Image.fromarray(picture(shift=n)) for n in range(frames)]
     file = io.BytesIO()
-    drawn[0].save(file, format=kind, save_all=True, append_images=drawn[1:], duration=100)
+    drawn[0].save(
+        file, format=kind, save_all=True, append_images=drawn[1:], duration=[first_ms, *[100] * (frames - 1)]
+    )
     return file.getvalue()
 
 

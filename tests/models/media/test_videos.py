@@ -58,6 +58,22 @@ def test_an_animated_image_is_a_video(kind: str) -> None:
     assert found.info.fps == pytest.approx(10)
 
 
+@pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
+def test_the_frames_of_an_animation_may_last_unlike_long(kind: str) -> None:
+    found = read(samples.animation(kind, frames=10, first_ms=1000), lambda _: [0, 1, 9])
+
+    assert np.allclose(found.seconds, [0.0, 1.0, 1.8])
+    assert found.info.fps == pytest.approx(10 / 1.9, rel=0.02)
+
+
+@pytest.mark.parametrize("kind", ["WEBP", "PNG"])
+def test_an_animation_that_lasts_too_long_is_refused(kind: str) -> None:
+    limits = MediaLimits(max_pixels=1_000_000, max_seconds=1.5)
+
+    with pytest.raises(MediaTooLargeError, match=r"at most 1.5 s \(media.max_seconds\)"):
+        read(samples.animation(kind, frames=10, first_ms=1000), every_third, limits)
+
+
 def test_an_image_is_a_video_of_one_frame() -> None:
     found = read(samples.image("PNG"), lambda info: [0] * 4)
 
