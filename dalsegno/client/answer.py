@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from dalsegno.client.media import Audio, Medium
@@ -127,6 +128,15 @@ class Answer:
             return None
         size = pieces[0].metadata["shape"][-1]
         return [[*row] for one in pieces for row in struct.iter_unpack(f"<{size}f", one.data)]
+
+    @property
+    def multi_vectors(self) -> list[list[list[float]]] | None:
+        """The vectors of each text by a multi-vector model, if requested."""
+        counts = b"".join(one.data for one in self.media.get("vectors", []))
+        if not counts or self.embeddings is None:
+            return None
+        vectors = iter(self.embeddings)
+        return [[*islice(vectors, count)] for (count,) in struct.iter_unpack("<i", counts)]
 
     @property
     def scores(self) -> list[float] | None:

@@ -58,6 +58,7 @@ def test_vectors_and_scores_are_those_of_the_oracle_also_after_a_kill(tmp_path: 
         found = asyncio.run(ask(running))
         with Client(running.url) as client:
             ranked = client.rerank(QUERIES[0], DOCUMENTS, top_n=2)
+            answer = client.generate(texts=DOCUMENTS, output_modalities=("embedding",))
         verdicts = clients.verdicts(clients.run_on(running, "replay", "--all", "--json"))
         executed = clients.run_on(running, "replay", "killed", "--execute", "--config", str(folder))
 
@@ -71,6 +72,9 @@ def test_vectors_and_scores_are_those_of_the_oracle_also_after_a_kill(tmp_path: 
     assert [one["index"] for one in found["rerank"]["results"]] == best
     assert [one.index for one in ranked] == best[:2]
     assert found["image"]["error"]["code"] == "unsupported_modality"
+    assert answer.multi_vectors is not None
+    assert np.concatenate(answer.multi_vectors) == pytest.approx(np.concatenate(documents), abs=1e-5)
+    assert [len(one) for one in answer.multi_vectors] == [len(one) for one in documents]
     assert_killed(found["killed"]["outputs"], documents)
     assert all(verdict["matches"] for verdict in verdicts.values()), verdicts
     assert "agree" in executed.stdout + executed.stderr, executed.stdout + executed.stderr

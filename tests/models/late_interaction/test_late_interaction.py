@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from shutil import copytree
 
@@ -33,9 +34,14 @@ FOLDERS: dict[str, Callable[[], Path]] = {
 }
 
 
+@cache
+def folder_of(name: str) -> Path:
+    return FOLDERS[name]()
+
+
 @pytest.fixture(scope="module", params=FOLDERS)
 def folder(request: pytest.FixtureRequest) -> Path:
-    return FOLDERS[request.param]()
+    return folder_of(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +107,7 @@ def test_documents_and_queries_are_cut() -> None:
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_folders_are_claimed(name: str) -> None:
-    assert registry.family_of(FOLDERS[name]()) == "late_interaction"
+    assert registry.family_of(folder_of(name)) == "late_interaction"
 
 
 def test_a_folder_is_served_without_a_file() -> None:
@@ -110,7 +116,7 @@ def test_a_folder_is_served_without_a_file() -> None:
 
 
 def test_a_folder_without_its_projection_is_refused(tmp_path: Path) -> None:
-    folder = copytree(pylate_folder(), tmp_path / "broken")
+    folder = copytree(folder_of("pylate"), tmp_path / "broken")
     (folder / "1_Dense" / "model.safetensors").unlink()
 
     with pytest.raises(CheckpointError, match="expected the weights of a module"):
@@ -118,7 +124,7 @@ def test_a_folder_without_its_projection_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_module_is_refused(tmp_path: Path) -> None:
-    folder = copytree(multi_vector_folder(), tmp_path / "pooled")
+    folder = copytree(folder_of("native"), tmp_path / "pooled")
     modules = json.loads((folder / "modules.json").read_text())
     modules[2]["type"] = "sentence_transformers.multi_vector_encoder.modules.token_pooling.TokenPooling"
     (folder / "modules.json").write_text(json.dumps(modules))
