@@ -29,7 +29,14 @@ _EXPECTED: Final[Mapping[str, tuple[Any, ...]]] = {
     "rope": (True,),
     "scale_logits": (False,),
 }
-"""Keys of `config.json`, and the values with which the layers are Llama's; a key may be absent."""
+"""Keys of `config.json`, and the values with which the layers are Llama's."""
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    "activation_type": "swiglu",
+    "block_type": "sequential",
+    "layer_norm_type": "default",
+    "rope": False,
+}
+"""What the published configuration class assumes of an absent key, where that is not Llama's."""
 _SIZES: Final = ("d_model", "n_heads", "n_layers", "mlp_hidden_size", "vocab_size", "max_sequence_length")
 _NAMES: Final[Mapping[str, str]] = {
     "wte": "model.embed_tokens",
@@ -58,9 +65,10 @@ def published(raw: Mapping[str, Any], checkpoint: Path) -> Published:
         UnsupportedArchitectureError: the checkpoint has layers that are not Llama's.
     """
     for key, allowed in _EXPECTED.items():
-        if key in raw and raw[key] not in allowed:
+        found = raw.get(key, _DEFAULTS.get(key, allowed[0]))
+        if found not in allowed:
             raise UnsupportedArchitectureError(
-                f"{checkpoint}: LLaDA with {key} {raw[key]!r} is not served: expected {allowed[0]!r}, as in "
+                f"{checkpoint}: LLaDA with {key} {found!r} is not served: expected {allowed[0]!r}, as in "
                 "the published checkpoints"
             )
     if missing := [key for key in _SIZES if not isinstance(raw.get(key), int)]:
@@ -80,7 +88,7 @@ def published(raw: Mapping[str, Any], checkpoint: Path) -> Published:
         "max_position_embeddings": raw["max_sequence_length"],
         "rms_norm_eps": raw.get("rms_norm_eps", 1e-5),
         "rope_theta": raw.get("rope_theta", 10_000.0),
-        "tie_word_embeddings": bool(raw.get("weight_tying", False)),
+        "tie_word_embeddings": bool(raw.get("weight_tying", True)),
         "eos_token_id": raw.get("eos_token_id"),
         "pad_token_id": raw.get("pad_token_id"),
     }

@@ -107,6 +107,17 @@ def test_other_layers_are_refused_by_name(changes: dict[str, Any], problem: str,
         examine(copied(tiny_llada(), tmp_path / "other", **changes), "llm")
 
 
+@pytest.mark.parametrize("key", ["activation_type", "block_type", "layer_norm_type", "rope"])
+def test_an_absent_key_means_what_llada_assumes(key: str, tmp_path: Path) -> None:
+    folder = copied(tiny_llada(), tmp_path / "other")
+    raw = json.loads((folder / "config.json").read_text())
+    raw.pop(key)
+    (folder / "config.json").write_text(json.dumps(raw))
+
+    with pytest.raises(UnsupportedArchitectureError, match=f"LLaDA with {key} "):
+        examine(folder, "llm")
+
+
 def test_a_config_without_sizes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"expected numbers for d_model, found 'wide'"):
         examine(copied(tiny_llada(), tmp_path / "odd", d_model="wide"), "llm")
@@ -176,7 +187,12 @@ def test_the_options_choose_the_program() -> None:
 
 @pytest.mark.parametrize(
     "params",
-    [Params(presence_penalty=1.0), Params(repetition_penalty=1.2), Params(bad_words=["no"]), Params(min_tokens=3)],
+    [
+        Params(presence_penalty=1.0),
+        Params(repetition_penalty=1.2),
+        Params(bad_words=["no"]),
+        Params(min_tokens=3),
+    ],
 )
 def test_what_depends_on_the_order_of_tokens_is_refused(params: Params) -> None:
     request = PlanRequest(
