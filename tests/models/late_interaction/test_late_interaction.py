@@ -13,6 +13,7 @@ from msgspec import to_builtins
 from configs.checks import resolve
 from models import registry
 from models.checkpoints.files import CheckpointError
+from models.late_interaction import processing
 from models.late_interaction.graph import GRAPH, LateInteractionRequest
 from shared.errors import ClientError
 from shared.events import Inputs, Media, Params
@@ -92,6 +93,17 @@ def test_mask_tokens_that_are_seen_make_other_vectors() -> None:
         for attend in (True, False)
     )
     assert abs(seen - unseen).max() > 0.01
+
+
+def test_prefix_tokens_and_the_skip_list_decide_what_the_vectors_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    [expected] = Model(stanford_folder()).embed(DOCUMENTS[:1])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(processing, "mark_prefixes", lambda tokenizer, marks: None)
+        torn = Model(stanford_folder()).item(DOCUMENTS[:1]).inputs["tokens"].tolist()
+    whole = Model(stanford_folder()).item(DOCUMENTS[:1]).inputs
+    assert whole["tokens"].tolist() != torn
+    assert len(whole["tokens"]) - len(expected) == 2, "a comma and an exclamation mark"
 
 
 def test_documents_and_queries_are_cut() -> None:
