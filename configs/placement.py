@@ -32,9 +32,10 @@ class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     """Nodes and the ranks that execute them, for all walks or for some.
 
     Attributes:
-        node_names: nodes of the family; `decoder_lm` has `prepare` (template, tokenizer) and `llm`; families
-            of vision and language have `vision_encoder`, too; `vjepa2` has `prepare`, `video_encoder` and
-            `predictor`; `orpheus` has `prepare`, `LLM` and `snac_decoder`.
+        node_names: nodes of the family; `decoder_lm` and diffusion language models have `prepare` (template,
+            tokenizer) and `llm`; families of vision and language have `vision_encoder`, too; encoders of
+            texts have `prepare` and `encoder`, `reranker` has `prepare` and `scorer`; `vjepa2` has `prepare`,
+            `video_encoder` and `predictor`; `orpheus` has `prepare`, `LLM` and `snac_decoder`.
         ranks: the ranks that execute these nodes: GPUs, or CPU processes. Several ranks are replicas: each
             request uses one of them.
         graph_walks: the walks to which the group applies; default: all walks that no other group names for
