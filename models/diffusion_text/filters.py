@@ -1,16 +1,20 @@
 """Temperature, min-p, top-k and top-p, and the cut of the mask token, for all places of a block at once."""
 
 import math
+from typing import Final
 
 import torch
 
 from models.sequence_request import SamplingParams
 
+_LEAST_TEMPERATURE: Final = 1e-30
+"""Below this, logits divided by the temperature overflow; the draw is the likeliest token anyway."""
+
 
 def filtered_logits(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
     """Return logits after temperature, min-p, top-k and top-p: those that are cut off are -inf."""
     if sampling.temperature:
-        logits = logits / sampling.temperature
+        logits = logits / max(sampling.temperature, _LEAST_TEMPERATURE)
     if sampling.min_p:
         least = logits.max(-1, keepdim=True).values + math.log(sampling.min_p)
         logits = logits.masked_fill(logits < least, -torch.inf)

@@ -103,7 +103,8 @@ class Block:
         """The masks that are filled in, (L,) bool."""
         rules = self._rules
         quota = min(rules.quotas[min(self._steps, len(rules.quotas) - 1)], self._masks)
-        confidence = candidates.confidence.masked_fill(~self._is_masked, -torch.inf)
+        least = torch.finfo(candidates.confidence.dtype).min
+        confidence = candidates.confidence.clamp_min(least).masked_fill(~self._is_masked, -torch.inf)
         if rules.threshold is not None:
             sure = confidence > rules.threshold
             if int(sure.sum()) >= quota:

@@ -21,15 +21,20 @@ def even(tokens: int, steps: int) -> list[int]:
 def linear(tokens: int, steps: int) -> list[int]:
     """Return shares of what is left, rounded: `linear(8, 3)` is 3, 2, 3. Steps without one are left out."""
     shares: list[int] = []
-    for left in range(steps, 0, -1):
-        shares.append(round((tokens - sum(shares)) * _share(left, steps)))
+    left = tokens
+    for part in _parts(steps):
+        share = round(left * part)
+        left -= share
+        shares.append(share)
     return [share for share in shares if share]
 
 
-def _share(left: int, steps: int) -> float:
-    """The share of the masks that the next of `left` steps fills in: 1 / left.
+def _parts(steps: int) -> list[float]:
+    """The part of the masks that each step fills in: 1 / (the steps that are left).
 
     In single precision, as published: where a half is rounded, the error of a float decides.
     """
-    now, next_ = (np.float32(1) - (np.float32(1) - np.float32(time / steps)) for time in (left, left - 1))
-    return 1 - float(next_ / now)
+    times = np.float32(1) - (np.arange(steps, -1, -1) / steps).astype(np.float32)
+    left = np.float32(1) - times
+    parts: list[float] = (1 - (left[1:] / left[:-1]).astype(np.float64)).tolist()
+    return parts

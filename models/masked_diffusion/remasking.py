@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final
 
 import msgspec
+import numpy as np
 import torch
 
 from models.diffusion_text.candidates import Candidates, Draw, draw_filtered, draw_plain
@@ -89,25 +90,24 @@ def dream_shares(tokens: int, steps: int, eps: float) -> list[int]:
     A step from time t to s fills in the share 1 - s / t of what is left, cut to a whole number: 16 tokens in
     16 steps are 1, 1, ..., 2.
     """
-    times = torch.linspace(1, eps, steps + 1)
+    times = torch.linspace(1, eps, steps + 1).numpy()
+    parts = 1 - times[1:] / times[:-1]
     shares: list[int] = []
     left = tokens
-    for step in range(steps):
-        share = left if step == steps - 1 else int(left * (1 - times[step + 1] / times[step]))
+    for part in parts[:-1]:
+        share = int(np.float32(left) * part)
         left -= share
         shares.append(share)
-    return [share for share in shares if share]
+    return [share for share in (*shares, left) if share]
 
 
 def origin_shares(tokens: int, steps: int, eps: float, generator: torch.Generator) -> list[int]:
-    """Return the numbers of tokens of Dream's `origin`: each mask is filled in with the same chance."""
-    times = torch.linspace(1, eps, steps + 1)
-    shares: list[int] = []
-    left = tokens
-    for step in range(steps):
-        chance = 1.0 if step == steps - 1 else float(1 - times[step + 1] / times[step])
-        draws = torch.rand(left, generator=generator, device=generator.device)
-        share = int((draws < chance).sum())
-        left -= share
-        shares.append(share)
+    """Return the numbers of tokens of Dream's `origin`: each mask is filled in with the same chance.
+
+    After a step to time t a mask is left with the probability t, and none after the last step.
+    """
+    times = torch.linspace(1, eps, steps + 1, device=generator.device)[1:-1]
+    draws = torch.rand(tokens, generator=generator, device=generator.device)
+    steps_of = torch.searchsorted(-times, -draws)
+    shares: list[int] = steps_of.bincount().tolist()
     return [share for share in shares if share]

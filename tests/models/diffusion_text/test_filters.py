@@ -34,3 +34,11 @@ def test_the_likeliest_tokens_are_kept_at_each_place(params: dict[str, Any], kep
     best = CHANCES[0].clone().pow(1 / params.get("temperature", 1.0))
     best[kept:] = 0
     assert torch.allclose(found[0], best / best.sum())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("temperature", [1e-40, 5e-324])
+def test_the_least_temperature_leaves_the_likeliest_token(temperature: float, dtype: torch.dtype) -> None:
+    found = filtered_logits(CHANCES.log().to(dtype), SamplingParams(temperature=temperature)).softmax(-1)
+
+    assert found.tolist() == [[1, 0, 0, 0], [0, 0, 0, 1]]

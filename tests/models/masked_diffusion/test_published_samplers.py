@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cache
+from time import process_time
 from typing import Any, Final
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from models.diffusion_text.canvas import CanvasDriver
 from models.diffusion_text.node import DiffusionLM
+from models.diffusion_text.schedule import linear
 from models.masked_diffusion.nodes import load
 from models.masked_diffusion.remasking import dream_shares, origin_shares
 from models.programs import NewTokens, TokenRequest
@@ -127,7 +129,7 @@ def test_dream_answers_as_its_published_sampler(alg: str, steps: int) -> None:
     assert ids(run("dream", max_tokens=16, steps=steps, remasking=alg)) == wanted.ids
 
 
-def test_the_answers_vary() -> None:
+def test_answers_differ_by_model_and_by_steps() -> None:
     found = [ids(run(kind, max_tokens=16)) for kind in FOLDERS]
 
     assert all(len(set(one)) > 6 for one in found)
@@ -135,7 +137,7 @@ def test_the_answers_vary() -> None:
     assert llada(steps=2).ids != llada().ids, "the number of steps matters"
 
 
-def test_the_controls_show() -> None:
+def test_another_mask_shift_order_or_guidance_gives_another_answer() -> None:
     forward = naive.forward_of(node("dream").model, MASK_ID)
     plain = ids(run("llada", max_tokens=16, block_length=8))
 
@@ -168,6 +170,17 @@ def test_the_random_shares_of_origin_have_the_published_means() -> None:
     assert all(sum(shares) == 64 for shares in drawn)
     means = torch.tensor([shares for shares in drawn if len(shares) == 4]).double().mean(0)
     torch.testing.assert_close(means, torch.full((4,), 16.0).double(), atol=1.0, rtol=0)
+
+
+def test_the_most_steps_hold_no_other_request_up() -> None:
+    begin = process_time()
+    for shares in (
+        linear(32, 65_536),
+        dream_shares(32, 65_536, 1e-3),
+        origin_shares(32, 65_536, 1e-3, torch.Generator()),
+    ):
+        assert sum(shares) == 32
+    assert process_time() - begin < 0.5, "they are computed in the engine's thread"
 
 
 @pytest.mark.parametrize("kind", FOLDERS)
