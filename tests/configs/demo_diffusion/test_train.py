@@ -1,4 +1,4 @@
-"""The script that made the checkpoint still makes it, and what it teaches is what a server meets."""
+"""The script that made the checkpoint still makes it, and masks blocks as they are masked while served."""
 
 import json
 from itertools import islice
@@ -36,7 +36,7 @@ def test_the_record_is_of_this_script() -> None:
     assert recorded["last_loss"] < 0.2
 
 
-def test_the_folder_is_small() -> None:
+def test_the_checkpoint_takes_less_than_two_megabytes() -> None:
     assert sum(path.stat().st_size for path in CHECKPOINT.iterdir()) < 2_000_000
 
 

@@ -33,7 +33,7 @@ def asked(world: Any) -> list[RequestSubmitted]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("encoding", ["float", "base64", openai.NOT_GIVEN])
-async def test_a_list_of_texts_in_its_order(encoding: Any) -> None:
+async def test_embeddings_come_in_the_order_of_the_texts(encoding: Any) -> None:
     is_strict = encoding == "float"  # the client's types have no base64, though it requests it itself
     async with (
         deployment(embed) as world,

@@ -86,7 +86,7 @@ async def test_documents_are_returned_as_the_path_or_the_request_says(
 @pytest.mark.parametrize(
     ("given", "count_"), [({"top_n": 2}, 2), ({"top_k": 1}, 1), ({"top_n": 9}, 3), ({"top_n": 0}, 3)]
 )
-async def test_the_best_of_the_documents(given: dict[str, Any], count_: int) -> None:
+async def test_top_n_leaves_the_best_documents(given: dict[str, Any], count_: int) -> None:
     found, _ = await asked("/v1/rerank", BODY | given)
     assert [one["index"] for one in found["results"]] == [1, 0, 2][:count_]
 

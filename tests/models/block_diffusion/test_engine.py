@@ -7,14 +7,11 @@ from typing import Any, Final
 import pytest
 
 from models.block_diffusion.nodes import load as load_blocks
-from models.checkpoints.files import CheckpointError
 from models.diffusion_text.node import DiffusionLM
 from models.masked_diffusion.nodes import load as load_masked
 from models.programs import TokenRequest
 from models.sequence_request import SamplingParams
-from shared.errors import ClientError
 from tests.models.block_diffusion.naive import NaiveRun, answer
-from tests.tiny import tiny_checkpoint
 from tests.tiny.block_diffusion import tiny_bd3lm, tiny_llada2, tiny_verifier
 from tests.tiny.masked_diffusion import tiny_dream
 from tests.workers.kv_engine.engines import make_engine
@@ -38,25 +35,24 @@ TOKENS: Final = 18
 
 
 @cache
-def node(kind: str, *, with_verifier: bool = True) -> DiffusionLM:
+def node(kind: str) -> DiffusionLM:
     if kind != "apd":
         return load_blocks(tiny_llada2() if kind == "llada2" else tiny_bd3lm(), dtype="float32")
-    kwargs = {"verifier": str(tiny_verifier())} if with_verifier else {}
-    return load_masked(tiny_dream(), dtype="float32", kwargs=kwargs)
+    return load_masked(tiny_dream(), dtype="float32", kwargs={"verifier": str(tiny_verifier())})
 
 
 def program_of(kind: str) -> str:
     return "apd" if kind == "apd" else "blocks"
 
 
-def spec(kind: str, number: int, prefix: Sequence[int] = (), **options: Any) -> SequenceSpec:
+def spec(kind: str, number: int, prefix: Sequence[int] = ()) -> SequenceSpec:
     return SequenceSpec(
         key=str(number),
         prompt_ids=PROMPTS[number],
         prefix_ids=[*prefix],
         max_tokens=TOKENS,
         token_program=program_of(kind),
-        options=OPTIONS[kind] | options,
+        options=OPTIONS[kind],
     )
 
 
@@ -113,25 +109,6 @@ def test_an_answer_goes_on_after_what_an_earlier_attempt_released(kind: str) -> 
     rest = serve(kind, [spec(kind, 1, released)])["1"]
 
     assert released + joined(rest) == expected(kind, 1)
-
-
-def test_apd_without_a_verifier_is_refused_by_name() -> None:
-    engine = make_engine(node("apd", with_verifier=False), **SIZES)
-
-    with pytest.raises(ClientError, match="this deployment has no verifier"):
-        engine.add(spec("apd", 0))
-
-
-def test_both_weights_of_apd_exclude_one_another() -> None:
-    engine = make_engine(node("apd"), **SIZES)
-
-    with pytest.raises(ClientError, match="expected one of them"):
-        engine.add(spec("apd", 0, apd_mixture_weight=0.7))
-
-
-def test_a_verifier_of_another_vocabulary_is_refused_at_load() -> None:
-    with pytest.raises(CheckpointError, match="has another vocabulary"):
-        load_masked(tiny_dream(), dtype="float32", kwargs={"verifier": str(tiny_checkpoint("gemma"))})
 
 
 def test_a_long_prompt_is_committed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

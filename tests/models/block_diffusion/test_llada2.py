@@ -97,7 +97,7 @@ def test_a_folder_without_a_mask_token_is_refused(tmp_path: Path) -> None:
         recipe_of(tmp_path)
 
 
-def test_folders_that_are_claimed() -> None:
+def test_llada2_and_folders_with_bd3lm_in_their_name_are_claimed() -> None:
     assert claims(CheckpointInfo.read(tiny_llada2())) is Claim.ARCHITECTURE
     assert claims(CheckpointInfo.read(tiny_bd3lm())) is Claim.CHECKPOINT
     qwen = {"architectures": ["A2DQwen3LMHeadModel"], "model_type": "a2d-qwen3"}

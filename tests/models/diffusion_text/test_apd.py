@@ -5,7 +5,6 @@ both models over everything in every round, and draws the same noise.
 """
 
 from functools import cache
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -224,7 +223,7 @@ def test_an_answer_goes_on_after_the_rounds_of_an_earlier_attempt(temperature: f
     assert released + answer(rest) == answer(emitted)
 
 
-def test_a_verifier_with_another_vocabulary_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_verifier_with_another_vocabulary_is_refused_by_name() -> None:
     check_vocabularies(tiny_checkpoint("qwen2"), tiny_checkpoint("qwen3"))
 
     with pytest.raises(CheckpointError, match="has another vocabulary than"):

@@ -40,7 +40,7 @@ def test_its_folders_are_detected(folder: Any) -> None:
     assert family_of(folder()) == "masked_diffusion"
 
 
-def test_a_plain_qwen_is_not_its(tmp_path: Path) -> None:
+def test_a_plain_qwen_is_not_claimed(tmp_path: Path) -> None:
     folder = copied(tiny_mdlm(), tmp_path / "qwen", architectures=["Qwen3ForCausalLM"], model_type="qwen3")
 
     assert claims(CheckpointInfo.read(folder)) is None
