@@ -30,7 +30,7 @@ class Draw(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AfterTokens:
-    """What a fed node makes of the S tokens that a step sampled.
+    """The result of a fed node for the S tokens that a step sampled.
 
     Attributes:
         rows: (S, hidden), what the tokens themselves add to their embeddings.

@@ -45,7 +45,7 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class Renamed:
-    """Where the tensors of a model are stored, by their names in the model."""
+    """The places of a model's tensors in the files, by their names in the model."""
 
     tensors: Mapping[str, _Stored]
 

@@ -18,7 +18,7 @@ from tests.tiny.talking import graph
 TEXTS: Final = ("hi", "cats *", "hello world")
 TOKENS: Final = 8
 FRAMES: Final = 9
-"""What tests compare with the oracle, which takes 0.1 s for a frame."""
+"""The frames that tests compare with the oracle, which takes 0.1 s for each."""
 
 _HEADS: Final = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 _ROPE: Final = {
@@ -120,7 +120,7 @@ _folders: Final[list[TemporaryDirectory[str]]] = []
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """What the oracle thinks and says.
+    """The text and the speech of the oracle.
 
     Attributes:
         codes: (frames, groups).
@@ -182,7 +182,7 @@ def _oracle() -> Any:
 
 @cache
 def spoken(prompt: tuple[int, ...], *, tokens: int, frames: int) -> Spoken:
-    """What transformers generates, greedily, for the ids of a thinker's prompt."""
+    """Generate with transformers, greedily, for the ids of a thinker's prompt."""
     model = _oracle()
     found: list[torch.Tensor] = []
 

@@ -110,7 +110,7 @@ def order(
 
 
 def released(cluster: Cluster, name: str, modality: str) -> bytes:
-    """What clients have of a modality: later attempts go on after it."""
+    """The released values of a modality: later attempts go on after them."""
     chunks = [chunk for chunk in cluster.chunks(name) if chunk.modality == modality]
     by_index = {(chunk.track, chunk.index): chunk for chunk in chunks}
     return b"".join(chunk.data or chunk.text.encode() for chunk in by_index.values())

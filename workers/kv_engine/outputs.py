@@ -72,7 +72,7 @@ class TokenOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateOutput:
-    """What a step computed for tokens of a sequence besides: items of streams.
+    """Tensors that a step computed for tokens of a sequence, besides these: items of streams.
 
     Attributes:
         values: by edge, (n, ...) for n consecutive tokens; the outputs of a sequence continue one another.

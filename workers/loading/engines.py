@@ -136,7 +136,7 @@ def _check_programs(node: "KVNode", settings: EngineSettings) -> None:
     if settings.speculative_tokens and token_programs_of(node):
         raise ConfigError(
             f"model_kwargs.speculative_tokens is {settings.speculative_tokens}, but {node.architecture} "
-            "generates several tokens at a time, so none are drafted: leave it away"
+            "generates several tokens at a time, so none are drafted: leave it out"
         )
 
 

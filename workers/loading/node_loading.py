@@ -168,5 +168,5 @@ def _check_shares(config: DeploymentConfig, load: Callable[..., Any], node: str,
     if "peers" not in signature(load).parameters:
         raise ConfigError(
             f"node_groups: {config.model} does not know how to share {node!r} among {members} ranks; "
-            "leave tp_size away"
+            "leave tp_size out"
         )

@@ -75,7 +75,7 @@ def cross_encoder(folder: Path) -> Any:
 
 
 def predicted(folder: Path, query: str, texts: Sequence[str], **options: Any) -> Scores:
-    """What `CrossEncoder.predict` computes."""
+    """The scores of `CrossEncoder.predict`."""
     return np.asarray(cross_encoder(folder).predict([(query, text) for text in texts], **options))
 
 

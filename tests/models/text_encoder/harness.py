@@ -70,5 +70,5 @@ def oracle(folder: Path) -> Any:
 
 
 def encoded(folder: Path, texts: Sequence[str], **options: Any) -> Vectors:
-    """What sentence-transformers' `encode` computes of texts."""
+    """The vectors of sentence-transformers' `encode`."""
     return np.asarray(oracle(folder).encode([*texts], **options))

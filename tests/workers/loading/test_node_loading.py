@@ -87,7 +87,7 @@ def test_a_family_that_does_not_know_how_to_share_its_node_is_refused(
     with (
         lines() as (_, line),
         pytest.raises(
-            ConfigError, match="orpheus does not know how to share 'LLM' among 2 ranks; leave tp_size away"
+            ConfigError, match="orpheus does not know how to share 'LLM' among 2 ranks; leave tp_size out"
         ),
     ):
         make_follower_engine(config, EngineSettings(), 1, no_progress, GroupMembership(rendezvous, [line]))

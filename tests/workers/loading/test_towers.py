@@ -55,5 +55,5 @@ def test_the_pool_counts_the_keys_and_values_of_towers(
 
 @pytest.mark.usefixtures("_infilling")
 def test_speculation_is_refused_for_a_node_with_token_programs(config: DeploymentConfig) -> None:
-    with pytest.raises(ConfigError, match=r"speculative_tokens is 3.*leave it away"):
+    with pytest.raises(ConfigError, match=r"speculative_tokens is 3.*leave it out"):
         make_kv_engines(config, EngineSettings(speculative_tokens=3), 0, silent)

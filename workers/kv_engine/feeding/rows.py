@@ -23,7 +23,6 @@ class FedRows(PromptParts):
 
     Args:
         prompt_ids: the T token ids of the prompt.
-        parts: those of its tokens that have positions of their own.
         positions: (axes, T) int32.
         next_position: the position of the token after the prompt.
         rows: (T, hidden).
@@ -32,7 +31,6 @@ class FedRows(PromptParts):
     def __init__(
         self,
         prompt_ids: Items[int],
-        parts: Items[PromptPart],
         *,
         positions: Int32s,
         next_position: int,

@@ -95,7 +95,6 @@ class FedSequences:
         positions, following = self._positions(spec)
         sequence.parts = FedRows(
             spec.prompt_ids,
-            spec.parts,
             positions=positions.to("cpu", torch.int32).numpy(),
             next_position=following,
             rows=rows.to(self._node.dtype).clone(),

@@ -31,7 +31,7 @@ def check_sequence(spec: SequenceSpec) -> None:
     if refused := [name for name, is_asked in asked.items() if is_asked]:
         raise ClientError(
             f"this model generates several tokens at a time (program {spec.token_program!r}), which excludes "
-            f"{', '.join(refused)}: leave it away",
+            f"{', '.join(refused)}: leave it out",
             code="not_supported",
         )
 

@@ -47,7 +47,7 @@ def engine(name: str, **options: int) -> KVEngine:
 
 @dataclass
 class Said:
-    """What came out of an engine for one sequence."""
+    """The outputs of an engine for one sequence."""
 
     tokens: list[int] = field(default_factory=list)
     states: list[torch.Tensor] = field(default_factory=list)
