@@ -13,10 +13,7 @@ The result is bit-identical on the same machine with the same versions, and equa
 
 import argparse
 import json
-import math
 import random
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -30,12 +27,11 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from configs.demo.conversations import Lessons, load_corpus
 from configs.demo.encoding import CHAT_TEMPLATE, END_OF_TEXT, TURN_END, Example, encode
+from configs.demo.optimization import Rates, optimized, record_of
 
 SEED: Final = 50
 STEPS: Final = 5000
-WARM_UP: Final = 100
-LEARNING_RATE: Final = 3e-3
-WEIGHT_DECAY: Final = 0.02
+RATES: Final = Rates(peak=3e-3, warm_up=100, weight_decay=0.02)
 BATCH_TOKENS: Final = 3072
 POOL: Final = 512  # lessons drawn at a time, to be sorted by length
 DIALOGUES: Final = 0.1  # the share of lessons with several turns
@@ -149,39 +145,9 @@ def loss_of(model: Qwen3ForCausalLM, batch: Batch) -> Tensor:
     return torch.nn.functional.cross_entropy(model.lm_head(hidden[wanted]), batch.labels[wanted])
 
 
-def build_optimizers(model: Qwen3ForCausalLM) -> tuple[torch.optim.Optimizer, ...]:
-    """Make the optimizers: Muon for the layers' matrices, AdamW for the embedding and the norms."""
-    layers = [weight for weight in model.model.layers.parameters() if weight.ndim > 1]
-    taken = {id(weight) for weight in layers}
-    others = [weight for weight in model.parameters() if id(weight) not in taken]
-    muon = torch.optim.Muon(
-        layers, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw"
-    )
-    return muon, torch.optim.AdamW(others, lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
-
-
-def learning_rate(step: int, steps: int) -> float:
-    """Return the learning rate: linear warm-up, then half a cosine down to zero."""
-    if step < WARM_UP:
-        return LEARNING_RATE * (step + 1) / WARM_UP
-    return LEARNING_RATE * 0.5 * (1 + math.cos(math.pi * (step - WARM_UP) / (steps - WARM_UP)))
-
-
 def train(model: Qwen3ForCausalLM, supply: Iterator[Batch], steps: int) -> Iterator[float]:
     """Yield the loss of each step; one optimizer step per item."""
-    optimizers = build_optimizers(model)
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    model.train()
-    for step in range(steps):
-        for group in groups:
-            group["lr"] = learning_rate(step, steps)
-        loss = loss_of(model, next(supply))
-        model.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-        yield loss.item()
+    return optimized(model, lambda: loss_of(model, next(supply)), RATES, steps)
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: Tokenizer, out: Path, record: dict[str, Any]) -> None:
@@ -220,23 +186,9 @@ def main() -> None:
 
     torch.set_num_threads(options.threads)
     torch.use_deterministic_algorithms(True)
-    began = time.monotonic()
     tokenizer, model = load_start()
-    losses: list[float] = []
-    for loss in train(model, batches(tokenizer), options.steps):
-        losses.append(loss)
-        if len(losses) % 50 == 0:
-            mean = sum(losses[-50:]) / 50
-            sys.stdout.write(f"step {len(losses)}  loss {mean:.4f}  {time.monotonic() - began:.0f} s\n")
-            sys.stdout.flush()
-    record = {
-        "seed": SEED,
-        "steps": options.steps,
-        "first_losses": [round(loss, 4) for loss in losses[:3]],
-        "last_loss": round(sum(losses[-50:]) / len(losses[-50:]), 5),
-        "seconds": round(time.monotonic() - began),
-        "torch": torch.__version__,
-    }
+    losses = train(model, batches(tokenizer), options.steps)
+    record = record_of(losses, seed=SEED, steps=options.steps)
     options.out.mkdir(parents=True, exist_ok=True)
     save(model, tokenizer, options.out, record)
 

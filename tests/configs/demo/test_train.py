@@ -70,8 +70,8 @@ def test_a_batch_is_padded_on_the_right_and_padding_is_not_learnt(tokenizer: Tok
 
 
 def test_the_learning_rate_rises_and_falls() -> None:
-    rates = [train.learning_rate(step, train.STEPS) for step in range(train.STEPS)]
+    rates = [train.RATES.at(step, train.STEPS) for step in range(train.STEPS)]
 
-    assert max(rates) == pytest.approx(train.LEARNING_RATE)
-    assert rates.index(max(rates)) in {train.WARM_UP - 1, train.WARM_UP}
-    assert rates[-1] < 1e-3 * train.LEARNING_RATE
+    assert max(rates) == pytest.approx(train.RATES.peak)
+    assert rates.index(max(rates)) in {train.RATES.warm_up - 1, train.RATES.warm_up}
+    assert rates[-1] < 1e-3 * train.RATES.peak
