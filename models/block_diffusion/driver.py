@@ -22,6 +22,7 @@ from models.diffusion_text.refinement import Block, Rules
 from models.diffusion_text.schedule import Schedule
 from models.diffusion_text.seeds import generator_of
 from models.programs import Mask, NewTokens, Pass, TokenRequest
+from shared.events import FORWARDS, PARALLEL_TOKENS
 
 _CHUNK: Final = 1024
 """The most tokens of a prompt in one pass, besides those of a block: a pass is not split."""
@@ -121,7 +122,7 @@ class BlockDriver:
         """Return the new tokens of the final block, and begin the next one."""
         block = self._block.ids
         new = block[self._block.known :][: self._end - len(self._ids)]
-        counts = {"forwards": self._forwards, "parallel_tokens": self._parallel}
+        counts = {FORWARDS: self._forwards, PARALLEL_TOKENS: self._parallel}
         self._forwards = self._parallel = 0
         self._ids += new
         ended = len(self._ids) == self._end or not self._request.end_ids.isdisjoint(new)

@@ -24,6 +24,7 @@ from models.diffusion_text.filters import filtered_logits, without_mask
 from models.diffusion_text.guidance import TEXT
 from models.diffusion_text.seeds import generator_of
 from models.programs import Mask, NewTokens, Pass, TokenRequest
+from shared.events import FORWARDS, PARALLEL_TOKENS
 
 VERIFIER: Final = "verifier"
 """The tower of the verifier, and its context."""
@@ -170,8 +171,8 @@ class ApdDriver:
             self._left = max(self._left, known - self._settings.window + 1)
         ended = len(self._ids) == self._end or not self._request.end_ids.isdisjoint(new)
         counts = {
-            "forwards": 1,
-            "parallel_tokens": len(new) - 1,
+            FORWARDS: 1,
+            PARALLEL_TOKENS: len(new) - 1,
             "verifier_forwards": verified,
             "drafts": len(drafts.ids),
         }

@@ -24,6 +24,7 @@ from models.diffusion_text.guidance import contexts_of, guided
 from models.diffusion_text.refinement import Block, Rules
 from models.diffusion_text.seeds import generator_of
 from models.programs import Mask, NewTokens, Pass, TokenRequest
+from shared.events import FORWARDS, PARALLEL_TOKENS
 
 Cache: TypeAlias = Literal["none", "prefix", "dual"]
 RulesOf: TypeAlias = Callable[[int, torch.Generator], Rules]
@@ -98,7 +99,7 @@ class CanvasDriver:
     def _finish(self) -> NewTokens:
         """Return the new tokens of the final block, and begin the next one."""
         new = self._block.ids[self._block.known :]
-        counts = {"forwards": self._forwards, "parallel_tokens": self._parallel}
+        counts = {FORWARDS: self._forwards, PARALLEL_TOKENS: self._parallel}
         self._forwards = self._parallel = 0
         self._ids += new
         ended = self._stop == self._end or not self._request.end_ids.isdisjoint(new)

@@ -103,6 +103,7 @@ class Block:
         """The masks that are filled in, (L,) bool."""
         rules = self._rules
         quota = min(rules.quotas[min(self._steps, len(rules.quotas) - 1)], self._masks)
+        # A candidate of no confidence at all comes before the places that are no masks.
         least = torch.finfo(candidates.confidence.dtype).min
         confidence = candidates.confidence.clamp_min(least).masked_fill(~self._is_masked, -torch.inf)
         if rules.threshold is not None:

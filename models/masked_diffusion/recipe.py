@@ -1,11 +1,10 @@
 """The recipe of a canvas: the options of a request, and the published defaults of its model."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from models.diffusion_text.canvas import CanvasRecipe
+from models.diffusion_text.canvas import CanvasRecipe, RulesOf
 from models.diffusion_text.refinement import Rules
 from models.diffusion_text.schedule import Schedule
 from models.masked_diffusion.options import MaskedDiffusionOptions, Remasking
@@ -60,7 +59,7 @@ def recipe_of(options: MaskedDiffusionOptions, max_tokens: int, model: ModelDefa
 
 def _rules(
     options: MaskedDiffusionOptions, remasking: Remasking, steps: int | None, schedule: Schedule
-) -> Callable[[int, torch.Generator], Rules]:
+) -> RulesOf:
     """The rules of a block with so many masks; `steps` are those of a whole block."""
     is_free = is_parallel(options)
 
