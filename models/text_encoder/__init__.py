@@ -6,5 +6,8 @@ prepacked   matrices in the layout that CPUs compute with
 backbone    the class of a checkpoint without heads, and its weights
 folder      the files of sentence-transformers: modules, prompts, lengths
 head        the modules after the model: pooling, dense layers, normalization
+items       the items of nodes that pack texts: their cost, their division into texts
+mpnet       the attention of MPNet over packed texts
+requests    the plan of requests of texts, their reading, and what is refused
 tokens      texts to token ids, cut to a length
 """

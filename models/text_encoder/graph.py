@@ -12,8 +12,8 @@ import msgspec
 from models.base import EMBEDDING, EngineKind, ModelGraph
 from models.checkpoints.claims import CheckpointInfo, Claim
 from models.text import embedding
-from shared.events import Inputs, Params, Usage
-from shared.plans import Finish, Plan, PlanRequest, Walk
+from models.text_encoder.requests import one_walk
+from shared.plans import Plan, PlanRequest
 from shared.walks import CLIENT, Edge, Node, Sequential, compile_walk
 
 PREPARE: Final = "prepare"
@@ -48,17 +48,9 @@ class TextEncoderOptions(msgspec.Struct, frozen=True, kw_only=True, omit_default
     prompt: str | None = None
 
 
-class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Arguments of the walk `embed`: the request as the client wrote it."""
-
-    inputs: Inputs
-    params: Params
-
-
 def plan(request: PlanRequest) -> Plan:
     """One walk, whose output is one embedding of each text, float32."""
-    done = yield Walk("embed", args=EmbedRequest(inputs=request.inputs, params=request.params))
-    return Finish(usage=Usage(prompt_tokens=done.fact("prompt_tokens")), finish_reasons=("stop",))
+    return (yield from one_walk("embed", request))
 
 
 def claims(checkpoint: CheckpointInfo) -> Claim | None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -13,11 +13,9 @@ from models.checkpoints.progress import Progress, silent
 from models.text_encoder import folder
 from models.text_encoder.graph import ENCODER
 from models.text_encoder.head import Head, load_head
+from models.text_encoder.items import CostsTokens, divided
 from models.text_encoder.packed import PackedEncoder
 from shared.errors import BugError
-
-BATCH_TOKENS: Final = 16_384
-"""The most tokens of the requests of one call, unless a single request has more."""
 
 
 def load(
@@ -41,19 +39,12 @@ def load(
     return TextEncoder(encoder, load_head(checkpoint, settings, encoder.device))
 
 
-class TextEncoder:
+class TextEncoder(CostsTokens):
     """A stateless node (`models.base.StatelessNode`) that packs the texts of all waiting requests."""
-
-    max_batch = 256
-    max_cost = BATCH_TOKENS
 
     def __init__(self, encoder: PackedEncoder, head: Head) -> None:
         self._encoder = encoder
         self._head = head
-
-    def cost(self, item: Item) -> float:
-        """The number of tokens of a request."""
-        return item.inputs["tokens"].numel()
 
     @torch.inference_mode()
     def run(self, items: Sequence[Item]) -> list[StatelessResult | Exception]:
@@ -61,10 +52,9 @@ class TextEncoder:
         texts: list[list[int]] = []
         skipped: list[int] = []
         for item in items:
-            lengths = item.inputs["lengths"].tolist()
-            ids = iter(item.inputs["tokens"].tolist())
-            texts += [[*islice(ids, length)] for length, _ in lengths]
-            skipped += [skip for _, skip in lengths]
+            lengths, of_prompt = item.inputs["lengths"].unbind(1)
+            texts += divided(item.inputs["tokens"], lengths)
+            skipped += of_prompt.tolist()
         vectors = iter(self._head(self._encoder.states(texts), skipped))
         return [
             StatelessResult(outputs={EMBEDDING: self._output(item, [*islice(vectors, count)])})

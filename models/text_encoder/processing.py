@@ -4,16 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 
-from models.base import EMBEDDING, TEXT, CpuResult, TextlessProcessing
+from models.base import EMBEDDING, CpuResult, TextlessProcessing
 from models.checkpoints.files import read_json_if_present
 from models.text.embedding import DimensionsNotSupportedError
 from models.text.tokenizer import load_tokenizer, vocab_size_of
-from models.text_encoder import folder
+from models.text_encoder import folder, requests
 from models.text_encoder.folder import SentenceFolder
-from models.text_encoder.graph import PREPARE, EmbedRequest, TextEncoderOptions
+from models.text_encoder.graph import PREPARE, TextEncoderOptions
 from models.text_encoder.tokens import Side, TextTokenizer, lower_cased
 from shared.errors import BugError, ClientError
 from shared.events import Inputs, Params
@@ -57,15 +56,11 @@ class TextEncoderProcessing(TextlessProcessing):
     def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
         if node != PREPARE:
             raise BugError(f"text_encoder has no CPU node {node!r}; it has {PREPARE!r}")
-        try:
-            request = msgspec.convert(args, EmbedRequest)
-            options = msgspec.convert(request.params.options, TextEncoderOptions)
-        except msgspec.ValidationError as error:
-            raise ClientError(f"the request is malformed: {error}") from error
+        request, options = requests.read(args, TextEncoderOptions)
         _check(request.inputs, request.params)
         self._check_dimensions(request.params.dimensions)
         prompt = self._prompt(options)
-        given, names = _texts_of(request.inputs)
+        given, names = requests.texts_of(request.inputs)
         limit, cut = self._limit(request.params)
         texts = [prompt + text if isinstance(text, str) else text for text in given]
         ids = self._texts.encode(texts, limit=limit, cut=cut, names=names)
@@ -93,7 +88,7 @@ class TextEncoderProcessing(TextlessProcessing):
         return self._settings.prompts.get(name, "")
 
     def _skipped(self, prompt: str) -> int:
-        """How many tokens of each text are of the prompt and not pooled."""
+        """The number of first tokens of each text that are the prompt's and not pooled."""
         if self._settings.include_prompt or not prompt:
             return 0
         if prompt not in self._prompt_tokens:
@@ -106,15 +101,10 @@ class TextEncoderProcessing(TextlessProcessing):
         """The most tokens of a text, and the end at which longer ones are cut; None refuses them."""
         side = params.truncation_side or self._texts.side
         stated = min(self._longest, self._settings.max_tokens or self._longest)
-        wanted = params.truncate_prompt_tokens
-        if wanted is None:
-            cuts = self._settings.truncates or params.truncation_side is not None
-            return stated, side if cuts else None
-        if wanted > self._longest:
-            raise ClientError(
-                f"truncate_prompt_tokens: expected at most the model's {self._longest} tokens, found {wanted}"
-            )
-        return (stated if wanted == -1 else wanted), side
+        wanted = requests.truncated_to(params, self._longest)
+        is_asked = params.truncate_prompt_tokens is not None or params.truncation_side is not None
+        cuts = self._settings.truncates or is_asked
+        return stated if wanted is None else wanted, side if cuts else None
 
     def _check_dimensions(self, wanted: int | None) -> None:
         size, sizes = self._settings.size, self._settings.sizes
@@ -126,30 +116,14 @@ class TextEncoderProcessing(TextlessProcessing):
         )
 
 
-def _texts_of(inputs: Inputs) -> tuple[list[str | list[int]], list[str]]:
-    """The texts of a request, and their names in error messages."""
-    if inputs.texts is not None:
-        return list(inputs.texts), [f"texts[{index}]" for index in range(len(inputs.texts))]
-    if inputs.text is not None:
-        return [inputs.text], ["text"]
-    return [inputs.token_ids or []], ["token_ids"]
-
-
 def _check(inputs: Inputs, params: Params) -> None:
     """Refuse what an encoder of texts cannot do.
 
     Raises:
         ClientError: the request asks for something else than embeddings of texts.
     """
-    if inputs.messages is not None or inputs.tools:
-        raise ClientError("this model embeds texts: expected text, texts or token_ids, found a chat")
-    if inputs.files or set(inputs.input_modalities) - {TEXT}:
-        raise ClientError("this model reads text only; leave the files out", code="unsupported_modality")
-    if inputs.queries or params.max_tokens_per_doc is not None:
-        raise ClientError("this model embeds texts and compares none: expected no queries")
-    if set(inputs.output_modalities) - {TEXT, EMBEDDING}:
-        raise ClientError(
-            f"this model makes embeddings; asked for {inputs.output_modalities}", code="unsupported_modality"
-        )
-    if params.echo or params.warm or params.logprobs is not None or params.guide is not None:
-        raise ClientError("expected no echo, warm, logprobs or guide: an embedding is no answer in text")
+    requests.refuse_chats(inputs, does="embeds texts", expected="text, texts or token_ids")
+    requests.refuse_files(inputs)
+    requests.refuse_queries(inputs, params, does="embeds texts")
+    requests.refuse_outputs(inputs, {EMBEDDING}, makes="embeddings")
+    requests.refuse_generation(params, result="an embedding is")

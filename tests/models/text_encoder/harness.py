@@ -13,7 +13,7 @@ import torch
 
 from models.base import EMBEDDING, Item
 from models.text_encoder import nodes, processing
-from models.text_encoder.graph import EmbedRequest
+from models.text_encoder.requests import TextsRequest
 from shared.events import Inputs, Params
 from tests.tiny.encoders import WORDS
 
@@ -45,7 +45,7 @@ class Encoder:
         """The item of a request: of several texts, or of a single one."""
         given = {"text": texts} if isinstance(texts, str) else {"texts": [*texts]}
         chosen = msgspec.structs.replace(params or Params(), options=options)
-        request = EmbedRequest(inputs=Inputs(**given, output_modalities=[EMBEDDING]), params=chosen)
+        request = TextsRequest(inputs=Inputs(**given, output_modalities=[EMBEDDING]), params=chosen)
         args = msgspec.to_builtins(request)
         result = self.processing.run("prepare", "key", {}, args)
         inputs = {name: torch.from_numpy(array) for name, array in result.outputs.items()}

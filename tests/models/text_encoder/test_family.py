@@ -9,7 +9,8 @@ from msgspec import to_builtins
 
 from configs.checks import resolve
 from models import registry
-from models.text_encoder.graph import GRAPH, EmbedRequest
+from models.text_encoder.graph import GRAPH
+from models.text_encoder.requests import TextsRequest
 from shared.errors import ClientError
 from shared.events import Inputs, Media, Params
 from tests.models.text_encoder.harness import TEXTS, Encoder, some_texts
@@ -89,7 +90,7 @@ def test_requests_of_one_batch_get_what_they_would_get_alone() -> None:
 def test_what_is_no_text_to_embed_is_refused(inputs: Inputs, message: str) -> None:
     args = {
         "inputs": to_builtins(inputs),
-        "params": to_builtins(EmbedRequest(inputs=inputs, params=Params()).params),
+        "params": to_builtins(TextsRequest(inputs=inputs, params=Params()).params),
     }
 
     with pytest.raises(ClientError, match=message):
