@@ -13,9 +13,9 @@ import msgspec
 from models.base import EMBEDDING, SCORE, VECTORS, EngineKind, ModelGraph
 from models.checkpoints.claims import CheckpointInfo, Claim
 from models.text.embedding import modules_of
+from models.text_encoder.requests import one_walk
 from shared.errors import ClientError
-from shared.events import Inputs, Params, Usage
-from shared.plans import Finish, Plan, PlanRequest, Walk
+from shared.plans import Plan, PlanRequest
 from shared.walks import CLIENT, Edge, Node, Sequential, compile_walk
 
 PREPARE: Final = "prepare"
@@ -44,21 +44,12 @@ class LateInteractionOptions(msgspec.Struct, frozen=True, kw_only=True, omit_def
     task: Literal["query", "document"] = "document"
 
 
-class LateInteractionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Arguments of both walks: the request as the client wrote it."""
-
-    inputs: Inputs
-    params: Params
-
-
 def plan(request: PlanRequest) -> Plan:
     """One walk: `score` for a request with queries, else `embed`."""
     inputs = request.inputs
     if SCORE in inputs.output_modalities and not inputs.queries:
         raise ClientError("queries: expected one, or one for each text, to score them; found none")
-    args = LateInteractionRequest(inputs=inputs, params=request.params)
-    done = yield Walk("score" if inputs.queries else "embed", args=args)
-    return Finish(usage=Usage(prompt_tokens=done.fact("prompt_tokens")), finish_reasons=("stop",))
+    return (yield from one_walk("score" if inputs.queries else "embed", request))
 
 
 def claims(checkpoint: CheckpointInfo) -> Claim | None:

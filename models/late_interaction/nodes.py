@@ -19,11 +19,10 @@ from models.late_interaction.folder import LateInteractionFolder
 from models.late_interaction.graph import ENCODER
 from models.text_encoder.backbone import load_model
 from models.text_encoder.head import load_stage
+from models.text_encoder.items import CostsTokens, divided
 from models.text_encoder.packed import PackedEncoder
 from shared.errors import BugError
 
-BATCH_TOKENS: Final = 16_384
-"""The most tokens of the requests of one call, unless a single request has more."""
 _PROJECTION: Final = "linear.weight"
 _STOCK: Final = "sdpa"
 
@@ -71,11 +70,8 @@ def _projection(checkpoint: Path) -> torch.nn.Linear:
     raise CheckpointError(f"{checkpoint}: expected the projection {_PROJECTION} among the weights")
 
 
-class LateInteractionEncoder:
+class LateInteractionEncoder(CostsTokens):
     """A stateless node (`models.base.StatelessNode`) that packs the texts of all waiting requests."""
-
-    max_batch = 256
-    max_cost = BATCH_TOKENS
 
     def __init__(
         self, model: Any, stages: Sequence[torch.nn.Module], settings: LateInteractionFolder
@@ -85,20 +81,15 @@ class LateInteractionEncoder:
         self._stages = stages
         self._settings = settings
 
-    def cost(self, item: Item) -> float:
-        """The number of tokens of a request."""
-        return item.inputs["tokens"].numel()
-
     @torch.inference_mode()
     def run(self, items: Sequence[Item]) -> list[StatelessResult | Exception]:
         """Vectors of each item's texts, one text behind the other, and their numbers; or scores, (texts,)."""
         texts: list[list[int]] = []
         seen: list[int] = []
         for item in items:
-            ids = iter(item.inputs["tokens"].tolist())
-            for length, visible in item.inputs["lengths"].tolist():
-                texts.append([*islice(ids, length)])
-                seen.append(visible)
+            lengths, visible = item.inputs["lengths"].unbind(1)
+            texts += divided(item.inputs["tokens"], lengths)
+            seen += visible.tolist()
         states = iter(self._states(texts, seen))
         return [self._result(item, [*islice(states, len(item.inputs["lengths"]))]) for item in items]
 

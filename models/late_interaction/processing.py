@@ -4,19 +4,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import msgspec
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
-from models.base import EMBEDDING, SCORE, TEXT, VECTORS, CpuResult, TextlessProcessing
+from models.base import EMBEDDING, SCORE, VECTORS, CpuResult, TextlessProcessing
 from models.checkpoints.files import CheckpointError
 from models.late_interaction import folder
 from models.late_interaction.folder import LateInteractionFolder
-from models.late_interaction.graph import PREPARE, LateInteractionOptions, LateInteractionRequest
+from models.late_interaction.graph import PREPARE, LateInteractionOptions
 from models.text.embedding import DimensionsNotSupportedError
 from models.text.tokenizer import load_tokenizer, vocab_size_of
+from models.text_encoder import requests
 from models.text_encoder.tokens import TextTokenizer, lower_cased
-from shared.errors import BugError, ClientError
+from shared.errors import BugError
 from shared.events import Inputs, Params
 from shared.tensors import Handle
 
@@ -109,14 +109,10 @@ class LateInteractionProcessing(TextlessProcessing):
     def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
         if node != PREPARE:
             raise BugError(f"late_interaction has no CPU node {node!r}; it has {PREPARE!r}")
-        try:
-            request = msgspec.convert(args, LateInteractionRequest)
-            options = msgspec.convert(request.params.options, LateInteractionOptions)
-        except msgspec.ValidationError as error:
-            raise ClientError(f"the request is malformed: {error}") from error
+        request, options = requests.read(args, LateInteractionOptions)
         _check(request.inputs, request.params)
         queries = list(request.inputs.queries)
-        texts, names = _texts_of(request.inputs)
+        texts, names = requests.texts_of(request.inputs)
         task: Task = "document" if queries else options.task
         groups = [
             (
@@ -180,26 +176,13 @@ class LateInteractionProcessing(TextlessProcessing):
         if task == "query" and settings.expansion is not None:
             length = settings.expansion.length
             limit = length if settings.expansion.strategy == "fixed" else max(limit, length)
-        wanted = params.truncate_prompt_tokens
-        if wanted is not None and wanted > self._longest:
-            raise ClientError(
-                f"truncate_prompt_tokens: expected at most the model's {self._longest} tokens, found {wanted}"
-            )
-        if wanted is not None and wanted != -1:
+        wanted = requests.truncated_to(params, self._longest)
+        if wanted is not None:
             limit = min(limit, wanted)
         if task == "document" and params.max_tokens_per_doc is not None:
             [around] = self._texts.encode([prefix], limit=self._longest, cut=None, names=["the prefix"])
             limit = min(limit, len(around) + max(_SHORTEST, params.max_tokens_per_doc))
         return limit
-
-
-def _texts_of(inputs: Inputs) -> tuple[list[Text], list[str]]:
-    """The texts of a request, and their names in error messages."""
-    if inputs.texts is not None:
-        return list(inputs.texts), [f"texts[{index}]" for index in range(len(inputs.texts))]
-    if inputs.text is not None:
-        return [inputs.text], ["text"]
-    return [inputs.token_ids or []], ["token_ids"]
 
 
 def _check(inputs: Inputs, params: Params) -> None:
@@ -208,16 +191,9 @@ def _check(inputs: Inputs, params: Params) -> None:
     Raises:
         ClientError: the request asks for something else than vectors or scores of texts.
     """
-    if inputs.messages is not None or inputs.tools:
-        raise ClientError("this model embeds and scores texts: expected text or texts, found a chat")
-    if inputs.files or set(inputs.input_modalities) - {TEXT}:
-        raise ClientError("this model reads text only; leave the files out", code="unsupported_modality")
-    if set(inputs.output_modalities) - {TEXT, EMBEDDING, VECTORS, SCORE}:
-        raise ClientError(
-            f"this model makes embeddings and scores; asked for {inputs.output_modalities}",
-            code="unsupported_modality",
-        )
+    requests.refuse_chats(inputs, does="embeds and scores texts", expected="text or texts")
+    requests.refuse_files(inputs)
+    requests.refuse_outputs(inputs, {EMBEDDING, VECTORS, SCORE}, makes="embeddings and scores")
     if params.dimensions is not None:
         raise DimensionsNotSupportedError("dimensions: expected none: the vectors of tokens are not cut")
-    if params.echo or params.warm or params.logprobs is not None or params.guide is not None:
-        raise ClientError("expected no echo, warm, logprobs or guide: vectors are no answer in text")
+    requests.refuse_generation(params, result="vectors are")

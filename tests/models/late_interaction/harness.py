@@ -12,7 +12,7 @@ import torch
 
 from models.base import EMBEDDING, SCORE, VECTORS, Item
 from models.late_interaction import nodes, processing
-from models.late_interaction.graph import LateInteractionRequest
+from models.text_encoder.requests import TextsRequest
 from shared.events import Inputs, Params
 
 Vectors = npt.NDArray[np.float32]
@@ -39,7 +39,7 @@ class Model:
             texts=[*texts], queries=[*queries], output_modalities=[SCORE if queries else EMBEDDING]
         )
         chosen = msgspec.structs.replace(params or Params(), options=options)
-        args = msgspec.to_builtins(LateInteractionRequest(inputs=inputs, params=chosen))
+        args = msgspec.to_builtins(TextsRequest(inputs=inputs, params=chosen))
         result = self.processing.run("prepare", "key", {}, args)
         return Item(inputs={name: torch.from_numpy(one) for name, one in result.outputs.items()}, args=args)
 

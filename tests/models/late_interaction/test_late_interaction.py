@@ -14,7 +14,8 @@ from configs.checks import resolve
 from models import registry
 from models.checkpoints.files import CheckpointError
 from models.late_interaction import processing
-from models.late_interaction.graph import GRAPH, LateInteractionRequest
+from models.late_interaction.graph import GRAPH
+from models.text_encoder.requests import TextsRequest
 from shared.errors import ClientError
 from shared.events import Inputs, Media, Params
 from tests.models.late_interaction.harness import DOCUMENTS, QUERIES, Model, Vectors, oracle
@@ -157,7 +158,7 @@ def test_an_unknown_module_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_text_to_embed_or_score_is_refused(inputs: Inputs, params: Params, message: str) -> None:
-    args = to_builtins(LateInteractionRequest(inputs=inputs, params=params))
+    args = to_builtins(TextsRequest(inputs=inputs, params=params))
 
     with pytest.raises(ClientError, match=message):
         Model(stanford_folder()).processing.run("prepare", "key", {}, args)
