@@ -12,8 +12,8 @@ import msgspec
 
 from models.base import EMBEDDING, TEXT, EngineKind, ModelGraph
 from models.checkpoints.claims import CheckpointInfo, Claim
-from shared.events import Inputs, Params, Usage
-from shared.plans import Finish, Plan, PlanRequest, Walk
+from models.text_encoder.requests import one_walk
+from shared.plans import Plan, PlanRequest
 from shared.walks import CLIENT, Edge, Node, Sequential, compile_walk
 
 IMAGE: Final = "image"
@@ -29,7 +29,7 @@ CLASSES: Final = {"clip": "CLIPModel", "siglip": "SiglipModel"}
 
 
 class ImageTextOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is done with the embeddings.
+    """Options of embeddings.
 
     Attributes:
         normalize: scale each embedding to length 1. Default: as transformers' `get_text_features` and
@@ -39,17 +39,9 @@ class ImageTextOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     normalize: bool = False
 
 
-class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Arguments of the walk `embed`: the request as the client wrote it."""
-
-    inputs: Inputs
-    params: Params
-
-
 def plan(request: PlanRequest) -> Plan:
     """One walk, whose output is one embedding of each text and then of each image, float32."""
-    done = yield Walk("embed", args=EmbedRequest(inputs=request.inputs, params=request.params))
-    return Finish(usage=Usage(prompt_tokens=done.fact("prompt_tokens")), finish_reasons=("stop",))
+    return (yield from one_walk("embed", request))
 
 
 def class_of(checkpoint: CheckpointInfo) -> str:

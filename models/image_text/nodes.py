@@ -16,6 +16,7 @@ from models.checkpoints.progress import Progress, silent
 from models.encoder_cache import EncoderCache
 from models.image_text.graph import CLASSES, ENCODER, class_of
 from models.text_encoder.backbone import load_model
+from models.text_encoder.items import divided
 from models.text_encoder.packed import PackedEncoder
 from models.text_encoder.prepacked import prepack
 from shared.errors import BugError
@@ -92,10 +93,7 @@ class ImageTextEncoder:
         return results
 
     def _of_texts(self, items: Sequence[Item]) -> list[torch.Tensor]:
-        texts: list[list[int]] = []
-        for item in items:
-            ids = iter(item.inputs["tokens"].tolist())
-            texts += [[*islice(ids, length)] for length in item.inputs["lengths"].tolist()]
+        texts = [text for item in items for text in divided(item.inputs["tokens"], item.inputs["lengths"])]
         states = self._texts.states(texts)
         return [self._pooled(self._model, one, ids) for one, ids in zip(states, texts, strict=True)]
 

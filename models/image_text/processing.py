@@ -8,16 +8,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from models.base import EMBEDDING, TEXT, CpuResult, MediaReader, TextlessProcessing
 from models.checkpoints.claims import CheckpointInfo
 from models.checkpoints.files import CheckpointError, text_config
-from models.image_text.graph import CLASSES, IMAGE, PREPARE, EmbedRequest, ImageTextOptions, class_of
+from models.image_text.graph import CLASSES, IMAGE, PREPARE, ImageTextOptions, class_of
 from models.text.embedding import DimensionsNotSupportedError
 from models.text.tokenizer import load_tokenizer, vocab_size_of
+from models.text_encoder import requests
+from models.text_encoder.requests import TextsRequest
 from models.text_encoder.tokens import Side, TextTokenizer, lower_cased
 from models.vision_language.images import ImageAdapter
 from shared.errors import BugError, ClientError
@@ -101,11 +102,7 @@ class ImageTextProcessing(TextlessProcessing):
     def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
         if node != PREPARE:
             raise BugError(f"image_text has no CPU node {node!r}; it has {PREPARE!r}")
-        try:
-            request = msgspec.convert(args, EmbedRequest)
-            msgspec.convert(request.params.options, ImageTextOptions)
-        except msgspec.ValidationError as error:
-            raise ClientError(f"the request is malformed: {error}") from error
+        request, _ = requests.read(args, ImageTextOptions)
         _check(request.inputs, request.params)
         self._check_dimensions(request.params.dimensions)
         ids = self._ids(request)
@@ -120,8 +117,8 @@ class ImageTextProcessing(TextlessProcessing):
             },
         )
 
-    def _ids(self, request: EmbedRequest) -> list[list[int]]:
-        texts, names = texts_of(request.inputs)
+    def _ids(self, request: TextsRequest) -> list[list[int]]:
+        texts, names = requests.texts_of(request.inputs)
         limit, side = self._limit(request.params)
         return self._texts.encode(texts, limit=limit, cut=side, names=names)
 
@@ -140,13 +137,9 @@ class ImageTextProcessing(TextlessProcessing):
 
     def _limit(self, params: Params) -> tuple[int, Side]:
         """The most tokens of a text, and the end at which longer ones are cut."""
-        wanted = params.truncate_prompt_tokens
-        if wanted is not None and wanted > self._longest:
-            raise ClientError(
-                f"truncate_prompt_tokens: expected at most the model's {self._longest} tokens, found {wanted}"
-            )
+        wanted = requests.truncated_to(params, self._longest)
         side = params.truncation_side or self._texts.side
-        return (self._longest if wanted is None or wanted == -1 else wanted), side
+        return (self._longest if wanted is None else wanted), side
 
     def _check_dimensions(self, wanted: int | None) -> None:
         if wanted not in (None, self._size):
@@ -155,24 +148,13 @@ class ImageTextProcessing(TextlessProcessing):
             )
 
 
-def texts_of(inputs: Inputs) -> tuple[list[str | list[int]], list[str]]:
-    """The texts of a request, and their names in error messages."""
-    if inputs.texts is not None:
-        return list(inputs.texts), [f"texts[{index}]" for index in range(len(inputs.texts))]
-    if inputs.text is not None:
-        is_given = bool(inputs.text) or not inputs.files
-        return ([inputs.text], ["text"]) if is_given else ([], [])
-    return [inputs.token_ids or []], ["token_ids"]
-
-
 def _check(inputs: Inputs, params: Params) -> None:
     """Refuse what an image-text encoder cannot do.
 
     Raises:
         ClientError: the request asks for something else than embeddings of texts and images.
     """
-    if inputs.messages is not None or inputs.tools:
-        raise ClientError("this model embeds texts and images: expected text, texts or files, found a chat")
+    requests.refuse_chats(inputs, does="embeds texts and images", expected="text, texts or files")
     others = {file.modality for file in inputs.files} - {IMAGE} or set(inputs.input_modalities) - {
         TEXT,
         IMAGE,
@@ -182,11 +164,6 @@ def _check(inputs: Inputs, params: Params) -> None:
             f"this model reads text and images, and no {', '.join(sorted(others))}",
             code="unsupported_modality",
         )
-    if inputs.queries or params.max_tokens_per_doc is not None:
-        raise ClientError("this model embeds texts and images and compares none: expected no queries")
-    if set(inputs.output_modalities) - {TEXT, EMBEDDING}:
-        raise ClientError(
-            f"this model makes embeddings; asked for {inputs.output_modalities}", code="unsupported_modality"
-        )
-    if params.echo or params.warm or params.logprobs is not None or params.guide is not None:
-        raise ClientError("expected no echo, warm, logprobs or guide: an embedding is no answer in text")
+    requests.refuse_queries(inputs, params, does="embeds texts and images")
+    requests.refuse_outputs(inputs, {EMBEDDING}, makes="embeddings")
+    requests.refuse_generation(params, result="an embedding is")

@@ -15,8 +15,8 @@ from PIL import Image
 
 from models.base import EMBEDDING, Item
 from models.image_text import nodes, processing
-from models.image_text.graph import EmbedRequest
 from models.media.in_process import InProcessReader
+from models.text_encoder.requests import TextsRequest
 from shared.events import Inputs, Media, Params
 from tests.models.media import samples
 from tests.tiny.image_text import tiny_image_text
@@ -53,7 +53,7 @@ class Encoder:
         given = {"text": texts} if isinstance(texts, str) else {"texts": [*texts]}
         inputs = Inputs(**given, files=[medium(data) for data in images], output_modalities=[EMBEDDING])
         chosen = msgspec.structs.replace(params or Params(), options=options)
-        args = msgspec.to_builtins(EmbedRequest(inputs=inputs, params=chosen))
+        args = msgspec.to_builtins(TextsRequest(inputs=inputs, params=chosen))
         result = self.processing.run("prepare", "key", {}, args)
         return Item(inputs={name: torch.from_numpy(one) for name, one in result.outputs.items()}, args=args)
 

@@ -6,7 +6,8 @@ from msgspec import to_builtins
 
 from configs.checks import resolve
 from models import registry
-from models.image_text.graph import GRAPH, EmbedRequest
+from models.image_text.graph import GRAPH
+from models.text_encoder.requests import TextsRequest
 from shared.errors import ClientError
 from shared.events import Inputs, Media, Params
 from tests.models.image_text.harness import IMAGES, TEXTS, Encoder, image_features, model, text_features
@@ -103,7 +104,7 @@ def test_folders_are_claimed_and_served_without_a_file(name: str) -> None:
     ],
 )
 def test_what_is_no_text_or_image_to_embed_is_refused(inputs: Inputs, params: Params, message: str) -> None:
-    args = to_builtins(EmbedRequest(inputs=inputs, params=params))
+    args = to_builtins(TextsRequest(inputs=inputs, params=params))
 
     with pytest.raises(ClientError, match=message):
         Encoder("clip").processing.run("prepare", "key", {}, args)
