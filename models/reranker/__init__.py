@@ -4,7 +4,7 @@ folder       the settings of a checkpoint: its kind, activation, length and toke
 pairs        a query and a text as the tokens of a cross-encoder
 judging      the same for a language model that answers yes or no: Qwen3-Reranker
 templates    the same for a judge with a chat template of its own
-token_types  whether the model is told which tokens are the query's
+token_types  the token types, which tell a query from a text, if the model is given them
 scorers      the models: packed texts to scores
 graph, processing, nodes    the family
 """

@@ -13,8 +13,8 @@ import msgspec
 from models.base import SCORE, EngineKind, ModelGraph
 from models.checkpoints.claims import CheckpointInfo, Claim
 from models.text.embedding import modules_of
-from shared.events import Inputs, Params, Usage
-from shared.plans import Finish, Plan, PlanRequest, Walk
+from models.text_encoder.requests import one_walk
+from shared.plans import Plan, PlanRequest
 from shared.walks import CLIENT, Edge, Node, Sequential, compile_walk
 
 PREPARE: Final = "prepare"
@@ -31,7 +31,7 @@ _JUDGES: Final = "LogitScore"
 
 
 class RerankerOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How pairs are scored.
+    """Options of scores.
 
     Attributes:
         instruction: what makes a text relevant, for language models. Default: the folder's prompt, or that of
@@ -45,17 +45,9 @@ class RerankerOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     use_activation: bool = True
 
 
-class RerankRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Arguments of the walk `score`: the request as the client wrote it."""
-
-    inputs: Inputs
-    params: Params
-
-
 def plan(request: PlanRequest) -> Plan:
     """One walk, whose output is a score of each text, float32."""
-    done = yield Walk("score", args=RerankRequest(inputs=request.inputs, params=request.params))
-    return Finish(usage=Usage(prompt_tokens=done.fact("prompt_tokens")), finish_reasons=("stop",))
+    return (yield from one_walk("score", request))
 
 
 def is_qwen(config: Mapping[str, Any]) -> bool:

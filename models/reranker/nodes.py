@@ -1,7 +1,6 @@
 """The node `scorer` of rerankers: packed token ids to a score of each pair."""
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -17,10 +16,9 @@ from models.reranker.judging import answers_of
 from models.reranker.scorers import Scorer, load_scorer
 from models.reranker.token_types import has_types
 from models.text.tokenizer import load_tokenizer
+from models.text_encoder.items import CostsTokens, divided
 from shared.errors import BugError
 
-BATCH_TOKENS: Final = 16_384
-"""The most tokens of the requests of one call, unless a single request has more."""
 _ACTIVATIONS: Final[Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]]] = {
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
@@ -60,27 +58,20 @@ def load(
     return Reranker(scorer, activation=settings.activation, takes_types=takes_types)
 
 
-class Reranker:
+class Reranker(CostsTokens):
     """A stateless node (`models.base.StatelessNode`) that packs the pairs of all waiting requests."""
-
-    max_batch = 256
-    max_cost = BATCH_TOKENS
 
     def __init__(self, scorer: Scorer, *, activation: Activation, takes_types: bool) -> None:
         self.scorer: Final = scorer
         self._takes_types: Final = takes_types
         self._activation: Final = _ACTIVATIONS[activation]
 
-    def cost(self, item: Item) -> float:
-        """The number of tokens of a request."""
-        return item.inputs["tokens"].numel()
-
     @torch.inference_mode()
     def run(self, items: Sequence[Item]) -> list[StatelessResult | Exception]:
         """Score the pairs of each item: (pairs,) float32."""
         counts = [item.inputs["lengths"].numel() for item in items]
-        texts = [text for item in items for text in _divided(item, "tokens")]
-        types = [text for item in items for text in _divided(item, "types")] if self._takes_types else None
+        texts = _by_pair(items, "tokens")
+        types = _by_pair(items, "types") if self._takes_types else None
         scores = torch.split(self.scorer.scores(texts, types), counts)
         return [
             StatelessResult(outputs={SCORE: self._activated(item, found)})
@@ -92,7 +83,6 @@ class Reranker:
         return scores.clone() if is_raw else self._activation(scores)
 
 
-def _divided(item: Item, name: str) -> list[list[int]]:
-    """The token ids, or the types, of each pair of an item."""
-    numbers = iter(item.inputs[name].tolist())
-    return [[*islice(numbers, length)] for length in item.inputs["lengths"].tolist()]
+def _by_pair(items: Sequence[Item], name: str) -> list[list[int]]:
+    """The token ids, or the types, of each pair of all items."""
+    return [pair for item in items for pair in divided(item.inputs[name], item.inputs["lengths"])]

@@ -5,17 +5,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 
-from models.base import SCORE, TEXT, CpuResult, TextlessProcessing
+from models.base import SCORE, CpuResult, TextlessProcessing
 from models.checkpoints.files import read_json_if_present
 from models.reranker import folder
-from models.reranker.graph import PREPARE, RerankerOptions, RerankRequest
+from models.reranker.graph import PREPARE, RerankerOptions
 from models.reranker.judging import JudgePrompts
 from models.reranker.pairs import Limits, Pair, PairTokenizer, Side
 from models.reranker.templates import TemplatePrompts
 from models.text.tokenizer import load_tokenizer
+from models.text_encoder import requests
 from shared.errors import BugError, ClientError
 from shared.events import Inputs, Params
 from shared.tensors import Handle
@@ -61,12 +61,8 @@ class RerankerProcessing(TextlessProcessing):
     def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
         if node != PREPARE:
             raise BugError(f"reranker has no CPU node {node!r}; it has {PREPARE!r}")
-        try:
-            request = msgspec.convert(args, RerankRequest)
-            options = msgspec.convert(request.params.options, RerankerOptions)
-        except msgspec.ValidationError as error:
-            raise ClientError(f"the request is malformed: {error}") from error
-        check(request.inputs, request.params)
+        request, options = requests.read(args, RerankerOptions)
+        _check(request.inputs, request.params)
         texts = _strings(request.inputs.texts or (), "texts")
         queries = _strings(request.inputs.queries, "queries")
         if len(queries) == 1:
@@ -97,14 +93,9 @@ class RerankerProcessing(TextlessProcessing):
 
     def _limits(self, params: Params) -> Limits:
         """The limits of a request: longer pairs are always cut."""
-        wanted = params.truncate_prompt_tokens
-        if wanted is not None and wanted > self._max_tokens:
-            raise ClientError(
-                f"truncate_prompt_tokens: expected at most the model's {self._max_tokens} tokens, "
-                f"found {wanted}"
-            )
-        tokens = self._max_tokens if wanted in (None, -1) else wanted
-        return Limits(tokens or 0, params.max_tokens_per_doc, params.truncation_side or self._side)
+        wanted = requests.truncated_to(params, self._max_tokens)
+        tokens = self._max_tokens if wanted is None else wanted
+        return Limits(tokens, params.max_tokens_per_doc, params.truncation_side or self._side)
 
 
 def _strings(found: Sequence[str | list[int]], name: str) -> list[str]:
@@ -115,21 +106,16 @@ def _strings(found: Sequence[str | list[int]], name: str) -> list[str]:
     return [one for one in found if isinstance(one, str)]
 
 
-def check(inputs: Inputs, params: Params) -> None:
+def _check(inputs: Inputs, params: Params) -> None:
     """Refuse what a reranker cannot do.
 
     Raises:
         ClientError: the request asks for something else than scores of texts.
     """
-    if inputs.files or set(inputs.input_modalities) - {TEXT}:
-        raise ClientError("this model reads text only; leave the files out", code="unsupported_modality")
+    requests.refuse_files(inputs)
     if not inputs.texts or not inputs.queries:
         raise ClientError("this model scores texts against a query: expected texts and queries")
-    if set(inputs.output_modalities) - {TEXT, SCORE}:
-        raise ClientError(
-            f"this model makes scores; asked for {inputs.output_modalities}", code="unsupported_modality"
-        )
-    if params.echo or params.warm or params.logprobs is not None or params.guide is not None:
-        raise ClientError("expected no echo, warm, logprobs or guide: a score is no answer in text")
+    requests.refuse_outputs(inputs, {SCORE}, makes="scores")
+    requests.refuse_generation(params, result="a score is")
     if params.dimensions is not None:
         raise ClientError("dimensions: expected none, because a score has one")

@@ -65,7 +65,7 @@ class CrossScorer:
 
     @property
     def is_packed(self) -> bool:
-        """Whether pairs of unlike lengths are computed together."""
+        """Return whether pairs of unlike lengths are computed together."""
         return self._encoder is not None
 
     @torch.inference_mode()

@@ -13,7 +13,7 @@ import torch
 
 from models.base import SCORE, Item, StatelessResult
 from models.reranker import nodes, processing
-from models.reranker.graph import RerankRequest
+from models.text_encoder.requests import TextsRequest
 from shared.events import Inputs, Params
 from tests.tiny.encoders import WORDS
 
@@ -47,7 +47,7 @@ class Reranker:
         """The item of a request."""
         inputs = Inputs(texts=[*texts], queries=[*queries], output_modalities=[SCORE])
         chosen = msgspec.structs.replace(params or Params(), options=options)
-        args = msgspec.to_builtins(RerankRequest(inputs=inputs, params=chosen))
+        args = msgspec.to_builtins(TextsRequest(inputs=inputs, params=chosen))
         result = self.processing.run("prepare", "key", {}, args)
         tensors = {name: torch.from_numpy(array) for name, array in result.outputs.items()}
         return Item(inputs=tensors, args=args)

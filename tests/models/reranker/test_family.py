@@ -12,7 +12,8 @@ from configs.checks import resolve
 from models import registry
 from models.checkpoints.files import CheckpointError
 from models.reranker import folder, nodes, processing
-from models.reranker.graph import GRAPH, RerankRequest
+from models.reranker.graph import GRAPH
+from models.text_encoder.requests import TextsRequest
 from shared.errors import ClientError
 from shared.events import Inputs, Media, Params
 from tests.models.reranker.harness import QUERY, TEXTS, predicted, reranker
@@ -181,7 +182,7 @@ def test_other_models_are_refused(changed: Any, config: dict[str, Any], message:
 def test_what_is_no_pair_to_score_is_refused(inputs: Inputs, params: Params, message: str) -> None:
     args = {
         "inputs": to_builtins(inputs),
-        "params": to_builtins(RerankRequest(inputs=inputs, params=params).params),
+        "params": to_builtins(TextsRequest(inputs=inputs, params=params).params),
     }
 
     with pytest.raises(ClientError, match=message):
