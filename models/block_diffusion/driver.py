@@ -81,7 +81,7 @@ class BlockDriver:
         last = self._first + -(-(self._end - self._first) // self._length) * self._length
         contexts = 1 + (options.guidance_scale > 0)
         self.max_contexts: Final = contexts
-        self.max_tokens: Final = contexts * last
+        self.max_tokens: Final = contexts * min(last, self._limit)
 
     def passes(self) -> Sequence[Pass]:
         """One pass; with guidance also that of the context without the prompt."""

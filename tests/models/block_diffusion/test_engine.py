@@ -1,6 +1,7 @@
 """Block diffusion and APD in the engine: the tokens of transformers' own forward, at once and staggered."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
@@ -117,3 +118,13 @@ def test_a_long_prompt_is_committed_in_pieces(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("models.block_diffusion.driver._CHUNK", 8)
 
     assert joined(serve("bd3lm", [spec("bd3lm", 1)])["1"]) == whole
+
+
+def test_an_answer_whose_last_block_is_cut_may_fill_the_whole_pool() -> None:
+    needed = -(-(len(PROMPTS[1]) + TOKENS) // SIZES["block_size"])
+    engine = make_engine(node("bd3lm"), **SIZES | {"num_blocks": needed})
+
+    engine.add(replace(spec("bd3lm", 1), options={"block_length": 32}))
+
+    outputs = [one for _ in range(200) if engine.has_work for one in engine.step()]
+    assert sum(len(one.token_ids) for one in outputs if isinstance(one, EmissionOutput)) == TOKENS
