@@ -158,5 +158,5 @@ def test_the_report_says_what_went_wrong_and_how_to_see_it_again(proof: Proof) -
 
     assert report.totals()["tokens_twice"] == 5
     assert report.totals()["survived"] == 0
-    assert 'make chaos ARGS="--role gateway --point chunk.relayed --action kill"' in report.markdown()
+    assert 'make chaos ARGS="--role worker --point chunk.posted --action cut"' in report.markdown()
     assert "it was told chunk 3 twice" in report.markdown()
