@@ -235,7 +235,10 @@ def test_a_checkpoint_that_was_downloaded_is_found(tmp_path: Path, weights: Path
         ),
         (("model_kwargs.snac=nowhere",), "--set: model_kwargs.snac: {here}/nowhere does not exist"),
         (("model_kwargs.snack=1",), "model_kwargs: unknown key snack; did you mean 'snac'?"),
-        (("model=nonesuch",), "model 'nonesuch' is unknown: expected one of ['block_diffusion', 'decoder_lm', "),
+        (
+            ("model=nonesuch",),
+            "model 'nonesuch' is unknown: expected one of ['block_diffusion', 'decoder_lm', ",
+        ),
     ],
 )
 def test_what_a_worker_would_refuse_is_refused_here(

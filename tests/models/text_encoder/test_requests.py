@@ -51,7 +51,7 @@ def test_options_are_read_from_the_arguments() -> None:
 def test_malformed_options_are_an_error_of_the_client() -> None:
     request = requests.TextsRequest(inputs=Inputs(text="a"), params=Params(options={"prompt": 1}))
 
-    with pytest.raises(ClientError, match="the request is malformed: Expected `str | null`"):
+    with pytest.raises(ClientError, match=r"the request is malformed: Expected `str \| null`"):
         requests.read(msgspec.to_builtins(request), TextEncoderOptions)
 
 
