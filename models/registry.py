@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, Final
 
 from models import legacy_imports
@@ -28,6 +28,7 @@ from shared.source_digest import Root, digest
 _LOGGER: Final = logging.getLogger(__name__)
 _BUILT_IN: Final = {
     "block_diffusion": "models.block_diffusion",
+    "bagel": "models.bagel",
     "decoder_lm": "models.decoder_lm",
     "gemma3": "models.gemma3",
     "idefics3": "models.idefics3",
@@ -39,6 +40,8 @@ _BUILT_IN: Final = {
     "mistral3": "models.mistral3",
     "orpheus": "models.orpheus",
     "paligemma": "models.paligemma",
+    "pi0": "models.pi0",
+    "pi05": "models.pi05",
     "qwen2_5_vl": "models.qwen2_5_vl",
     "qwen3_vl": "models.qwen3_vl",
     "reranker": "models.reranker",
@@ -103,18 +106,21 @@ def load_processing(
     max_seq_len: int,
     voices: Sequence[str] = (),
     media: MediaReader | None = None,
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
 ) -> Processing:
     """Load the CPU nodes of a checkpoint: its family's `processing.load`.
 
-    A family that has voices gets `voices`, if there are any; one that decodes media gets `media`.
+    A family that has voices gets `voices`, if there are any; one that decodes media gets `media`. One that
+    takes `kwargs` gets the deployment's `model_kwargs`.
 
     Raises:
         CheckpointError: a file is missing or malformed.
     """
     of_speech = {"voices": voices} if voices else {}
     load = module(family, "processing").load
-    of_media = {"media": media} if "media" in signature(load).parameters else {}
-    found: Processing = load(checkpoint, max_seq_len=max_seq_len, **of_speech, **of_media)
+    given = {"media": media, "kwargs": kwargs}
+    taken = {name: value for name, value in given.items() if name in signature(load).parameters}
+    found: Processing = load(checkpoint, max_seq_len=max_seq_len, **of_speech, **taken)
     return found
 
 

@@ -205,6 +205,7 @@ class LocalModel:
             max_seq_len=self.config.max_seq_len,
             voices=self.config.known_voices if self.config.voices else (),
             media=self.media,
+            kwargs=self.config.model_kwargs,
         )
         _check_members(loaded, self.config.model)
         return loaded

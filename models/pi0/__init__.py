@@ -1,0 +1,1 @@
+"""Pi0: images, a robot's state and an instruction in, actions out: `graph`, `processing` and `nodes`."""
