@@ -8,11 +8,11 @@ A family is a folder of `models`, or a package with an entry point of the group 
 `models.registry`). The contract of KV nodes is `workers.kv_engine.node.KVNode`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import msgspec
 
@@ -69,6 +69,8 @@ class ModelGraph:
         media: by modality, what a client needs to decode the bytes of a chunk, e.g. the sample rate of audio.
         repository: the usual checkpoint on the Hugging Face hub; empty if there is none.
         former_walks: names of removed walks that published placements still use; they are ignored.
+        optional: nodes that a placement may leave out. Walks that need one of them then do not run, and the
+            plan sees it (`Limits.absent_nodes`).
         voices: the voices of a speech model, the default first. If a deployment declares further ones,
             its `processing.load` gets all of them as `voices`.
         kwargs: the keys of `model_kwargs` that belong to the family; `nodes.load` receives them.
@@ -102,6 +104,7 @@ class ModelGraph:
     media: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     repository: str = ""
     former_walks: frozenset[str] = frozenset()
+    optional: frozenset[str] = frozenset()
     voices: tuple[str, ...] = ()
     kwargs: frozenset[str] = frozenset()
     paths: frozenset[str] = frozenset()
@@ -168,6 +171,16 @@ class ModelGraph:
                     f"{where} takes a stream and sends tokens to the client: after a crash they would be "
                     "computed again; send what it says through a CPU or stateless node"
                 )
+
+    def without(self, absent: Collection[str]) -> Self:
+        """The graph without some of its nodes, and without the walks that need them."""
+        if not absent:
+            return self
+        return replace(
+            self,
+            nodes={node: kind for node, kind in self.nodes.items() if node not in absent},
+            walks={name: walk for name, walk in self.walks.items() if not {*walk.nodes} & {*absent}},
+        )
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -257,12 +270,16 @@ class TokenStep(Protocol):
     Attributes:
         token_ids: (T,) int32, the ids of the packed tokens.
         positions: (T,) int32, the position of each token in its sequence, from 0.
+        routes: (T,) int8, the set of weights of each token, in a node that has several
+            (`models.programs.Pass.routes`); None: 0 for all.
     """
 
     @property
     def token_ids(self) -> "torch.Tensor": ...
     @property
     def positions(self) -> "torch.Tensor": ...
+    @property
+    def routes(self) -> "torch.Tensor | None": ...
 
 
 class Peers(Protocol):

@@ -110,10 +110,12 @@ class Turn:
 class Driver(Protocol):
     """One run of a program. It keeps its state on the node's device; the engine's thread calls it.
 
-    A driver may have two further methods:
+    A driver may have further members:
 
-        more(inputs)    in a loop: take the inputs of the node call of the next iteration, after a `Turn`
+        more(inputs)    in a loop: take the inputs of the node call of the next iteration, after a `Turn`;
+                        return None, or the next `Turn` if it needs no pass
         resume(state)   before the first pass: go on after the round that gave this `Going.state`
+        counts          what has been counted, such as {"forwards": 90}: a fact of the node call
 
     Attributes:
         max_contexts: the most contexts that it opens.

@@ -41,7 +41,7 @@ from workers.execution.executor import OrderExecutor
 from workers.execution.node_executor import HostedModel
 from workers.generation.engine_client import EngineClient
 from workers.kv_engine.outputs import EmissionOutput, Output, PromptOutput, TokenOutput, TokenScore
-from workers.kv_engine.programs.spec import ProgramSpec
+from workers.kv_engine.programs.spec import ProgramSpec, RunInputs
 from workers.kv_engine.sequence_spec import FinishReason, SequenceSpec
 from workers.machine.cpu_pool import CpuPool
 from workers.membership.event_writer import EventWriter
@@ -212,7 +212,7 @@ class FakeEngine:
     held: set[str] = field(default_factory=set)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def submit(self, spec: SequenceSpec | ProgramSpec) -> None:
+    def submit(self, spec: SequenceSpec | ProgramSpec | RunInputs) -> None:
         assert isinstance(spec, SequenceSpec), "programs need a real engine"
         if self.refuses is not None:
             raise self.refuses

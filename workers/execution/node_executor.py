@@ -237,10 +237,10 @@ class NodeExecutor:
         self._tensors.check(handles)
         outputs = {
             name: await self._value(walk_index, node, name, f"{key}/{name}", array)
-            for name, array in made.items()
+            for name, array in made.outputs.items()
             if name in node.outputs
         }
-        return NodeResult(outputs=outputs)
+        return NodeResult(outputs=outputs, facts=made.facts)
 
     # ---- values ------------------------------------------------------------------------------------
     async def _inline(self, name: str, value: Value) -> Handle:

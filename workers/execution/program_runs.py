@@ -1,12 +1,14 @@
 """Programs of KV nodes in one step: a node call whose walk names a program is one run in the KV engine.
 
-The inputs and outputs of such a call are ordinary arrays. A run that is interrupted starts again from its
-inputs: its state exists only on the device.
+The inputs and outputs of such a call are ordinary arrays. In a loop, the calls of all iterations may be one
+run, which keeps its contexts in between (`models.programs.Turn`). It ends with its walk. A run that is
+interrupted starts again from its inputs: its state exists only on the device.
 """
 
 import asyncio
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 from models.programs import PROGRAM
 from shared.errors import BugError
@@ -14,52 +16,90 @@ from shared.events import NodeReady
 from shared.walks import Firing
 from workers.data_plane.port import Array, DeviceArray
 from workers.generation.engine_client import EngineClient
-from workers.kv_engine.outputs import Output, ProgramOutput
-from workers.kv_engine.programs.spec import ProgramSpec
+from workers.kv_engine.outputs import Output, ProgramOutput, ProgramReport
+from workers.kv_engine.programs.spec import ProgramSpec, RunInputs
 from workers.orders.inbox import StepKey
+
+Advise = Callable[[str, Mapping[str, Any], Mapping[str, Array]], None]
+"""Shows the client progress and previews of a node: (node, progress, previews)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallResult:
+    """The result of one node call.
+
+    Attributes:
+        outputs: by edge.
+        facts: `counts`, if the driver counts anything.
+    """
+
+    outputs: Mapping[str, Array]
+    facts: Mapping[str, Any]
 
 
 class ProgramHandle:
     """One run in the engine, from its submission to its end.
 
     Attributes:
-        values: the outputs by edge, once it has ended.
+        called: done at the end of the present node call, with its output; raises its error.
         ended: done at the end of the run; raises its error.
     """
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, node: str, advise: Advise) -> None:
         self.key: Final = key
-        self.values: Mapping[str, Array] = {}
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ended: Final[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
+        self.called: asyncio.Future[ProgramOutput] = asyncio.get_running_loop().create_future()
+        self._node = node
+        self._advise = advise
+
+    @property
+    def is_parked(self) -> bool:
+        """True if the run waits for the call of the next iteration."""
+        return self.called.done() and not self.ended.done()
+
+    def call_again(self) -> None:
+        """Begin the node call of the next iteration."""
+        self.called = asyncio.get_running_loop().create_future()
 
     def take(self, output: Output) -> None:
-        """Take the output of the engine step that ended the run."""
-        if not isinstance(output, ProgramOutput):
-            raise BugError(
-                f"run {self.key}: expected the outputs of a program, found {type(output).__name__}"
-            )
-        self.values = output.values
-        self.ended.set_result(None)
+        """Take an output or a report of an engine step."""
+        match output:
+            case ProgramReport():
+                self._advise(self._node, output.progress, output.previews)
+            case ProgramOutput():
+                self.called.set_result(output)
+                if output.finish is not None:
+                    self.ended.set_result(None)
+            case _:
+                raise BugError(
+                    f"run {self.key}: expected the outputs of a program, found {type(output).__name__}"
+                )
 
     def fail(self, error: Exception) -> None:
         """End the run with an error."""
-        if not self.ended.done():
-            self.ended.set_exception(error)
-            self.ended.exception()  # marks it as retrieved: it is no error if nothing awaits this future
+        for future in (self.called, self.ended):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # marks it as retrieved: it is no error if nothing awaits this future
 
 
 class ProgramRuns:
     """The runs of one step.
 
+    Args:
+        advise: takes the progress and the previews of runs.
+
     Attributes:
         keys: the keys of the runs in the engine.
     """
 
-    def __init__(self, key: StepKey, ready: NodeReady, engine: EngineClient) -> None:
+    def __init__(self, key: StepKey, ready: NodeReady, engine: EngineClient, advise: Advise) -> None:
         self.keys: Final[set[str]] = set()
         self._key = key
         self._ready = ready
         self._engine = engine
+        self._advise = advise
+        self._parked: dict[tuple[object, ...], ProgramHandle] = {}
 
     def is_asked(self, walk_index: int) -> bool:
         """True if the walk names a program."""
@@ -67,15 +107,45 @@ class ProgramRuns:
 
     async def run(
         self, walk_index: int, firing: Firing, inputs: Mapping[str, Array | DeviceArray]
-    ) -> Mapping[str, Array]:
-        """Run the program that a walk names, on the node that fires; return the outputs by edge.
+    ) -> CallResult:
+        """Run the program that a walk names, on the node that fires.
 
         Raises:
             DalSegnoError: the run failed.
         """
+        loop = (walk_index, firing.node, *firing.path[:-1])
+        handle = self._parked.pop(loop, None)
+        if handle is not None:
+            handle.call_again()
+            self._engine.continue_run(RunInputs(key=handle.key, node=firing.node, inputs=inputs))
+        else:
+            handle = self._start(walk_index, firing, inputs)
+        try:
+            output = await handle.called
+        finally:
+            if handle.ended.done():
+                self.keys.discard(handle.key)
+        if handle.is_parked:
+            if not firing.path:
+                raise BugError(f"node {firing.node!r} is in no loop, but its program returned a Turn")
+            self._parked[loop] = handle
+        return CallResult(
+            outputs=output.values, facts={"counts": dict(output.counts)} if output.counts else {}
+        )
+
+    async def end_walk(self, walk_index: int) -> None:
+        """End the runs that wait for a further iteration of a walk."""
+        for loop in [one for one in self._parked if one[0] == walk_index]:
+            key = self._parked.pop(loop).key
+            await self._engine.drop(key)
+            self.keys.discard(key)
+
+    def _start(
+        self, walk_index: int, firing: Firing, inputs: Mapping[str, Array | DeviceArray]
+    ) -> ProgramHandle:
         call = self._ready.walks[walk_index]
         place = ".".join(map(str, (firing.node, walk_index, *firing.path)))
-        handle = ProgramHandle(f"{self._key}.{place}")
+        handle = ProgramHandle(f"{self._key}.{place}", firing.node, self._advise)
         spec = ProgramSpec(
             key=handle.key,
             node=firing.node,
@@ -88,9 +158,4 @@ class ProgramRuns:
         )
         self._engine.submit(spec, handle)
         self.keys.add(handle.key)
-        try:
-            await handle.ended
-        finally:
-            if handle.ended.done() and not handle.ended.cancelled():
-                self.keys.discard(handle.key)
-        return handle.values
+        return handle

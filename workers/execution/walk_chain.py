@@ -83,7 +83,7 @@ class WalkChain:
             streams=streams,
             read=self._report_read,
         )
-        self._programs = ProgramRuns(key, ready, hosted.engine)
+        self._programs = ProgramRuns(key, ready, hosted.engine, self._values.advise)
         self._parts = StepParts(
             key=key,
             placement=placement,
@@ -129,6 +129,7 @@ class WalkChain:
                 walk = WalkExecution(self._parts, index, call.args, inputs, self._pending_for(index))
                 self._walk = walk
                 result = await walk.run()
+                await self._programs.end_walk(index)
                 facts = {
                     f"dalsegno.{name}": result.facts[name] for name in _TRACED_FACTS if name in result.facts
                 }

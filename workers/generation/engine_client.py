@@ -16,7 +16,7 @@ from shared.errors import BugError, DalSegnoError
 from shared.telemetry.log_fields import MAY_QUOTE
 from workers.data_plane.port import Array
 from workers.kv_engine.outputs import Output
-from workers.kv_engine.programs.spec import ProgramSpec
+from workers.kv_engine.programs.spec import ProgramSpec, RunInputs
 from workers.kv_engine.sequence_spec import SequenceSpec
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class EngineHandle(Protocol):
 class EnginePort(Protocol):
     """The engine thread as the client uses it (`workers.kv_engine.thread.EngineThread`)."""
 
-    def submit(self, spec: SequenceSpec | ProgramSpec) -> None: ...
+    def submit(self, spec: SequenceSpec | ProgramSpec | RunInputs) -> None: ...
     def cancel(self, key: str) -> None: ...
     def hold(self, key: str) -> None: ...
     def resume(self, key: str) -> None: ...
@@ -65,6 +65,15 @@ class EngineClient:
         assert self.engine is not None
         self.engine.submit(spec)
         self._handles[handle.key] = handle
+
+    def continue_run(self, given: RunInputs) -> None:
+        """Give a run that waits for its next iteration the inputs of it; its handle takes the output.
+
+        Raises:
+            CapacityError: the engine has too many commands queued.
+        """
+        assert self.engine is not None
+        self.engine.submit(given)
 
     async def drop(self, key: str) -> int:
         """Cancel a sequence in the engine; return the number of engine steps that still held it.

@@ -22,6 +22,7 @@ from workers.kv_engine.outputs import (
     EmissionOutput,
     Output,
     ProgramOutput,
+    ProgramReport,
     PromptOutput,
     StateOutput,
     TokenOutput,
@@ -101,7 +102,7 @@ class SequenceHandle:
                     self.end()
             case EmissionOutput():
                 self.push_emission(output)
-            case ProgramOutput():
+            case ProgramOutput() | ProgramReport():
                 raise BugError(f"sequence {self.key}: expected tokens, found the outputs of a program")
 
     def end(self) -> None:

@@ -34,7 +34,7 @@ from workers.kv_engine.parallel.lockstep import Followers
 from workers.kv_engine.prefill_budget import PrefillBudget
 from workers.kv_engine.programs.engine import Programs, keys_of
 from workers.kv_engine.programs.passes import PassSpan
-from workers.kv_engine.programs.spec import ProgramSpec
+from workers.kv_engine.programs.spec import ProgramSpec, RunInputs
 from workers.kv_engine.programs.towers import Tower, Towers
 from workers.kv_engine.runner import LaunchedStep, Runner
 from workers.kv_engine.scheduler import Scheduler
@@ -179,6 +179,18 @@ class KVEngine:
         if spec.key in self._sequences or spec.key in self._programs:
             raise BugError(f"sequence {spec.key!r} is in the engine already")
         self._programs.add(spec)
+
+    def continue_program(self, given: RunInputs) -> Output | None:
+        """Go on with a run that waits for its next iteration; return its outputs if it needs no pass.
+
+        Raises:
+            DalSegnoError: there is no such run, or it failed and has left the engine.
+        """
+        try:
+            return self._programs.more(given, step=self.forwards)
+        except DalSegnoError:
+            self._programs.cancel(given.key)
+            raise
 
     def add(self, spec: SequenceSpec) -> None:
         """Queue a sequence.

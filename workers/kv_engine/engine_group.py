@@ -14,7 +14,7 @@ from workers.data_plane.port import Array
 from workers.kv_engine.counters import CacheCounters, EngineStats, WorkCounters
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.outputs import Output
-from workers.kv_engine.programs.spec import ProgramSpec
+from workers.kv_engine.programs.spec import ProgramSpec, RunInputs
 from workers.kv_engine.sequence_spec import SequenceSpec
 
 
@@ -45,6 +45,10 @@ class EngineGroup:
     def add_program(self, spec: ProgramSpec) -> None:
         """Queue a run of a program on its node's engine, which may refuse it (`KVEngine.add_program`)."""
         self._of(spec.node).add_program(spec)
+
+    def continue_program(self, given: RunInputs) -> Output | None:
+        """Go on with a run of a node's engine (`KVEngine.continue_program`)."""
+        return self._of(given.node).continue_program(given)
 
     def cancel(self, key: str) -> bool:
         """Remove a sequence or a run; return False if it is in no engine (any more)."""

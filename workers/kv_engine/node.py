@@ -134,6 +134,9 @@ class MediaBackbone(Backbone, Protocol):
         embed_width: the numbers in a row: the hidden size, and once more for each of the first layers after
             which a row is added to the token's state. 0 for a node that takes none.
         masks: the masks of its prompts and programs: `causal`, and `full` if tokens may see later ones.
+
+    A node with several sets of weights may have a further method, `routes(prompt_ids, parts)`: the set of each
+    token of a prompt with parts, (T,) int8. `forward` reads them in `step.routes`.
     """
 
     @property
@@ -164,7 +167,9 @@ class ProgramNode(Backbone, Protocol):
     Attributes:
         programs: by name. Their passes may bring embeddings (`MediaBackbone.splice`, which then is required).
         token_programs: by name: those that generate the tokens of a sequence.
-        towers: further models, by name, for passes with `Pass.tower`; each with a KV pool of its own.
+        towers: further models, by name, for passes with `Pass.tower`; each with a KV pool of its own. A tower
+            whose attribute `shares_cells` is true reads and writes the node's pool: its layers and heads have
+            the node's layout, and its passes see what the node has written.
     """
 
     @property

@@ -29,6 +29,8 @@ def prompt_parts_of(node: KVNode, spec: SequenceSpec) -> PromptParts | None:
     if make_positions is None:
         raise BugError(f"node {node.name!r} has no method positions: expected one, for prompts with media")
     positions, following = make_positions(spec.prompt_ids, spec.parts)
+    make_routes = getattr(node, "routes", None)
+    routes = None if make_routes is None else make_routes(spec.prompt_ids, spec.parts)
     return PromptParts(
         spec.prompt_ids,
         spec.parts,
@@ -36,6 +38,7 @@ def prompt_parts_of(node: KVNode, spec: SequenceSpec) -> PromptParts | None:
         next_position=following,
         rows=_rows_of(node, spec),
         full_ignores_window=bool(getattr(node, "full_ignores_window", False)),
+        routes=None if routes is None else routes.to("cpu", torch.int8).numpy(),
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from shared.errors import DalSegnoError, WorkerError
 from shared.tensors import Handle
@@ -87,17 +87,39 @@ class StateOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramOutput:
-    """The outputs of an ended run of a program (`workers.kv_engine.programs`).
+    """The outputs of a node call that runs a program (`workers.kv_engine.programs`).
 
     Attributes:
         values: by edge, in main memory.
-        step: the number of the engine step that ended it, from 1.
+        step: the number of the engine step that made them, from 1.
+        finish: None if the run waits for the call of the next iteration.
+        counts: what its driver has counted.
     """
 
     key: str
     values: Mapping[str, Array]
     step: int
-    finish: FinishReason = FinishReason.STOP
+    finish: FinishReason | None = FinishReason.STOP
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramReport:
+    """A report of a run that goes on (`models.programs.Going`); all arrays are in main memory.
+
+    Attributes:
+        progress: plain values for the client.
+        previews: by modality.
+        state: a checkpoint of the run, by name; empty for none.
+        step: the number of the engine step after which it was made, from 1.
+    """
+
+    key: str
+    progress: Mapping[str, Any]
+    previews: Mapping[str, Array]
+    state: Mapping[str, Array]
+    step: int
+    finish: None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +142,7 @@ class EmissionOutput:
     counts: Mapping[str, int]
 
 
-Output: TypeAlias = PromptOutput | TokenOutput | StateOutput | ProgramOutput | EmissionOutput
+Output: TypeAlias = PromptOutput | TokenOutput | StateOutput | ProgramOutput | ProgramReport | EmissionOutput
 """One result of a step. All prompt outputs of a sequence come before its first token output."""
 
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from models.sequence_request import PromptPart
 from shared.errors import BugError
 
+Int8s = npt.NDArray[np.int8]
 Int32s = npt.NDArray[np.int32]
 
 _NO_ROW: Final = -1
@@ -36,6 +37,7 @@ class PromptParts:
         rows: (N, width), the values for the tokens of parts with a digest, in their order; None if the
             prompt's keys and values come with the request.
         full_ignores_window: in layers with a window, a token of a full part sees all of it.
+        routes: (T,), the set of weights of each token; None: 0 for all.
 
     Attributes:
         shift: what is added to the index of a generated token for its position.
@@ -53,6 +55,7 @@ class PromptParts:
         next_position: int,
         rows: Any | None,
         full_ignores_window: bool = False,
+        routes: Int8s | None = None,
     ) -> None:
         self.rows = rows
         self._positions: Final = positions
@@ -63,6 +66,7 @@ class PromptParts:
         self._starts: Final = index.copy()
         self._is_full: Final = np.zeros(len(prompt_ids), np.bool_)
         self._full_ignores_window: Final = full_ignores_window
+        self._routes: Final = np.zeros(len(prompt_ids), np.int8) if routes is None else routes
         _check(len(prompt_ids), parts, rows)
         row = 0
         for part in parts:
@@ -100,11 +104,21 @@ class PromptParts:
         return self.rows is None and bool((self._row_of[start:] != _NO_ROW).any())
 
     def changes(self, start: int, count: int) -> bool:
-        """True if a token from `start` on takes a row, or sees other tokens than in a prompt of text."""
+        """True if a token from `start` on is computed in another way than in a prompt of text.
+
+        It takes a row, sees other tokens, or has other weights.
+        """
         if start >= len(self._row_of):
             return False
         takes_row = bool((self._row_of[start : start + count] != _NO_ROW).any())
-        return takes_row or self.has_full(start, count)
+        return takes_row or self.has_full(start, count) or bool(self.routes_of(start, count).any())
+
+    def routes_of(self, start: int, count: int) -> Int8s:
+        """The set of weights of `count` tokens from `start` on, (count,); 0 for generated tokens."""
+        routes = np.zeros(count, np.int8)
+        known = self._routes[start : start + count]
+        routes[: len(known)] = known
+        return routes
 
     def has_full(self, start: int, count: int) -> bool:
         """True if a token from `start` on sees tokens after it."""

@@ -68,6 +68,7 @@ class Step:
     full_starts: torch.Tensor | None = None  # (T,) int32, first token of a token's full part, or itself
     row_values: torch.Tensor | None = None  # (N, width), they replace the embeddings of N tokens
     row_indices: torch.Tensor | None = None  # (N,) int64, those tokens
+    routes: torch.Tensor | None = None  # (T,) int8, the set of weights of each token; None: 0 for all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -412,7 +413,7 @@ class StepBuilder:
 
 
 def with_prompt_parts(step: Step, spans: Items[tuple[int, Span]], indices: Int32s) -> Step:
-    """Return the step with the ranges of keys and the rows of its prompts' parts.
+    """Return the step with the ranges of keys, the rows and the routes of its prompts' parts.
 
     Args:
         step: the step.
@@ -422,6 +423,7 @@ def with_prompt_parts(step: Step, spans: Items[tuple[int, Span]], indices: Int32
     values: list[torch.Tensor] = []
     taking: list[npt.NDArray[np.int64]] = []
     ends, starts, is_causal = indices + 1, indices.copy(), True
+    routes = np.zeros(len(indices), np.int8)
     for offset, span in spans:
         parts = span.sequence.parts
         assert parts is not None
@@ -437,8 +439,11 @@ def with_prompt_parts(step: Step, spans: Items[tuple[int, Span]], indices: Int32
             here = slice(offset, offset + span.count)
             ends[here], starts[here] = parts.key_ranges(span.start, span.count)
             is_causal = False
+        routes[offset : offset + span.count] = parts.routes_of(span.start, span.count)
     device = step.slots.device
     changes: dict[str, Any] = {}
+    if routes.any():
+        changes["routes"] = torch.from_numpy(routes).to(device)
     if values:
         changes["row_values"] = torch.cat(values)
         changes["row_indices"] = torch.from_numpy(np.concatenate(taking)).to(device)

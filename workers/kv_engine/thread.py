@@ -18,7 +18,7 @@ from shared.telemetry.log_fields import quoting
 from workers.data_plane.port import Array
 from workers.kv_engine.counters import EngineStats
 from workers.kv_engine.outputs import Output, StepFailedError
-from workers.kv_engine.programs.spec import ProgramSpec
+from workers.kv_engine.programs.spec import ProgramSpec, RunInputs
 from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.threads.mailbox import Mailbox
 from workers.threads.owner_thread import OwnerThread
@@ -38,6 +38,7 @@ class Engine(Protocol):
     def step_keys(self) -> tuple[str, ...]: ...
     def add(self, spec: SequenceSpec) -> None: ...
     def add_program(self, spec: ProgramSpec) -> None: ...
+    def continue_program(self, given: RunInputs) -> Output | None: ...
     def cancel(self, key: str) -> bool: ...
     def hold(self, key: str) -> bool: ...
     def resume(self, key: str) -> bool: ...
@@ -77,7 +78,7 @@ class _Cancelled:
     steps_after: int
 
 
-_Command: TypeAlias = SequenceSpec | ProgramSpec | _Cancel | _Hold | _Feed
+_Command: TypeAlias = SequenceSpec | ProgramSpec | RunInputs | _Cancel | _Hold | _Feed
 _Report: TypeAlias = list[Output] | _Failed | _Cancelled
 
 
@@ -124,8 +125,8 @@ class EngineThread(OwnerThread[Engine]):
         self._outbox.close()
         await self.join()
 
-    def submit(self, spec: SequenceSpec | ProgramSpec) -> None:
-        """Send a sequence, or a run of a program, to the engine.
+    def submit(self, spec: SequenceSpec | ProgramSpec | RunInputs) -> None:
+        """Send a sequence, a run of a program, or its next inputs, to the engine.
 
         Raises:
             CapacityError: too many commands are queued, or the engine is closed.
@@ -187,6 +188,8 @@ class EngineThread(OwnerThread[Engine]):
             match command:
                 case SequenceSpec() | ProgramSpec():
                     self._add(engine, command)
+                case RunInputs():
+                    self._continue(engine, command)
                 case _Cancel(key):
                     engine.cancel(key)
                     self._report(_Cancelled(key, self._steps_after.pop(key, 0)))
@@ -203,6 +206,15 @@ class EngineThread(OwnerThread[Engine]):
                 engine.add(spec)
         except (ClientError, WorkerError, BugError) as error:
             self._report(_Failed((spec.key,), error))
+
+    def _continue(self, engine: Engine, given: RunInputs) -> None:
+        try:
+            output = engine.continue_program(given)
+        except DalSegnoError as error:
+            self._report(_Failed((given.key,), error))
+            return
+        if output is not None:
+            self._report([output])
 
     def _feed(self, engine: Engine, command: _Feed) -> None:
         try:

@@ -21,7 +21,7 @@ from workers.kv_engine.counters import EngineStats
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.gpu.cuda_graphs import GraphCapture
 from workers.kv_engine.outputs import Output, StepFailedError, TokenOutput
-from workers.kv_engine.programs.spec import ProgramSpec
+from workers.kv_engine.programs.spec import ProgramSpec, RunInputs
 from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.kv_engine.thread import Engine, EngineThread
 from workers.threads.mailbox import Mailbox
@@ -56,6 +56,9 @@ class ScriptedEngine:
 
     def add_program(self, spec: ProgramSpec) -> None:
         raise AssertionError(spec)
+
+    def continue_program(self, given: RunInputs) -> Output | None:
+        raise AssertionError(given)
 
     def cancel(self, key: str) -> bool:
         if key not in self.live:

@@ -51,6 +51,12 @@ class PassChecks:
             raise BugError(
                 f"a pass has embeddings of shape {tuple(asked.embeds.shape)}: expected (tokens, hidden)"
             )
+        routes = asked.routes
+        if routes is not None and tuple(routes.shape) != (asked.tokens,):
+            raise BugError(
+                f"a pass of {asked.tokens} tokens has routes of shape {tuple(routes.shape)}: expected one for "
+                "each token"
+            )
         wanted = asked.logits
         if wanted is not None and not (wanted and 0 <= min(wanted) <= max(wanted) < asked.tokens):
             raise BugError(

@@ -32,7 +32,7 @@ class Context:
     Attributes:
         sequence: its row and blocks; `computed` is its number of committed tokens.
         next_position: the position after its committed tokens.
-        tower: the companion model that its keys and values are of; empty for the node itself.
+        tower: the companion model whose pool its keys and values are in; empty for the node's.
         written: for each cell, committed or of the last pass, the largest position of its pass up to it.
     """
 
@@ -70,6 +70,7 @@ class Contexts:
         rows: the rows of the step's tables that the run may use.
         max_blocks: the most blocks of a row.
         copy_cells: copies keys and values.
+        pool_name: by the tower of a pass, the one whose pool it writes to.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Contexts:
         block_size: int,
         max_blocks: int,
         copy_cells: CopyCells,
+        pool_name: Callable[[str], str] = str,
     ) -> None:
         self.rows: Final = tuple(rows)
         self.pages: Final = pages
@@ -88,6 +90,7 @@ class Contexts:
         self._block_size = block_size
         self._max_blocks = max_blocks
         self._copy_cells = copy_cells
+        self._pool_name = pool_name
         self._free_rows = deque(rows)
         self._contexts: dict[str, Context] = {}
 
@@ -102,9 +105,9 @@ class Contexts:
             BugError: there are more contexts than declared, a fork of an unknown context, or of another
                 tower's, or passes of a context for several towers.
         """
-        known = self._contexts.get(asked.context)
+        known, pool = self._contexts.get(asked.context), self._pool_name(asked.tower)
         if known is not None:
-            if known.tower != asked.tower:
+            if known.tower != pool:
                 raise BugError(
                     f"context {asked.context!r} is of the tower {known.tower!r}, its pass of {asked.tower!r}"
                 )
@@ -120,7 +123,7 @@ class Contexts:
             SequenceSpec(key=f"{self._key}/{asked.context}", prompt_ids=[], max_tokens=0)
         )
         sequence.row = self._free_rows.popleft()
-        context = self._contexts[asked.context] = Context(sequence=sequence, tower=asked.tower)
+        context = self._contexts[asked.context] = Context(sequence=sequence, tower=pool)
         if asked.forks:
             self._fork(context, asked.forks)
 

@@ -23,7 +23,7 @@ from workers.kv_engine.programs.contexts import Contexts
 from workers.kv_engine.programs.pages import Pages
 from workers.kv_engine.programs.passes import PassSpan, commit, make_span
 from workers.kv_engine.programs.runs import Run, TensorReports
-from workers.kv_engine.programs.spec import ProgramSpec
+from workers.kv_engine.programs.spec import ProgramSpec, RunInputs
 from workers.kv_engine.programs.tokens import TokenReports, check_sequence, token_request
 from workers.kv_engine.programs.towers import Towers
 from workers.kv_engine.scheduler import Scheduler
@@ -83,7 +83,7 @@ class Programs:
     @property
     def has_work(self) -> bool:
         """True if a step would compute a pass, or admit a run."""
-        if any(run.contexts is not None and not run.held for run in self._runs.values()):
+        if any(run.contexts is not None and run.is_able for run in self._runs.values()):
             return True
         return any(self._fits(run) for run in self._in_order()[:1])
 
@@ -106,7 +106,34 @@ class Programs:
             driver = program(self._node, inputs, spec.args, seed=spec.seed)
         except Exception as error:
             raise as_dalsegno_error(error) from error
-        self._queue(Run(spec, driver, TensorReports(spec.key), self._scheduler.next_arrival()))
+        self._queue(Run(spec, driver, TensorReports(spec.key, driver), self._scheduler.next_arrival()))
+
+    @torch.inference_mode()
+    def more(self, given: RunInputs, *, step: int) -> Output | None:
+        """Go on with a run that waits for the node call of its next iteration.
+
+        Args:
+            given: the inputs of the call.
+            step: the number of the last step.
+
+        Returns:
+            the outputs of the call, if it needs no pass.
+
+        Raises:
+            BugError: there is no such run.
+            DalSegnoError: the driver failed; the run is to be cancelled.
+        """
+        run = self._runs.get(given.key)
+        if run is None:
+            raise BugError(f"no run {given.key!r} waits for the next iteration of its loop")
+        try:
+            inputs = {name: to_tensor(array, self._node.device) for name, array in given.inputs.items()}
+            output = run.more(inputs, step)
+            if output is None:
+                self._next_round(run)
+        except Exception as error:
+            raise as_dalsegno_error(error) from error
+        return output
 
     @torch.inference_mode()
     def add_sequence(self, spec: SequenceSpec) -> None:
@@ -196,7 +223,7 @@ class Programs:
             soft = budget.tokens_with_decodes(decodes, 0) - prompt_tokens
         passes: list[PassSpan] = []
         logits = _MAX_LOGITS // self._node.vocab_size
-        able = (run for run in self._runs.values() if not run.held)
+        able = (run for run in self._runs.values() if run.is_able)
         for run in sorted(able, key=lambda one: (one.served, one.arrival)):
             for asked in run.waiting.values():
                 wanted = len(asked.logits or ())
@@ -239,7 +266,8 @@ class Programs:
                 if output is not None:
                     outputs.append(output)
                 if output is None or output.finish is None:
-                    self._next_round(run)
+                    if not run.parked:
+                        self._next_round(run)
                     continue
             except Exception as error:  # noqa: BLE001 - a driver's error fails its run alone
                 failures[key] = as_dalsegno_error(error)
@@ -280,6 +308,7 @@ class Programs:
                 block_size=self._scheduler.blocks.block_size,
                 max_blocks=self._max_blocks,
                 copy_cells=partial(self._towers.copy_cells, block_size=self._scheduler.blocks.block_size),
+                pool_name=self._towers.pool_name,
             )
             try:
                 self._next_round(run)

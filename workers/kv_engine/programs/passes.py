@@ -88,12 +88,13 @@ def commit(done: PassSpan) -> None:
 
 
 def add_passes(step: Step, passes: Items[PassSpan]) -> Step:
-    """Return the step with the positions and the ranges of keys of its passes, its last spans."""
+    """Return the step with the positions, routes and ranges of keys of its passes, its last spans."""
     tokens = sum(one.span.count for one in passes)
     positions = torch.cat([one.positions for one in passes], dim=1)
     place = step.positions[..., -tokens:]
     place.copy_(positions.reshape(place.shape))
     step = _with_rows(step, *embedded_rows(passes, len(step.token_ids) - tokens))
+    step = _with_routes(step, passes, tokens)
     if all(one.asked.mask is Mask.CAUSAL for one in passes) and step.spans.key_ends is None:
         return step
     ends, full = _key_ranges(step)
@@ -129,6 +130,21 @@ def _with_rows(step: Step, rows: list[torch.Tensor], at: list[int]) -> Step:
         values = torch.cat([step.row_values, torch.nn.functional.pad(values, (0, missing))])
         indices = torch.cat([step.row_indices, indices])
     return replace(step, row_values=values, row_indices=indices)
+
+
+def _with_routes(step: Step, passes: Items[PassSpan], tokens: int) -> Step:
+    """The step with the set of weights of each token of its passes, which are its last `tokens`."""
+    if all(one.asked.routes is None for one in passes):
+        return step
+    routes = torch.zeros(len(step.token_ids), dtype=torch.int8)
+    if step.routes is not None:
+        routes.copy_(step.routes)
+    first = len(routes) - tokens
+    for one in passes:
+        if one.asked.routes is not None:
+            routes[first : first + one.span.count] = one.asked.routes
+        first += one.span.count
+    return replace(step, routes=routes.to(step.token_ids.device))
 
 
 def embedded_rows(passes: Items[PassSpan], first: int) -> tuple[list[torch.Tensor], list[int]]:

@@ -7,15 +7,15 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
-from models.programs import Driver, Pass, TokenDriver
-from shared.errors import WorkerError
+from models.programs import Driver, Going, Pass, TokenDriver, Turn
+from shared.errors import BugError, WorkerError
 from workers.data_plane.arrays import to_array
 from workers.data_plane.port import Array
-from workers.kv_engine.outputs import Output, ProgramOutput, StepFailedError
+from workers.kv_engine.outputs import Output, ProgramOutput, ProgramReport, StepFailedError
 from workers.kv_engine.programs.contexts import Contexts
 from workers.kv_engine.programs.spec import ProgramSpec
 from workers.kv_engine.programs.tokens import check_numbers
-from workers.kv_engine.sequence_spec import SequenceSpec
+from workers.kv_engine.sequence_spec import FinishReason, SequenceSpec
 
 AnySpec: TypeAlias = ProgramSpec | SequenceSpec
 
@@ -42,6 +42,7 @@ class Run:
         taken: the results of those that were.
         served: the number of the last step with one of its passes.
         held: it keeps its room, but takes part in no step.
+        parked: it keeps its room, and waits for the node call of the next iteration.
     """
 
     spec: AnySpec
@@ -53,6 +54,12 @@ class Run:
     taken: dict[int, torch.Tensor] = field(default_factory=dict)
     served: int = 0
     held: bool = False
+    parked: bool = False
+
+    @property
+    def is_able(self) -> bool:
+        """True if it can take part in steps, once it has its contexts."""
+        return not self.held and not self.parked
 
     @property
     def deadline(self) -> float:
@@ -66,22 +73,64 @@ class Run:
         if isinstance(self.spec, SequenceSpec):
             check_numbers(results)
         found = self.driver.take(results)
+        self.parked = isinstance(found, Turn)
+        return self.reports.output(found, step)
+
+    def more(self, inputs: Mapping[str, torch.Tensor], step: int) -> Output | None:
+        """Give the driver the inputs of the next iteration; return the outputs if it needs no pass.
+
+        Raises:
+            BugError: the run does not wait for any, or its driver takes none.
+        """
+        take = getattr(self.driver, "more", None)
+        if take is None or not self.parked:
+            raise BugError(
+                f"run {self.spec.key}: expected a driver with a method `more` whose last result was a Turn"
+            )
+        found = take(inputs)
+        self.parked = found is not None
         return self.reports.output(found, step)
 
 
 class TensorReports:
-    """The output of a program that ends with tensors."""
+    """The outputs and reports of a program whose results are tensors.
 
-    def __init__(self, key: str) -> None:
+    Args:
+        key: of the run.
+        driver: its counts are read with each output.
+    """
+
+    def __init__(self, key: str, driver: Driver) -> None:
         self._key = key
+        self._driver = driver
 
-    def output(self, taken: Mapping[str, torch.Tensor] | None, step: int) -> Output | None:
-        """Return the tensors in main memory.
+    def output(self, taken: "Mapping[str, torch.Tensor] | Going | Turn | None", step: int) -> Output | None:
+        """Return an output or a report, with its tensors in main memory.
 
         Raises:
             WorkerError: one of them is not a number.
         """
-        return None if taken is None else ProgramOutput(key=self._key, values=_arrays(taken), step=step)
+        match taken:
+            case None:
+                return None
+            case Going():
+                return ProgramReport(
+                    key=self._key,
+                    progress=taken.progress,
+                    previews=_arrays(taken.previews),
+                    state=_arrays(taken.state),
+                    step=step,
+                )
+            case Turn():
+                return self._outputs(taken.outputs, None, step)
+            case _:
+                return self._outputs(taken, FinishReason.STOP, step)
+
+    def _outputs(
+        self, values: Mapping[str, torch.Tensor], finish: FinishReason | None, step: int
+    ) -> ProgramOutput:
+        counts = dict(getattr(self._driver, "counts", {}))
+        return ProgramOutput(key=self._key, values=_arrays(values), step=step, finish=finish, counts=counts)
 
 
 def _arrays(values: Mapping[str, torch.Tensor]) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""A call of a program for the engine. Imports no torch."""
+"""Calls of programs for the engine. Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,3 +30,18 @@ class ProgramSpec:
     priority: int = 0
     tenant: str = ""
     node: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInputs:
+    """The call of the next iteration of a loop, for the run of the iteration before.
+
+    Attributes:
+        key: of the run, which waits after a `models.programs.Turn`.
+        node: as in `ProgramSpec`.
+        inputs: the inputs of the node call, by edge.
+    """
+
+    key: str
+    node: str
+    inputs: Mapping[str, Array | DeviceArray]

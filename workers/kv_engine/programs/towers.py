@@ -1,8 +1,9 @@
 """The companion models of a node (*towers*): their pools, and the forwards over passes that name them.
 
 A tower's pool has as many blocks as the node's, and a block number that a run has reserved stands for a block
-in each pool. So a run reserves room once, and a context is of one tower. A step computes the passes of each
-tower in a forward of its own, before the one of the node.
+in each pool. So a run reserves room once, and a context is of one pool. A tower that shares the node's cells
+has no pool of its own: contexts may have passes of both. A step computes the passes of each tower in a forward
+of its own, before the one of the node.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,9 +60,17 @@ class Towers:
                     f"tower {name!r} of node {node.name!r}: expected its device and number of position axes"
                 )
             self.nodes[name] = tower.node
-            self.pools[name] = PagedPool.of(tower.node, slots=slots, kernel=tower.kernel)
+            if shares_cells(tower.node):
+                _check_layout(name, tower.node, node)
+                self.pools[name] = pool
+            else:
+                self.pools[name] = PagedPool.of(tower.node, slots=slots, kernel=tower.kernel)
             tower.node.use_attention(ATTENTION)
             check_node(tower.node, tower.kernel)
+
+    def pool_name(self, tower: str) -> str:
+        """Return the name of the tower whose pool has the cells of a tower: its own, or empty for the node."""
+        return "" if shares_cells(self.nodes[tower]) else tower
 
     def results(self, builder: StepBuilder, passes: Sequence[PassSpan]) -> list[torch.Tensor]:
         """Compute passes of towers; return their results in the order of the passes.
@@ -91,3 +100,16 @@ class Towers:
         for layer in (*pool.keys, *pool.values):
             at = target * block_size
             layer[at : at + cells] = layer[source * block_size : source * block_size + cells]
+
+
+def shares_cells(node: KVNode) -> bool:
+    """Return whether a tower reads and writes the pool of its node."""
+    return bool(getattr(node, "shares_cells", False))
+
+
+def _check_layout(name: str, tower: KVNode, node: KVNode) -> None:
+    if (tower.layout, tower.dtype) != (node.layout, node.dtype):
+        raise BugError(
+            f"tower {name!r} shares the cells of node {node.name!r}: expected {node.layout} in {node.dtype}, "
+            f"found {tower.layout} in {tower.dtype}"
+        )
