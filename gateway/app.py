@@ -33,6 +33,7 @@ from gateway.openai.routes import openai_routes
 from gateway.operations.engine_routes import engine_routes
 from gateway.operations.request_routes import request_routes
 from gateway.operations.service_routes import service_routes
+from gateway.policy.routes import policy_routes, serves_actions
 from gateway.requests.service import Gateway
 from gateway.served_model import ServedModel
 from gateway.speech.routes import speech_routes
@@ -83,7 +84,13 @@ async def run(options: GatewayOptions, listening: Callable[[str], None] | None =
         listening(server.url_of(listener))
     async with asyncio.TaskGroup() as tasks:
         following = tasks.create_task(_follow(gateway, options), name="log")
-        async with server.serving(app, listener, settings, logs_requests=options.config.logs.requests):
+        async with server.serving(
+            app,
+            listener,
+            settings,
+            logs_requests=options.config.logs.requests,
+            websockets=serves_actions(gateway),
+        ):
             try:
                 await asyncio.Event().wait()  # until cancelled
             finally:
@@ -109,6 +116,7 @@ def create_app(
         rerank_routes,
         score_routes,
         file_routes,
+        policy_routes,
         engine_routes,
         openai_routes,
         request_routes,

@@ -73,12 +73,14 @@ class ConnectionLimits:
     """The maximum number of connections, and time limits in seconds.
 
     `logs_requests`: log a line for each request that is refused here, before it reaches the application.
+    `websockets`: connections may become WebSockets, which uvicorn serves from then on.
     """
 
     connections: int
     header_timeout_s: float
     send_timeout_s: float
     logs_requests: bool = True
+    websockets: bool = False
 
     @property
     def check_every_s(self) -> float:
@@ -100,7 +102,9 @@ class HttpConnection(HttpToolsProtocol):
         limits: ConnectionLimits,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.parser = cast("httptools.HttpRequestParser", UpgradeIgnoringParser(self))
+        self.parser = cast(
+            "httptools.HttpRequestParser", UpgradeIgnoringParser(self, takes_websockets=limits.websockets)
+        )
         self._limits = limits
         self._head_since_s: float | None = None
         self._head_bytes = 0

@@ -6,6 +6,8 @@ instead, and takes the rest for another protocol: a body would be lost, and read
 
 So a second parser reads the rest. It is first given the framing headers, and so stands at the body's
 beginning.
+
+An offer of WebSocket is passed on where the gateway takes them.
 """
 
 from typing import Final, Protocol
@@ -27,10 +29,15 @@ class ParserCallbacks(Protocol):
 
 
 class UpgradeIgnoringParser:
-    """A parser with httptools' interface, which calls `callbacks`."""
+    """A parser with httptools' interface, which calls `callbacks`.
 
-    def __init__(self, callbacks: ParserCallbacks) -> None:
+    With `takes_websockets`, it stops after a GET that offers a WebSocket, as httptools does.
+    """
+
+    def __init__(self, callbacks: ParserCallbacks, *, takes_websockets: bool = False) -> None:
         self._callbacks = callbacks
+        self._takes_websockets = takes_websockets
+        self._is_websocket = False
         self._framing: list[tuple[bytes, bytes]] = []
         self._is_after_head = False
         self._offers_upgrade = False
@@ -47,6 +54,8 @@ class UpgradeIgnoringParser:
             try:
                 self._parser.feed_data(rest)
             except httptools.HttpParserUpgrade as stopped:
+                if self._is_websocket:
+                    raise
                 rest = rest[stopped.args[0] :]
                 self._continue_after_head()
             else:
@@ -63,7 +72,7 @@ class UpgradeIgnoringParser:
         return self._parser.should_keep_alive()
 
     def should_upgrade(self) -> bool:
-        return False
+        return self._is_websocket
 
     # ---- called by httptools ------------------------------------------------------------------------
     def on_message_begin(self) -> None:
@@ -79,12 +88,16 @@ class UpgradeIgnoringParser:
         if not self._is_after_head:
             if name.lower() in _FRAMING:
                 self._framing.append((name, value))
+            elif name.lower() == b"upgrade" and self._takes_websockets:
+                self._is_websocket = value.strip().lower() == b"websocket"
             self._callbacks.on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if not self._is_after_head:
             self._is_after_head = True
             self._offers_upgrade = self._parser.should_upgrade()
+            is_get = self._parser.get_method() == b"GET" and not self._framing
+            self._is_websocket = self._is_websocket and self._offers_upgrade and is_get
             self._callbacks.on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

@@ -105,14 +105,24 @@ async def serving(
     settings: GatewaySettings | None = None,
     *,
     logs_requests: bool = True,
+    websockets: bool = False,
 ) -> AsyncIterator[None]:
-    """Serve `app` within the block. At its end the remaining connections are closed."""
+    """Serve `app` within the block. At its end the remaining connections are closed.
+
+    Args:
+        app: the application.
+        listener: the socket.
+        settings: of the gateway.
+        logs_requests: log requests that are refused before they reach the application.
+        websockets: accept WebSockets, too; otherwise their offers are ignored.
+    """
     settings = settings or GatewaySettings()
     limits = ConnectionLimits(
         connections=settings.max_connections,
         header_timeout_s=settings.header_timeout_s,
         send_timeout_s=settings.send_timeout_s,
         logs_requests=logs_requests,
+        websockets=websockets,
     )
     config = uvicorn.Config(
         app,
@@ -121,7 +131,9 @@ async def serving(
         log_config=None,
         access_log=False,
         lifespan="off",
-        ws="none",
+        ws="websockets-sansio" if websockets else "none",
+        ws_max_size=settings.max_body_bytes,
+        ws_per_message_deflate=False,  # images are noise to it
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=CUT_S + 1,

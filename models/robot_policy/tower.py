@@ -39,8 +39,8 @@ class CameraEncoder:
     def run(self, items: Sequence[Item]) -> list[StatelessResult | Exception]:
         """Encode the images of all items."""
         pixels = torch.cat([item.inputs["pixels"] for item in items]).to(self._model.dtype)
-        rows = torch.cat([self._encoded(some) for some in pixels.split(self._at_once)])
-        shares = rows.split([len(item.inputs["pixels"]) for item in items])
+        rows = torch.cat([self._encoded(some) for some in torch.split(pixels, self._at_once)])
+        shares = torch.split(rows, [len(item.inputs["pixels"]) for item in items])
         return [StatelessResult(outputs={"rows": share.flatten(0, 1).clone()}) for share in shares]
 
     def _encoded(self, pixels: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from configs.deployment import GatewaySettings, MediaSettings
 from configs.secrets import ApiKey
 from gateway.app import create_app
 from gateway.http import server
+from gateway.policy.routes import serves_actions
 from gateway.requests.service import Gateway
 from gateway.served_model import ServedModel
 from shared.events import (
@@ -354,9 +355,10 @@ async def deployment(
 
 
 @asynccontextmanager
-async def listening(world: World) -> AsyncIterator[str]:
+async def listening(world: World, keys: Sequence[ApiKey] = ()) -> AsyncIterator[str]:
     """Serve the world's gateway on a real socket; yields the URL."""
     listener = server.bind("127.0.0.1", 0)
     url = server.url_of(listener)
-    async with server.serving(create_app(world.gateway), listener, world.gateway.settings):
+    app, settings = create_app(world.gateway, keys), world.gateway.settings
+    async with server.serving(app, listener, settings, websockets=serves_actions(world.gateway)):
         yield url

@@ -129,7 +129,7 @@ def pi05_tensors() -> dict[str, Any]:
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator) * 0.3
 
-    found = {}
+    found: dict[str, Any] = {}
     for name, tensor in _lerobot_names(pi0_model().state_dict()).items():
         if name.startswith(("state_proj", "action_time_mlp")):
             continue
@@ -146,7 +146,7 @@ def pi05_tensors() -> dict[str, Any]:
 def _lerobot_names(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The tensors of transformers' Pi0 under lerobot's names; the embeddings as a language head."""
     gemma, vlm = "paligemma_with_expert.gemma_expert.", "paligemma_with_expert.paligemma."
-    found = {}
+    found: dict[str, Any] = {}
     for name, tensor in tensors.items():
         if name.startswith("model.dit.embed_tokens."):
             renamed = f"{gemma}lm_head.weight"
