@@ -26,7 +26,15 @@ from workers.kv_engine.gpu.cuda_graphs import GraphCapture
 from workers.kv_engine.gpu.run_ahead import plan_step_ahead
 from workers.kv_engine.guide_state import GuideState
 from workers.kv_engine.kv_transfer import Allocate, KVTransfer
-from workers.kv_engine.node import FULL, KVNode, masks_of, position_axes_of, programs_of, token_programs_of
+from workers.kv_engine.node import (
+    FULL,
+    KVNode,
+    has_head,
+    masks_of,
+    position_axes_of,
+    programs_of,
+    token_programs_of,
+)
 from workers.kv_engine.node_parts import prompt_parts_of
 from workers.kv_engine.outputs import EmissionOutput, Output, StepFailedError, as_dalsegno_error
 from workers.kv_engine.parallel.connection import GroupLostError
@@ -202,6 +210,8 @@ class KVEngine:
         """
         if spec.key in self._sequences or spec.key in self._programs:
             raise BugError(f"sequence {spec.key!r} is in the engine already")
+        if not has_head(self.node):
+            raise BugError(f"node {self.node.name!r} has no language head: expected a walk with a program")
         spec.check(self.node.vocab_size)
         if spec.token_program:
             self._programs.add_sequence(spec)

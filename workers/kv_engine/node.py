@@ -7,6 +7,8 @@
     prompts with media positions, splice    of nodes whose prompts have images or video (`MediaBackbone`)
     programs            programs            of nodes that run programs (`models.programs`)
 
+A node that only runs programs may lack the language head (`HeadlessNode`).
+
 A node knows no sequences, blocks or requests. It computes one packed batch of T tokens; the attention
 function separates the sequences in it. All methods are called in the engine's thread.
 
@@ -126,6 +128,33 @@ class KVNode(Backbone, LanguageHead, Protocol):
         ...
 
 
+class HeadlessNode(Backbone, Protocol):
+    """A model without token ids and logits: it has programs only, or is a tower of a node with programs.
+
+    All its passes bring embeddings; `embed` is never called.
+
+    Attributes:
+        embed_width: the numbers in a row that stands for a token, a multiple of whatever `forward` needs.
+    """
+
+    @property
+    def embed_width(self) -> int: ...
+
+    def splice(self, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> Any:
+        """Return the input of `forward` for tokens all of which have a row (`MediaBackbone.splice`)."""
+        ...
+
+    def reference_states(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the states of one causal sequence as the stock model computes them, (T, hidden) float32.
+
+        In place of `KVNode.reference`, for the self-check.
+
+        Args:
+            rows: (T, embed_width), at the positions 0 to T - 1.
+        """
+        ...
+
+
 class MediaBackbone(Backbone, Protocol):
     """A backbone whose prompts may have images or video: rows that replace embeddings of their tokens.
 
@@ -135,8 +164,8 @@ class MediaBackbone(Backbone, Protocol):
             which a row is added to the token's state. 0 for a node that takes none.
         masks: the masks of its prompts and programs: `causal`, and `full` if tokens may see later ones.
 
-    A node with several sets of weights may have a further method, `routes(prompt_ids, parts)`: the set of each
-    token of a prompt with parts, (T,) int8. `forward` reads them in `step.routes`.
+    A node with several sets of weights may have a further method, `routes(prompt_ids, parts)`: the set of
+    each token of a prompt with parts, (T,) int8. `forward` reads them in `step.routes`.
     """
 
     @property
@@ -196,6 +225,30 @@ def masks_of(node: Backbone) -> frozenset[str]:
     """Return the masks of a node's prompts and programs; only `causal` for a node that declares none."""
     masks: frozenset[str] = getattr(node, "masks", CAUSAL_ONLY)
     return masks
+
+
+def has_head(node: Backbone) -> bool:
+    """Return whether a node has token ids and logits; a `HeadlessNode` has neither."""
+    return hasattr(node, "head")
+
+
+def vocab_size_of(node: Backbone) -> int:
+    """Return the number of a node's tokens; 0 for a node without a language head."""
+    size: int = getattr(node, "vocab_size", 0)
+    return size
+
+
+def head_of(node: Backbone, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Return logits (`LanguageHead.head`).
+
+    Raises:
+        BugError: the node has no language head.
+    """
+    head = getattr(node, "head", None)
+    if head is None:
+        raise BugError(f"node {node.name!r} has no language head: expected passes without logits")
+    logits: torch.Tensor = head(hidden, indices)
+    return logits
 
 
 def programs_of(node: Backbone) -> Mapping[str, Program]:

@@ -25,7 +25,7 @@ from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.feeding.sequences import FedSequences
 from workers.kv_engine.gpu.cuda_graphs import DecodeGraphs, GraphCapture
-from workers.kv_engine.node import KVNode
+from workers.kv_engine.node import KVNode, head_of, vocab_size_of
 from workers.kv_engine.node_parts import forward_with_states, inputs_of
 from workers.kv_engine.outputs import StateOutput, TokenScore, as_dalsegno_error
 from workers.kv_engine.parallel.lockstep import Followers
@@ -131,7 +131,7 @@ class Runner:
         self._laps = laps
         self._fed = fed
         self._guides = GuideThread(
-            max_sequences=max_sequences, vocab_size=node.vocab_size, device=node.device
+            max_sequences=max_sequences, vocab_size=vocab_size_of(node), device=node.device
         )
         self._node_key = node_key(node.name)
         self._sends_states = sends_states(node)
@@ -215,11 +215,11 @@ class Runner:
                 else:
                     hidden = self._node.forward(inputs_of(self._node, step), step)
         self._pool_states(spans, hidden)
-        pass_results = [*results_of(passes, hidden, self._node.head), *of_towers]
+        pass_results = [*results_of(passes, hidden, partial(head_of, self._node)), *of_towers]
         if self._laps is not None:
             self._laps.lap("forward")
         wanted, scores, prompt_scores = step.scored, list[TokenScore](), list[TokenScore]()
-        sizes = {"top": wanted.top if wanted else 0, "vocab_size": self._node.vocab_size}
+        sizes = {"top": wanted.top if wanted else 0, "vocab_size": vocab_size_of(self._node)}
         if wanted and wanted.prompt_ids.numel():
             prompt_scores = score(
                 lambda at: self._node.head(hidden, at), wanted.prompt_indices, wanted.prompt_ids, **sizes

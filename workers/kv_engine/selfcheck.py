@@ -10,11 +10,13 @@ It is refused by name, for otherwise its answers would be slightly wrong.
 
 Where tokens may see later ones (the mask `full`), the text is computed once more with such tokens, and
 compared with torch's attention over the layers of transformers.
+
+Of a node without a language head, embeddings and states are compared in place of ids and logits.
 """
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -23,7 +25,7 @@ from models.checkpoints.files import UnsupportedArchitectureError
 from workers.kv_engine.attention.kernels import AttentionKernel
 from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
-from workers.kv_engine.node import FULL, KVNode, masks_of
+from workers.kv_engine.node import FULL, HeadlessNode, KVNode, has_head, masks_of
 from workers.kv_engine.sequence import Sequence, Span
 from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.kv_engine.step import StepBuilder
@@ -58,6 +60,8 @@ def check_node(node: KVNode, kernel: AttentionKernel | None = None) -> None:
     Raises:
         UnsupportedArchitectureError: the logits differ, or the model cannot be run over a pool at all.
     """
+    if not has_head(node):
+        node = cast(KVNode, _WithTable(cast(HeadlessNode, node)))
     text = text_for(node)
     expected = node.reference(text)
     try:
@@ -80,6 +84,30 @@ def check_node(node: KVNode, kernel: AttentionKernel | None = None) -> None:
         found = masked_logits(node, kernel)
         what = "its logits for tokens that see later ones"
         _compare(node, found, expected, what, "the kernel declares a mask that it does not compute")
+
+
+class _WithTable:
+    """A node without a language head as one with it: ids are rows of a random table, logits are states."""
+
+    def __init__(self, node: HeadlessNode) -> None:
+        self._node = node
+        self.vocab_size = _CUTS[-1]
+        by = torch.Generator().manual_seed(0)
+        table = torch.randn(self.vocab_size, node.embed_width, generator=by)
+        self._table = table.to(node.device, node.dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._node, name)
+
+    def embed(self, token_ids: torch.Tensor) -> Any:
+        at = torch.arange(len(token_ids), device=token_ids.device)
+        return self._node.splice(token_ids, self._table[token_ids.long()], at)
+
+    def head(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        return hidden[indices.long()].float()
+
+    def reference(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return self._node.reference_states(self._table[token_ids]).float()
 
 
 def _compare(node: KVNode, found: torch.Tensor, expected: torch.Tensor, what: str, reason: str) -> None:

@@ -185,7 +185,7 @@ def _engine_of(
         export_to=export_to,
         proposer=_proposer(served.draft, served.node, settings, blocks, sequences, step_tokens),
         followers=followers,
-        capture=_graph_capture(settings, device, served.kernel),
+        capture=_graph_capture(settings, device, served),
         kernel=served.kernel,
         towers=served.towers,
     )
@@ -291,10 +291,14 @@ def _kv_bytes(node: "KVNode") -> int:
 
 
 def _graph_capture(
-    settings: EngineSettings, device: torch.device, kernel: AttentionKernel | None
+    settings: EngineSettings, device: torch.device, served: "_Served"
 ) -> "GraphCapture | None":
     """Return the recorder of decode steps. It needs a GPU and an attention kernel; torch's syncs."""
-    if device.type != "cuda" or kernel is None or not settings.cuda_graphs:
+    from workers.kv_engine.node import has_head  # noqa: PLC0415 - imports transformers
+
+    if device.type != "cuda" or served.kernel is None or not settings.cuda_graphs:
+        return None
+    if not has_head(served.node):  # it decodes nothing
         return None
     from workers.kv_engine.gpu.cuda_graphs import CudaCapture  # noqa: PLC0415 - needs CUDA
 

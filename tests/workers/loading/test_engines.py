@@ -1,5 +1,6 @@
 """Engines made as the settings say."""
 
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import msgspec
@@ -128,8 +129,8 @@ def test_steps_are_recorded_on_a_gpu_where_a_kernel_attends(
 ) -> None:
     monkeypatch.setattr(cuda_graphs, "CudaCapture", lambda on: ("recorded on", on))
 
-    kernel: Any = torch.add if has_kernel else None
-    capture: Any = engines._graph_capture(settings, torch.device(device), kernel)
+    served: Any = SimpleNamespace(kernel=torch.add if has_kernel else None, node=SimpleNamespace(head=None))
+    capture: Any = engines._graph_capture(settings, torch.device(device), served)
 
     assert capture == (("recorded on", torch.device(device)) if is_recorded else None)
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from models.programs import Mask, Pass
 from shared.errors import BugError, ClientError
-from workers.kv_engine.node import FULL, KVNode, masks_of
+from workers.kv_engine.node import FULL, KVNode, masks_of, vocab_size_of
 
 
 class PassChecks:
@@ -42,10 +42,11 @@ class PassChecks:
             raise BugError(f"a pass names the tower {asked.tower!r}: expected one of {known}, or none")
         if (asked.ids is None) == (asked.embeds is None) or not asked.tokens:
             raise BugError("a pass needs ids or embeds, one of them, of at least one token")
-        if asked.ids is not None and not 0 <= min(asked.ids) <= max(asked.ids) < node.vocab_size:
+        vocab_size = vocab_size_of(node)
+        if asked.ids is not None and not 0 <= min(asked.ids) <= max(asked.ids) < vocab_size:
             raise BugError(
                 f"a pass has token ids from {min(asked.ids)} to {max(asked.ids)}: expected them below "
-                f"{node.vocab_size}"
+                f"{vocab_size}"
             )
         if asked.embeds is not None and asked.embeds.dim() != 2:
             raise BugError(
@@ -54,8 +55,8 @@ class PassChecks:
         routes = asked.routes
         if routes is not None and tuple(routes.shape) != (asked.tokens,):
             raise BugError(
-                f"a pass of {asked.tokens} tokens has routes of shape {tuple(routes.shape)}: expected one for "
-                "each token"
+                f"a pass of {asked.tokens} tokens has routes of shape {tuple(routes.shape)}: expected one "
+                "for each token"
             )
         wanted = asked.logits
         if wanted is not None and not (wanted and 0 <= min(wanted) <= max(wanted) < asked.tokens):

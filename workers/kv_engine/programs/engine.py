@@ -16,7 +16,7 @@ import torch
 from models.programs import Pass
 from shared.errors import BugError, ClientError, DalSegnoError, WorkerError
 from workers.data_plane.arrays import to_tensor
-from workers.kv_engine.node import KVNode, position_axes_of, programs_of, token_programs_of
+from workers.kv_engine.node import KVNode, position_axes_of, programs_of, token_programs_of, vocab_size_of
 from workers.kv_engine.outputs import Output, as_dalsegno_error
 from workers.kv_engine.programs.checks import PassChecks
 from workers.kv_engine.programs.contexts import Contexts
@@ -150,7 +150,7 @@ class Programs:
             driver = program(self._node, token_request(spec))
         except Exception as error:
             raise as_dalsegno_error(error) from error
-        reports = TokenReports(spec, self._node.vocab_size)
+        reports = TokenReports(spec, vocab_size_of(self._node))
         self._queue(Run(spec, driver, reports, self._scheduler.next_arrival()))
 
     def _named(self, known: Mapping[str, P], name: str) -> P:
@@ -222,7 +222,7 @@ class Programs:
         if decodes and budget is not None:
             soft = budget.tokens_with_decodes(decodes, 0) - prompt_tokens
         passes: list[PassSpan] = []
-        logits = _MAX_LOGITS // self._node.vocab_size
+        logits = _MAX_LOGITS // max(vocab_size_of(self._node), 1)
         able = (run for run in self._runs.values() if run.is_able)
         for run in sorted(able, key=lambda one: (one.served, one.arrival)):
             for asked in run.waiting.values():

@@ -2,12 +2,13 @@
 
 A tower's pool has as many blocks as the node's, and a block number that a run has reserved stands for a block
 in each pool. So a run reserves room once, and a context is of one pool. A tower that shares the node's cells
-has no pool of its own: contexts may have passes of both. A step computes the passes of each tower in a forward
-of its own, before the one of the node.
+has no pool of its own: contexts may have passes of both. A step computes the passes of each tower in a
+forward of its own, before the one of the node.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import torch
@@ -16,7 +17,7 @@ from shared.errors import BugError
 from workers.kv_engine.attention.kernels import AttentionKernel
 from workers.kv_engine.attention.paged import ATTENTION, attention_context
 from workers.kv_engine.attention.pool import PagedPool
-from workers.kv_engine.node import KVNode, position_axes_of, towers_of
+from workers.kv_engine.node import KVNode, head_of, position_axes_of, towers_of
 from workers.kv_engine.node_parts import inputs_of
 from workers.kv_engine.programs.passes import PassSpan, add_passes, results_of
 from workers.kv_engine.selfcheck import check_node
@@ -69,7 +70,7 @@ class Towers:
             check_node(tower.node, tower.kernel)
 
     def pool_name(self, tower: str) -> str:
-        """Return the name of the tower whose pool has the cells of a tower: its own, or empty for the node."""
+        """Return the name of the tower whose pool has a tower's cells: its own, or empty for the node's."""
         return "" if shares_cells(self.nodes[tower]) else tower
 
     def results(self, builder: StepBuilder, passes: Sequence[PassSpan]) -> list[torch.Tensor]:
@@ -86,7 +87,7 @@ class Towers:
                 step = add_passes(builder.build([one.span for one in of_tower]), of_tower)
                 with attention_context(self.pools[name], step):
                     hidden = tower.forward(inputs_of(tower, step), step)
-                results += results_of(of_tower, hidden, tower.head)
+                results += results_of(of_tower, hidden, partial(head_of, tower))
         return results
 
     def in_order(self, passes: Sequence[PassSpan]) -> list[PassSpan]:

@@ -1,4 +1,4 @@
-"""A tower that shares its node's cells: it reads what the node has written, and the node reads what it wrote."""
+"""A tower that shares its node's cells: each reads what the other has written."""
 
 from collections.abc import Sequence
 from typing import Any, Final

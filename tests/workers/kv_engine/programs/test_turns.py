@@ -1,4 +1,4 @@
-"""A program in a loop is one run: it keeps its contexts between the node calls, and reports while it goes on."""
+"""A program in a loop is one run: it keeps its contexts between the calls, and reports while it goes on."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -23,7 +23,10 @@ PROMPT: Final = [5, 9, 2, 44, 17]
 
 
 class Turns:
-    """Commits a prompt once; each call computes the states of its token behind it. A negative one needs no pass."""
+    """Commits a prompt once; each call computes the states of its token behind it.
+
+    A negative token needs no pass, token 0 ends the run.
+    """
 
     max_contexts = 1
     max_tokens = 8
@@ -42,9 +45,7 @@ class Turns:
     def take(self, results: Sequence[torch.Tensor]) -> Going | Turn | Mapping[str, torch.Tensor]:
         if not self._begun:
             self._begun = True
-            return Going(
-                progress={"step": 0}, previews={"image": torch.zeros(2)}, state={"x": torch.ones(3)}
-            )
+            return Going(progress={"step": 0}, previews={"image": torch.zeros(2)}, state={"x": torch.ones(3)})
         outputs = {"states": results[0].float()}
         return outputs if self._id == 0 else Turn(outputs=outputs)
 
