@@ -1,0 +1,52 @@
+"""The torch nodes of BAGEL: the language model, the encoders and the decoder of images."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from models.bagel import vae
+from models.bagel.guidance import CombineCfg
+from models.bagel.llm import BagelLM, examine_llm, load_llm
+from models.bagel.vit import load_vit
+from models.base import StatelessNode
+from models.checkpoints.progress import Progress, silent
+
+__all__ = ["examine", "load"]
+
+
+def load(
+    checkpoint: Path,
+    node: str,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: str = "auto",
+    progress: Progress = silent,
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
+) -> BagelLM | StatelessNode:
+    """Load a node of a checkpoint in the published layout (`models.bagel.folder`); it has no `kwargs`.
+
+    Raises:
+        CheckpointError: a file of the folder is missing, damaged or unsupported.
+        UnsupportedArchitectureError: the language model cannot be served over a paged pool.
+    """
+    if node == "combine_cfg":
+        return CombineCfg()
+    if node == "vit_encoder":
+        return load_vit(checkpoint, device=device, dtype=dtype, progress=progress)
+    if node == "vae_encoder":
+        return vae.load_encoder(checkpoint, device=device, dtype=dtype, progress=progress)
+    if node == "vae_decoder":
+        return vae.load_decoder(checkpoint, device=device, dtype=dtype, progress=progress)
+    return load_llm(checkpoint, node, device=device, dtype=dtype, progress=progress)
+
+
+def examine(checkpoint: Path, node: str, *, members: int = 1) -> int:
+    """Raise what `load` would raise before it reads a weight; return the language model's longest sequence.
+
+    Raises:
+        CheckpointError, UnsupportedArchitectureError: as `load` does.
+    """
+    return examine_llm(checkpoint)
