@@ -23,6 +23,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from gateway.meters.hops import HopMeters, RequestHops
+from shared.checkpoints import is_checkpoint
 from shared.epoch_fence import EpochFence
 from shared.errors import ClientError
 from shared.events import (
@@ -135,6 +136,8 @@ class OutputFold:
 
     def _chunks(self, address: Address, event: AnyEvent) -> list[AnswerItem]:
         if isinstance(event, OutputChunk) and self.output.advises(address, event):
+            if is_checkpoint(event):
+                return []
             return [msgspec.structs.replace(event, index=self.emitted - 1)]
         valid = self.output.fold(address, event)
         first, self.emitted = self.emitted, self.emitted + len(valid)

@@ -40,6 +40,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         max_event_bytes: the log's size limit for one event; 0 if it was not recorded.
         walk_timeouts_s: time limits by walk. A step may take the sum of its walks' limits, if each has one.
         max_tokens_share: the share of the requested new tokens that is granted; below 1 under load.
+        absent_nodes: the optional nodes of the model that are placed nowhere.
     """
 
     max_seq_len: int
@@ -49,6 +50,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_event_bytes: int = 0
     walk_timeouts_s: dict[str, float] = {}
     max_tokens_share: float = 1.0
+    absent_nodes: tuple[str, ...] = ()
 
 
 class Pins(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

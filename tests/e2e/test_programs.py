@@ -18,13 +18,13 @@ import pytest
 import torch
 
 from models.transformers_lm.loader import load_decoder
-from shared.events import NodeReady
+from shared.events import NodeReady, OutputChunk
 from shared.tensors import read_ids
 from tests.e2e import clients, deploy
 from tests.e2e.clients import Answer
 from tests.e2e.deploy import Running
 from tests.tiny import flow, tiny_checkpoint
-from tests.tiny.flowing.nodes import CHANNELS, FlowLM
+from tests.tiny.flowing.nodes import CHANNELS, CHECKPOINT_STEPS, FlowLM
 from tests.workers.kv_engine.programs.flow import oracle
 
 PICTURES: Final = 12
@@ -62,10 +62,17 @@ async def paint(client: httpx.AsyncClient, request_id: str, text: str, **options
     body = clients.body(text, request_id, latents=LATENTS, **options)
     answer = await client.post("/generate", json=body)
     assert answer.status_code == 200, answer.text
-    picture, end = (json.loads(line) for line in answer.text.splitlines())
+    lines = [json.loads(line) for line in answer.text.splitlines()]
+    assert {line["modality"] for line in lines if line["metadata"].get("advisory")} <= {"progress"}
+    picture, end = (line for line in lines if not line["metadata"].get("advisory"))
     assert end["metadata"]["finish_reason"] == "stop"
     numbers = np.frombuffer(base64.b64decode(picture["data"]), "<f4").copy()
     return torch.from_numpy(numbers.reshape(picture["metadata"]["shape"]))
+
+
+def step_of(chunk: OutputChunk) -> int:
+    """The step that a chunk of progress reports; 0 for another chunk."""
+    return int(chunk.metadata.get("progress", {}).get("step", 0))
 
 
 async def expected(running: Running, request_id: str, *, is_causal: bool = False) -> torch.Tensor:
@@ -118,10 +125,18 @@ async def test_a_picture_survives_its_worker_and_replays(
         picture = tasks.create_task(paint(client, "killed", "paint a long time", steps=LONG))
         subject = reader.subjects.ready(0, "killed")
         await reader.until(subject, NodeReady, lambda order: order.walks[0].name == "paint")
+        output = reader.subjects.outputs_of("killed")
+        await reader.until(output, OutputChunk, lambda chunk: step_of(chunk) >= LONG // 2)
         os.kill(pid, signal.SIGKILL)
         assert not picture.done()
+    async with clients.reader(running) as reader:
+        chunks = [one for one in await reader.events("killed") if isinstance(one, OutputChunk)]
 
     torch.testing.assert_close(picture.result(), await expected(running, "killed"), atol=5e-3, rtol=5e-3)
+    steps = {attempt: [step_of(one) for one in chunks if one.attempt == attempt] for attempt in (1, 2)}
+    resumed = min(step for step in steps[2] if step)
+    assert resumed >= LONG // 2, f"the second attempt went on after a checkpoint: {steps}"
+    assert max(steps[2]) == LONG - CHECKPOINT_STEPS
     replayed = clients.run_on(running, "replay", "killed", "--execute", "--config", config, env=environment)
     assert replayed.returncode == 0, replayed.stdout
     assert "killed: " in replayed.stdout

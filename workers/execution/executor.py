@@ -300,7 +300,7 @@ class OrderExecutor:
         post = self._events.chunk_poster(ready)
         if ready.on_probation:
             await self._events.begun(ready)
-            progress = QuarantineProgress(placement.tracks, self._hosted.graph.nodes, recovered)
+            progress = QuarantineProgress(placement.tracks, self._hosted.graph.nodes, recovered.tracks)
             post = self._watched(order, post, progress)
         request = self._requests[key.request_id]
         request.touched = request.touched or _touches(self._hosted, placement)

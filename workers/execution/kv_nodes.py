@@ -206,6 +206,7 @@ class KvNodes:
             finish_reason=finish_reason,
             cached_tokens=sequence.cached_tokens if request.warm else msgspec.UNSET,
             counts=dict(sequence.counts),
+            token_ids=sequence.generated.ids or [],
         )
         found: dict[str, Any] = msgspec.to_builtins(facts)
         return found

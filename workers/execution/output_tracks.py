@@ -115,6 +115,17 @@ class OutputTracks:
 
         Advice never fails the step: a chunk that cannot be posted is dropped.
         """
+        if piece_of(content.get("metadata", {})) is not None:
+            if content["metadata"][PIECE] == 0:
+                _LOGGER.warning("node %s: a preview above %d bytes was not sent", node, PIECE_BYTES)
+            return
+        self._post_advisory(node, content)
+
+    def store_checkpoint(self, content: Mapping[str, Any]) -> None:
+        """Post a chunk of a checkpoint (`shared.checkpoints`): once, and only if the log takes it now."""
+        self._post_advisory("", content)
+
+    def _post_advisory(self, node: str, content: Mapping[str, Any]) -> None:
         key = self._key
         self._advised += 1
         chunk = OutputChunk(
@@ -127,10 +138,6 @@ class OutputTracks:
             advisory=True,
             **content,
         )
-        if piece_of(chunk.metadata) is not None:
-            if chunk.metadata[PIECE] == 0:
-                _LOGGER.warning("node %s: a preview above %d bytes was not sent", node, PIECE_BYTES)
-            return
         try:
             self._post(chunk, _ignore_position)
         except DalSegnoError:

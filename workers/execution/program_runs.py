@@ -1,18 +1,23 @@
 """Programs of KV nodes in one step: a node call whose walk names a program is one run in the KV engine.
 
 The inputs and outputs of such a call are ordinary arrays. In a loop, the calls of all iterations may be one
-run, which keeps its contexts in between (`models.programs.Turn`). It ends with its walk. A run that is
-interrupted starts again from its inputs: its state exists only on the device.
+run, which keeps its contexts in between (`models.programs.Turn`). It ends with its walk.
+
+The state of a run exists only on the device. A run that is interrupted continues after its newest checkpoint
+in the log (ADR 45), or starts again from its inputs.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
+
+import numpy as np
 
 from models.programs import PROGRAM
+from shared.checkpoints import State, StoredArray
 from shared.errors import BugError
-from shared.events import NodeReady
+from shared.events import NodeReady, digest_of
 from shared.walks import Firing
 from workers.data_plane.port import Array, DeviceArray
 from workers.generation.engine_client import EngineClient
@@ -20,8 +25,12 @@ from workers.kv_engine.outputs import Output, ProgramOutput, ProgramReport
 from workers.kv_engine.programs.spec import ProgramSpec, RunInputs
 from workers.orders.inbox import StepKey
 
-Advise = Callable[[str, Mapping[str, Any], Mapping[str, Array]], None]
-"""Shows the client progress and previews of a node: (node, progress, previews)."""
+
+class Reports(Protocol):
+    """Takes what runs report while they go on (`workers.execution.step_values.StepValues`)."""
+
+    def advise(self, node: str, progress: Mapping[str, Any], previews: Mapping[str, Array]) -> None: ...
+    def checkpoint(self, place: str, state: State) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,17 +49,21 @@ class CallResult:
 class ProgramHandle:
     """One run in the engine, from its submission to its end.
 
+    Args:
+        place: the name of its checkpoints.
+
     Attributes:
         called: done at the end of the present node call, with its output; raises its error.
         ended: done at the end of the run; raises its error.
     """
 
-    def __init__(self, key: str, node: str, advise: Advise) -> None:
+    def __init__(self, key: str, node: str, place: str, reports: Reports) -> None:
         self.key: Final = key
         self.ended: Final[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
         self.called: asyncio.Future[ProgramOutput] = asyncio.get_running_loop().create_future()
         self._node = node
-        self._advise = advise
+        self._place = place
+        self._reports = reports
 
     @property
     def is_parked(self) -> bool:
@@ -65,7 +78,9 @@ class ProgramHandle:
         """Take an output or a report of an engine step."""
         match output:
             case ProgramReport():
-                self._advise(self._node, output.progress, output.previews)
+                self._reports.advise(self._node, output.progress, output.previews)
+                if output.state:
+                    self._reports.checkpoint(self._place, _stored(output.state))
             case ProgramOutput():
                 self.called.set_result(output)
                 if output.finish is not None:
@@ -83,22 +98,39 @@ class ProgramHandle:
                 future.exception()  # marks it as retrieved: it is no error if nothing awaits this future
 
 
+def _stored(state: Mapping[str, Array]) -> State:
+    return {name: StoredArray(one.dtype, one.shape, one.data.tobytes()) for name, one in state.items()}
+
+
+def _array(stored: StoredArray) -> Array:
+    return Array(dtype=stored.dtype, shape=stored.shape, data=np.frombuffer(stored.data, np.uint8))
+
+
 class ProgramRuns:
     """The runs of one step.
 
     Args:
-        advise: takes the progress and the previews of runs.
+        reports: takes what runs report while they go on.
+        checkpoints: the states that earlier attempts have stored, by place.
 
     Attributes:
         keys: the keys of the runs in the engine.
     """
 
-    def __init__(self, key: StepKey, ready: NodeReady, engine: EngineClient, advise: Advise) -> None:
+    def __init__(
+        self,
+        key: StepKey,
+        ready: NodeReady,
+        engine: EngineClient,
+        reports: Reports,
+        checkpoints: Mapping[str, State],
+    ) -> None:
         self.keys: Final[set[str]] = set()
         self._key = key
         self._ready = ready
         self._engine = engine
-        self._advise = advise
+        self._reports = reports
+        self._checkpoints = checkpoints
         self._parked: dict[tuple[object, ...], ProgramHandle] = {}
 
     def is_asked(self, walk_index: int) -> bool:
@@ -144,8 +176,10 @@ class ProgramRuns:
         self, walk_index: int, firing: Firing, inputs: Mapping[str, Array | DeviceArray]
     ) -> ProgramHandle:
         call = self._ready.walks[walk_index]
-        place = ".".join(map(str, (firing.node, walk_index, *firing.path)))
-        handle = ProgramHandle(f"{self._key}.{place}", firing.node, self._advise)
+        key = ".".join(map(str, (self._key, firing.node, walk_index, *firing.path)))
+        # A step may have another index in a later attempt: then its arguments tell its checkpoints apart.
+        place = digest_of((self._key.step, call.name, call.args, firing.node, firing.path))
+        handle = ProgramHandle(key, firing.node, place, self._reports)
         spec = ProgramSpec(
             key=handle.key,
             node=firing.node,
@@ -155,6 +189,7 @@ class ProgramRuns:
             seed=self._ready.seed,
             priority=self._ready.priority,
             tenant=self._ready.tenant,
+            state={name: _array(one) for name, one in self._checkpoints.get(place, {}).items()},
         )
         self._engine.submit(spec, handle)
         self.keys.add(handle.key)

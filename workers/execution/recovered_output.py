@@ -19,6 +19,7 @@ concurrent sub-plans interleave differently in each attempt, so a step may have 
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from shared.checkpoints import Checkpoints, State, is_checkpoint
 from shared.epoch_fence import EpochFence
 from shared.errors import Divergence, WeightsChangedError
 from shared.events import (
@@ -110,6 +111,7 @@ class OutputRecovery:
         self._output = RequestOutput()
         self._chunks: defaultdict[str, list[OutputChunk]] = defaultdict(list)
         self._writers: defaultdict[str, _WriterSteps] = defaultdict(_WriterSteps)
+        self._checkpoints = Checkpoints()
 
     def subjects(self) -> list[str]:
         """The subjects to read."""
@@ -132,6 +134,10 @@ class OutputRecovery:
         self.complete = self._fenced and record.seq >= self._seq
 
     def _fold(self, address: Address, event: AnyEvent) -> None:
+        if isinstance(event, OutputChunk) and is_checkpoint(event):
+            if self._output.advises(address, event):
+                self._checkpoints.fold(event)
+            return
         for chunk in self._output.fold(address, event):
             self._chunks[chunk.track].append(chunk)
         match event:
@@ -181,6 +187,10 @@ class OutputRecovery:
     def result(self) -> dict[str, RecoveredTrack]:
         """The recovered tracks by name; a track without output is missing."""
         return {name: self._track(name, chunks) for name, chunks in self._chunks.items()}
+
+    def checkpoints(self, since: int = 0) -> dict[str, State]:
+        """The newest states of runs of programs, by place, without those of attempts before `since`."""
+        return self._checkpoints.states(since)
 
     def _track(self, track: str, chunks: list[OutputChunk]) -> RecoveredTrack:
         state = OutputState(self._output.transcript.track(track))

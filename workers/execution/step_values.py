@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from models.base import TOKEN, EngineKind, ModelGraph
+from shared.checkpoints import State, contents
 from shared.events import WalkCall
 from shared.tensors import Handle
 from shared.walks import CompiledNode, CompiledWalk, Emission, Firing, ToClient
@@ -86,6 +87,11 @@ class StepValues:
             media = self._graph.media.get(modality, {})
             for content in output_values.contents(node, modality, array, array.data.tobytes(), media):
                 self._tracks.advise(node, content)
+
+    def checkpoint(self, place: str, state: State) -> None:
+        """Store the state of a run of a program, if the log has room for it."""
+        for content in contents(place, state):
+            self._tracks.store_checkpoint(content)
 
     # ---- values that an earlier attempt has released -----------------------------------------------
     async def as_released(

@@ -1,16 +1,32 @@
-"""States of the output tracks before a step: remembered from the previous step, or recovered from the log."""
+"""The output of a request before a step: remembered from the previous step, or recovered from the log."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Final
 
+from shared.checkpoints import State
 from shared.log.port import Log
 from shared.subjects import Subjects
 from workers.execution.recovered_output import OutputRecovery, RecoveredTrack
 from workers.execution.step_placement import StepPlacement
 from workers.generation.output_chunks import OutputState
 from workers.orders.inbox import StepKey
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """The output that a step continues.
+
+    Attributes:
+        tracks: by name, where the step needs them.
+        checkpoints: the newest states of runs of programs, by place.
+    """
+
+    tracks: Mapping[str, RecoveredTrack] = field(default_factory=dict)
+    checkpoints: Mapping[str, State] = field(default_factory=dict)
+
 
 MAX_REMEMBERED: Final = 4096
 """The number of requests whose track states are remembered between steps; others come from the log."""
@@ -26,8 +42,8 @@ class TrackStates:
 
     async def before(
         self, key: StepKey, placement: StepPlacement, seq: int, weights_since: int = 0
-    ) -> Mapping[str, RecoveredTrack]:
-        """The tracks that a step continues, by name, where it needs them; its order is stored at `seq`.
+    ) -> Recovered:
+        """The output that a step continues; its order is stored at `seq`.
 
         Raises:
             WeightsChangedError: output of attempts before `weights_since` was released.
@@ -35,12 +51,12 @@ class TrackStates:
         names = {*placement.tracks.values()}
         if key.attempt <= 1:
             if key.step == 0 or not names:
-                return {}
+                return Recovered()
             known = self._states.get(key.request_id)
             if known is not None and all(map(placement.is_only_writer, placement.tracks)):
-                return {name: RecoveredTrack(state=known[name]) for name in names if name in known}
+                return Recovered({name: RecoveredTrack(state=known[name]) for name in names if name in known})
         elif not names and not placement.runs_kv_nodes:
-            return {}
+            return Recovered()
         recovery = OutputRecovery(self._subjects, key, seq)
         # Chunks of earlier steps precede this step's order in the log. A fence may still be on its way.
         reads = self._log.history if key.attempt <= 1 else self._log.read
@@ -50,7 +66,7 @@ class TrackStates:
                 if recovery.complete:
                     break
         recovery.check_weights(weights_since)
-        return recovery.result()
+        return Recovered(recovery.result(), recovery.checkpoints(weights_since))
 
     def remember(self, request_id: str, states: dict[str, OutputState]) -> None:
         """Remember the track states after a step."""

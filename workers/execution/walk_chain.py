@@ -18,10 +18,10 @@ from workers.execution.kv_nodes import KvNodes
 from workers.execution.node_executor import HostedModel, NodeExecutor
 from workers.execution.output_tracks import OutputTracks
 from workers.execution.program_runs import ProgramRuns
-from workers.execution.recovered_output import RecoveredTrack
 from workers.execution.step_placement import StepPlacement
 from workers.execution.step_streams import StepStreams
 from workers.execution.step_values import StepValues
+from workers.execution.track_states import Recovered
 from workers.execution.walk_execution import PeerFiring, Send, StepParts, WalkExecution
 from workers.generation.output_chunks import PostChunk
 from workers.generation.sequence_handle import SequenceHandle
@@ -38,7 +38,7 @@ class WalkChain:
     """One order's walks, one after the other.
 
     Args:
-        recovered: the request's output tracks at the start of the step.
+        recovered: the request's output at the start of the step.
         spawn: runs a coroutine in the background.
         streams: the streams of the attempt; None where the model has none.
     """
@@ -50,7 +50,7 @@ class WalkChain:
         ready: NodeReady,
         placement: StepPlacement,
         *,
-        recovered: Mapping[str, RecoveredTrack],
+        recovered: Recovered,
         post: PostChunk,
         send: Send,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
@@ -64,7 +64,7 @@ class WalkChain:
         self._tensors = StepTensors(hosted.store, key, placement.rank)
         self._step_streams = StepStreams(streams, key, placement, self._tensors)
         self.tracks = OutputTracks(
-            key, placement.tracks, recovered, post, choice=_choice_of(ready), kept=placement.kept
+            key, placement.tracks, recovered.tracks, post, choice=_choice_of(ready), kept=placement.kept
         )
         self._values = StepValues(hosted.graph, placement, self._tensors, self.tracks)
         self._kv_nodes = KvNodes(
@@ -77,13 +77,13 @@ class WalkChain:
             store=hosted.store,
             tensors=self._tensors,
             tracks=self.tracks,
-            recovered=recovered,
+            recovered=recovered.tracks,
             on_item=self._step_streams.on_item,
             on_tensors=self._step_streams.on_tensors,
             streams=streams,
             read=self._report_read,
         )
-        self._programs = ProgramRuns(key, ready, hosted.engine, self._values.advise)
+        self._programs = ProgramRuns(key, ready, hosted.engine, self._values, recovered.checkpoints)
         self._parts = StepParts(
             key=key,
             placement=placement,

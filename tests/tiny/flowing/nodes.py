@@ -15,12 +15,14 @@ import torch
 
 from models.base import Item, StatelessNode, StatelessResult
 from models.checkpoints.progress import Progress, silent
-from models.programs import Driver, Mask, Pass
+from models.programs import Driver, Going, Mask, Pass
 from models.transformers_lm.loader import load_decoder
 from models.transformers_lm.node import DecoderLM
 
 CHANNELS: Final = 4
 SCALE: Final = 3.0
+CHECKPOINT_STEPS: Final = 5
+"""The steps between two checkpoints."""
 
 
 class Weights:
@@ -54,6 +56,7 @@ class Flow:
         self._latents = inputs["latents"]
         self._times = times(args["steps"])
         self._rounds = 0
+        self._resumed = 0
         self.max_contexts = 2
         self.max_tokens = len(self._ids) + 2 * len(self._latents)
 
@@ -69,15 +72,27 @@ class Flow:
             for name, position in (("free", 1), ("text", len(self._ids)))
         ]
 
-    def take(self, hidden: Sequence[torch.Tensor]) -> Mapping[str, torch.Tensor] | None:
+    def take(self, hidden: Sequence[torch.Tensor]) -> Mapping[str, torch.Tensor] | Going | None:
         """Take one step of the flow; the last one gives the latents."""
         step, self._rounds = self._rounds - 2, self._rounds + 1
         if step < 0:
+            self._rounds += self._resumed if self._rounds == 2 else 0
             return None
         free, text = (states.float() @ self._weights.out for states in hidden)
         velocity = free + SCALE * (text - free)
         self._latents = self._latents - velocity * (self._times[step] - self._times[step + 1])
-        return {"latents": self._latents} if step + 2 == len(self._times) else None
+        if step + 2 == len(self._times):
+            return {"latents": self._latents}
+        return self._report(step + 1) if (step + 1) % CHECKPOINT_STEPS == 0 else None
+
+    def _report(self, steps: int) -> Going:
+        state = {"latents": self._latents, "step": torch.tensor(steps)}
+        return Going(progress={"step": steps, "steps": len(self._times) - 1}, state=state)
+
+    def resume(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on after a checkpoint: the contexts are computed again, and no step of the flow twice."""
+        self._latents = state["latents"]
+        self._resumed = int(state["step"])
 
 
 class FlowLM(DecoderLM):

@@ -7,13 +7,14 @@ is never preempted. While a run waits for room, no sequence that came later is a
 take turns: the one that has waited longest comes first. A pass is never split. Called in the engine's thread.
 """
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
 import torch
 
-from models.programs import Pass
+from models.programs import Driver, Pass
 from shared.errors import BugError, ClientError, DalSegnoError, WorkerError
 from workers.data_plane.arrays import to_tensor
 from workers.kv_engine.node import KVNode, position_axes_of, programs_of, token_programs_of, vocab_size_of
@@ -30,6 +31,7 @@ from workers.kv_engine.scheduler import Scheduler
 from workers.kv_engine.sequence_spec import SequenceSpec
 
 P = TypeVar("P")
+_LOGGER: Final = logging.getLogger(__name__)
 
 _MAX_LOGITS: Final = 1 << 28
 """The most logits of the passes of one step, a GiB of them, unless one pass asks for more."""
@@ -104,6 +106,8 @@ class Programs:
         try:
             inputs = {name: to_tensor(array, self._node.device) for name, array in spec.inputs.items()}
             driver = program(self._node, inputs, spec.args, seed=spec.seed)
+            if spec.state and not self._resumed(driver, spec):
+                driver = program(self._node, inputs, spec.args, seed=spec.seed)
         except Exception as error:
             raise as_dalsegno_error(error) from error
         self._queue(Run(spec, driver, TensorReports(spec.key, driver), self._scheduler.next_arrival()))
@@ -152,6 +156,20 @@ class Programs:
             raise as_dalsegno_error(error) from error
         reports = TokenReports(spec, vocab_size_of(self._node))
         self._queue(Run(spec, driver, reports, self._scheduler.next_arrival()))
+
+    def _resumed(self, driver: Driver, spec: ProgramSpec) -> bool:
+        """Give a driver its checkpoint; return False if it cannot use it: then it has to begin anew."""
+        resume = getattr(driver, "resume", None)
+        if resume is None:
+            return False
+        try:
+            resume({name: to_tensor(array, self._node.device) for name, array in spec.state.items()})
+        except Exception:  # a state of another version of the family
+            _LOGGER.warning(
+                "run %s starts from its inputs: its checkpoint cannot be used", spec.key, exc_info=True
+            )
+            return False
+        return True
 
     def _named(self, known: Mapping[str, P], name: str) -> P:
         if name not in known:

@@ -1,7 +1,7 @@
 """Calls of programs for the engine. Imports no torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from workers.data_plane.port import Array, DeviceArray
@@ -20,6 +20,7 @@ class ProgramSpec:
         seed: of the request.
         priority: runs with a higher one start first.
         tenant: counted as served with the tokens of its passes.
+        state: the checkpoint after which it goes on (`models.programs.Going.state`); empty: it begins.
     """
 
     key: str
@@ -30,6 +31,7 @@ class ProgramSpec:
     priority: int = 0
     tenant: str = ""
     node: str = ""
+    state: Mapping[str, Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
