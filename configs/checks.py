@@ -26,6 +26,7 @@ from configs.secrets import split_key
 from models import registry
 from models.base import ModelGraph
 from models.checkpoints import hub_cache as hub
+from models.checkpoints.files import has_config
 from models.voices import MOST_CHARACTERS, is_voice_name
 from shared.closest_match import closest_match
 from shared.validation_errors import ValidationProblem, described, validation_problem
@@ -85,7 +86,7 @@ def check(
     assert graph is not None  # a `model` that is not a string does not convert
     config = _with_paths(_with_checkpoint(config, graph, hub_cache, origins), graph, folder, origins)
     config = msgspec.structs.replace(config, name=config.name or name)
-    if not _is_file(Path(config.checkpoint) / "config.json"):
+    if not _has_config(Path(config.checkpoint)):
         what = "has no config.json" if os.path.lexists(config.checkpoint) else "does not exist"
         raise ConfigError(f"{origins.of('checkpoint')}: checkpoint {config.checkpoint} {what}")
     for key, secret in (
@@ -276,9 +277,9 @@ def _with_paths(
     )
 
 
-def _is_file(path: Path) -> bool:
+def _has_config(folder: Path) -> bool:
     try:
-        return path.is_file()
+        return has_config(folder)
     except OSError:  # the name is too long, or the folder is not readable
         return False
 

@@ -10,7 +10,7 @@ import yaml
 
 from configs.deployment import ConfigError
 from models import registry
-from models.checkpoints.files import context_length, read_json
+from models.checkpoints.files import context_length, read_language_config
 from shared.closest_match import closest_match
 from shared.validation_errors import described
 
@@ -136,8 +136,9 @@ def _of_file(path: Path) -> Base:
 def _of_folder(folder: Path) -> Base:
     folder = folder.resolve()
     family = registry.family_of(folder)
-    config = read_json(folder / "config.json")
-    length = context_length(config) or registry.graph(family).max_positions
+    config = read_language_config(folder)
+    graph = registry.graph(family)
+    length = context_length(config) or graph.max_positions
     if length is None:
         raise ConfigError(
             f"{folder}/config.json: expected an integer max_position_embeddings, found "
@@ -147,6 +148,8 @@ def _of_folder(folder: Path) -> Base:
         "model": family,
         "checkpoint": str(folder),
         "max_seq_len": length,
-        "node_groups": [{"node_names": list(registry.graph(family).nodes), "ranks": [0]}],
+        "node_groups": [
+            {"node_names": [node for node in graph.nodes if node not in graph.optional], "ranks": [0]}
+        ],
     }
     return Base(values=values, source=str(folder), folder=folder, name=folder.name)

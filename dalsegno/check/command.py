@@ -30,7 +30,7 @@ from dalsegno.terminal.tables import Column
 from models import options as model_options
 from models import registry
 from models.base import EngineKind, ModelGraph
-from models.checkpoints.files import read_json
+from models.checkpoints.files import read_language_config
 from shared.errors import ClientError
 
 _SHAFTS: Final = {"edge": "─", "kept": "─", "kv": "═", "stream": "┄"}
@@ -447,7 +447,7 @@ def _kv_bytes(config: DeploymentConfig) -> int:
     """The bytes of one token's keys and values, by the checkpoint; 0 if unknown."""
     if EngineKind.KV not in registry.graph(config.model).nodes.values():
         return 0
-    model_config = read_json(Path(config.checkpoint) / "config.json")
+    model_config = read_language_config(Path(config.checkpoint))
     heads, layers = model_config.get("num_attention_heads"), model_config.get("num_hidden_layers")
     kv_heads, width, hidden = (
         model_config.get("num_key_value_heads", heads),

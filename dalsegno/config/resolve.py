@@ -17,7 +17,7 @@ from configs.files import Base
 from dalsegno.config import address, environment, layers
 from dalsegno.config.layers import Effective, Setting
 from models import registry
-from models.checkpoints.files import context_length, read_json
+from models.checkpoints.files import context_length, read_language_config
 from shared.log.nats.permissions import PROVISIONER
 
 FLAGS: Final = {
@@ -137,7 +137,7 @@ def check(found: Effective) -> None:
 
 def _check_length(found: Effective) -> None:
     config = found.config
-    length = context_length(read_json(Path(config.checkpoint) / "config.json"))
+    length = context_length(read_language_config(Path(config.checkpoint)))
     if length is not None and config.max_seq_len > length:
         raise ConfigError(
             f"{found.sources['max_seq_len']}: max_seq_len is {config.max_seq_len}, but the model in "

@@ -8,9 +8,12 @@ from typing import Any
 import torch
 
 from models.bagel import vae
+from models.bagel.autoencoder import latent_channels_of
+from models.bagel.folder import AE, EMA
 from models.bagel.guidance import CombineCfg
-from models.bagel.llm import BagelLM, examine_llm, load_llm
-from models.bagel.vit import load_vit
+from models.bagel.llm import BagelLM, examine_llm, llm_config, load_llm
+from models.bagel.parts import bracket_rows
+from models.bagel.vit import examine_vit, load_vit
 from models.base import StatelessNode
 from models.checkpoints.progress import Progress, silent
 
@@ -46,7 +49,16 @@ def load(
 def examine(checkpoint: Path, node: str, *, members: int = 1) -> int:
     """Raise what `load` would raise before it reads a weight; return the language model's longest sequence.
 
+    Of weight files the headers are checked. A folder without them is one of a machine that only plans.
+
     Raises:
         CheckpointError, UnsupportedArchitectureError: as `load` does.
     """
-    return examine_llm(checkpoint)
+    longest = examine_llm(checkpoint)
+    examine_vit(checkpoint)
+    if (checkpoint / EMA).exists():
+        llm_config(checkpoint)
+        bracket_rows(checkpoint)
+    if (checkpoint / AE).exists():
+        latent_channels_of(checkpoint)
+    return longest

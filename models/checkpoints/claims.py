@@ -11,7 +11,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from models.checkpoints.files import read_json
+from models.checkpoints.files import read_config, read_json
 
 
 class Claim(IntEnum):
@@ -28,7 +28,11 @@ class Claim(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointInfo:
-    """A checkpoint folder, as families see it; `config` is the object in its `config.json`."""
+    """A checkpoint folder, as families see it.
+
+    Attributes:
+        config: the object in its `config.json`; empty in a folder with a config of each part instead.
+    """
 
     folder: Path
     config: Mapping[str, Any]
@@ -40,7 +44,7 @@ class CheckpointInfo:
         Raises:
             CheckpointError: it is missing or malformed.
         """
-        return cls(folder=folder, config=read_json(folder / "config.json"))
+        return cls(folder=folder, config=read_config(folder))
 
     @property
     def architecture(self) -> str:

@@ -3,9 +3,13 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from shared.errors import ClientError
+
+CONFIG: Final = "config.json"
+LLM: Final = "llm_config.json"
+"""The config of the language model, in a folder with a config of each part, as BAGEL's."""
 
 
 class CheckpointError(ClientError):
@@ -47,6 +51,29 @@ def read_json_if_present(path: Path) -> dict[str, Any]:
         CheckpointError: the file holds something else.
     """
     return read_json(path) if path.is_file() else {}
+
+
+def has_config(folder: Path) -> bool:
+    """True if a checkpoint folder says what it is, in `config.json` or in one config of each part (`LLM`)."""
+    return (folder / CONFIG).is_file() or (folder / LLM).is_file()
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The object in `config.json`; empty for a folder that has a config of each part instead.
+
+    Raises:
+        CheckpointError: the file is missing, or holds something else.
+    """
+    return {} if (folder / LLM).is_file() and not (folder / CONFIG).is_file() else read_json(folder / CONFIG)
+
+
+def read_language_config(folder: Path) -> dict[str, Any]:
+    """The config of a checkpoint's language model: `llm_config.json` where there is one, or `config.json`.
+
+    Raises:
+        CheckpointError: the file is missing, or holds something else.
+    """
+    return read_json(folder / (LLM if (folder / LLM).is_file() else CONFIG))
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
