@@ -1,7 +1,9 @@
 """The answer of `POST /policy`: actions as openpi's clients read them.
 
-{"actions": array (horizon, dimensions), "policy_timing": {"infer_ms": 81.3},
- "server_timing": {"infer_ms": 81.3, "prev_total_ms": 84.0}}
+    {"actions": array (horizon, dimensions), "policy_timing": {"infer_ms": 81.3},
+     "server_timing": {"infer_ms": 81.3, "prev_total_ms": 84.0}, "request_id": "act-..."}
+
+The id is ours: `dalsegno log` and `dalsegno replay` take it.
 """
 
 import time
@@ -27,6 +29,7 @@ class ActionsDocument(DocumentFormat):
         prev_total_ms: the time of the connection's previous message, with its sending; None for the first.
     """
 
+    request_id: str
     begun_s: float
     prev_total_ms: float | None = None
     media_type: str = MEDIA_TYPE
@@ -47,5 +50,10 @@ class ActionsDocument(DocumentFormat):
         if self.prev_total_ms is not None:
             previous["prev_total_ms"] = self.prev_total_ms
         return pack(
-            {"actions": self._actions, "policy_timing": infer, "server_timing": {**infer, **previous}}
+            {
+                "actions": self._actions,
+                "policy_timing": infer,
+                "server_timing": {**infer, **previous},
+                "request_id": self.request_id,
+            }
         )

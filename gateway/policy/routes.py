@@ -62,7 +62,9 @@ def policy_routes(gateway: Gateway) -> APIRouter:
         requests = await intake.attach([parsed], [file])
 
         def make_format(recorded: SubmissionRecord) -> AnswerFormat:
-            return ActionsDocument(begun_s, getattr(request.state, session.PREVIOUS_MS, None))
+            return ActionsDocument(
+                parsed.request_id, begun_s, getattr(request.state, session.PREVIOUS_MS, None)
+            )
 
         group = RequestGroup(route=session.PATH, requests=requests, media_places=[file.where])
         return AnswerResponse(gateway, group, make_format)

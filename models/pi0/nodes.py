@@ -33,6 +33,16 @@ class Pi0Network(ExpertNetwork):
 class Pi0Expert(ActionExpert):
     """Pi0's expert: the state is a token of its own."""
 
+    def states(self, inputs: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        output = self.network.dit(
+            inputs_embeds=inputs.to(self.dtype)[None],
+            position_ids=positions.unsqueeze(-2),
+            attention_mask=mask,
+            use_cache=False,
+        )
+        hidden: torch.Tensor = output.last_hidden_state[0]
+        return hidden
+
     def state_rows(self, state: torch.Tensor) -> torch.Tensor:
         rows: torch.Tensor = self.network.state_proj(state[None])
         return rows

@@ -5,7 +5,6 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from models.base import TokenStep
 from models.pi05.adaptive import AdaptiveGemma
 from models.pi05.processing import MAX_TOKENS
 from models.robot_policy.expert import ActionExpert, ExpertNetwork
@@ -39,7 +38,7 @@ class Pi05Expert(ActionExpert):
     """
 
     @property
-    def width(self) -> int:
+    def embed_width(self) -> int:
         return self.hidden_size + 1
 
     def state_rows(self, state: torch.Tensor) -> None:
@@ -49,12 +48,12 @@ class Pi05Expert(ActionExpert):
         embeds = self.network.action_in_proj(actions)
         return nn.functional.pad(embeds, (0, 1), value=time)
 
-    def forward(self, inputs: torch.Tensor, step: TokenStep) -> torch.Tensor:
+    def states(self, inputs: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         times, token = torch.unique(inputs[:, -1], return_inverse=True)
         found: torch.Tensor = self.network.dit(
             inputs_embeds=inputs[None, :, :-1].to(self.dtype),
-            position_ids=step.positions.unsqueeze(-2),
-            attention_mask=self._no_mask,
+            position_ids=positions.unsqueeze(-2),
+            attention_mask=mask,
             condition=self.condition(times).to(self.dtype),
             token=token,
         )

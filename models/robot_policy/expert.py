@@ -45,11 +45,11 @@ class ExpertNetwork(PreTrainedModel):  # type: ignore[misc] # transformers has n
 
 
 class ActionExpert:
-    """An expert as a tower of a KV node (`workers.kv_engine.node.Backbone`). Families derive from it.
+    """An expert as a tower of a KV node (`workers.kv_engine.node.HeadlessNode`). Families derive from it.
 
     Attributes:
         shares_cells: its keys and values are in the cells of the node.
-        width: the numbers in a row that stands for a token.
+        embed_width: the numbers in a row that stands for a token.
     """
 
     masks = frozenset({"causal", "full"})
@@ -65,6 +65,7 @@ class ActionExpert:
         self.max_positions: Final = max_positions
         self.network: Final = network
         self.settings: Final = settings
+        self._stock_attention: str = network.dit.config._attn_implementation  # noqa: SLF001 - no public reader
         self._no_mask = torch.zeros(1, 1, 1, 1, device=self.device, dtype=self.dtype)
 
     @property
@@ -72,7 +73,7 @@ class ActionExpert:
         return int(self.network.config.hidden_size)
 
     @property
-    def width(self) -> int:
+    def embed_width(self) -> int:
         return self.hidden_size
 
     @property
@@ -95,26 +96,40 @@ class ActionExpert:
         raise BugError("the action expert has no token ids: expected passes with embeddings")
 
     def splice(self, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        """The input of `forward`, (T, width): every token has a row."""
-        inputs = torch.zeros(len(token_ids), self.width, device=rows.device, dtype=rows.dtype)
+        """The input of `forward`, (T, embed_width): every token has a row."""
+        inputs = torch.zeros(len(token_ids), self.embed_width, device=rows.device, dtype=rows.dtype)
         return inputs.index_copy(0, at, rows)
 
     def forward(self, inputs: torch.Tensor, step: TokenStep) -> torch.Tensor:
-        output = self.network.dit(
-            inputs_embeds=inputs.to(self.dtype)[None],
-            position_ids=step.positions.unsqueeze(-2),
-            attention_mask=self._no_mask,
-            use_cache=False,
-        )
-        hidden: torch.Tensor = output.last_hidden_state[0]
-        return hidden
+        return self.states(inputs, step.positions, self._no_mask)
+
+    @torch.inference_mode()
+    def reference_states(self, rows: torch.Tensor) -> torch.Tensor:
+        served = self.network.dit.config._attn_implementation  # noqa: SLF001 - no public reader
+        count = len(rows)
+        mask = torch.full((count, count), -torch.inf, device=self.device, dtype=self.dtype).triu(1)
+        self.use_attention(self._stock_attention)
+        try:
+            return self.states(rows, torch.arange(count, device=self.device), mask[None, None]).float()
+        finally:
+            self.use_attention(served)
+
+    def states(self, inputs: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """The states after the last norm, (T, hidden).
+
+        Args:
+            inputs: (T, embed_width).
+            positions: (T,).
+            mask: what the attention function takes.
+        """
+        raise NotImplementedError
 
     def state_rows(self, state: torch.Tensor) -> torch.Tensor | None:
-        """The row of a state, (state numbers,) -> (1, width); None if the prompt has it as text."""
+        """The row of a state, (state numbers,) -> (1, embed_width); None if the prompt has it as text."""
         raise NotImplementedError
 
     def action_rows(self, actions: torch.Tensor, time: float) -> torch.Tensor:
-        """The rows of noisy actions, (horizon, action numbers) -> (horizon, width), float32."""
+        """The rows of noisy actions, (horizon, action numbers) -> (horizon, embed_width), float32."""
         raise NotImplementedError
 
     def velocity(self, hidden: torch.Tensor) -> torch.Tensor:

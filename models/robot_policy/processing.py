@@ -72,7 +72,7 @@ class PolicyProcessing(TextlessProcessing):
         pixels = np.stack([pixels_of(one, settings.image_size) for one in seen.images])
         padded = np.zeros(settings.state_dim if self._sends_state else 0, np.float32)
         padded[: len(state)] = state[: len(padded)]
-        robot_dim = min(seen.robot_dim or settings.robot_dim, settings.action_dim)
+        robot_dim = min(seen.robot_dim or settings.robot_dim, settings.robot_dim)
         return CpuResult(
             facts={"prompt_tokens": len(ids), "cameras": len(pixels)},
             outputs={

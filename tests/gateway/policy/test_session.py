@@ -77,6 +77,7 @@ async def test_a_robot_gets_metadata_and_then_actions_for_each_observation() -> 
     assert set(first["server_timing"]) == {"infer_ms"}, "openpi's server tells the total time of the last one"
     assert set(second["server_timing"]) == {"infer_ms", "prev_total_ms"}
     assert second["policy_timing"]["infer_ms"] > 0
+    assert first["request_id"] != second["request_id"]
 
 
 async def test_an_error_is_a_text_and_the_connection_stays() -> None:
