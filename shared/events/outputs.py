@@ -57,8 +57,9 @@ class OutputChunk(
             its metadata and no `token_ids`, one entry per prompt token.
         data: bytes of a modality other than text.
         metadata: what a client needs to read `data` (sample rate, shape).
-        advisory: the chunk is no part of the answer: progress, or a preview. It counts in no totals, is never
-            compared or resumed, and may be missing. Its `index` is -1.
+        advisory: the chunk is no part of the answer: progress, a preview, or a checkpoint of a worker
+            (`shared.checkpoints`). It counts in no totals, is never compared, and may be missing. Its `index`
+            is -1.
     """
 
     choice: int = 0
