@@ -2,7 +2,8 @@
 
 A *mixture of transformers*: each token has a route. Text and understood images go through one set of weights
 (route 0), latents of drawn images through the other one (route 1, `_moe_gen`). All tokens attend together.
-Within the layers, the tokens of route 0 come first, so that each set of weights computes one slice.
+Within the layers, the tokens of route 0 come first, so that each set of weights computes one slice. Norms are
+torch's, which compute the same in one kernel on a GPU.
 
 The published code is ByteDance-Seed/Bagel, `modeling/bagel/qwen2_navit.py`.
 """
@@ -21,7 +22,6 @@ from transformers.models.qwen2.modeling_qwen2 import (
     Qwen2DecoderLayer,
     Qwen2MLP,
     Qwen2Model,
-    Qwen2RMSNorm,
     apply_rotary_pos_emb,
     eager_attention_forward,
 )
@@ -77,7 +77,7 @@ class MoTAttention(Qwen2Attention):  # type: ignore[misc] # transformers has no 
         self.o_proj_moe_gen = nn.Linear(heads, hidden, bias=False)
         for name in ("q_norm", "k_norm"):
             for end in ("", GEN):
-                self.add_module(name + end, Qwen2RMSNorm(self.head_dim, eps=config.rms_norm_eps))
+                self.add_module(name + end, nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps))
 
     def forward(
         self,
@@ -128,8 +128,9 @@ class MoTLayer(Qwen2DecoderLayer):  # type: ignore[misc] # transformers has no t
         super().__init__(config, layer_idx)
         self.self_attn = MoTAttention(config, layer_idx)
         self.mlp_moe_gen = Qwen2MLP(config)
-        self.input_layernorm_moe_gen = Qwen2RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm_moe_gen = Qwen2RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            for end in ("", GEN):
+                self.add_module(name + end, nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps))
 
     def forward(
         self,
@@ -151,7 +152,8 @@ class MoTModel(Qwen2Model):  # type: ignore[misc] # transformers has no types
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.layers = nn.ModuleList(MoTLayer(config, index) for index in range(config.num_hidden_layers))
-        self.norm_moe_gen = Qwen2RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        for name in ("norm", "norm_moe_gen"):
+            self.add_module(name, nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps))
         self.post_init()
 
     def forward(
