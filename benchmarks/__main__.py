@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from benchmarks import (
+    actions,
     beside,
     diffusion,
     encoders,
@@ -49,6 +50,7 @@ MEASUREMENTS: Final[dict[str, Callable[[], list[Figure]]]] = {
     "speech": speech.measure,
     "vision": vision.measure,
     "encoders": encoders.measure,
+    "actions": actions.measure,
     "beside": beside.measure,
     "prefix": prefix.measure,
     "mixed": mixed.measure,

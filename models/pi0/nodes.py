@@ -55,4 +55,6 @@ class Pi0Expert(ActionExpert):
         return rows
 
 
-load: Final = PolicyLoader(Pi0Network, Pi0Expert, max_tokens=MAX_TOKENS).load
+_LOADER: Final = PolicyLoader(Pi0Network, Pi0Expert, max_tokens=MAX_TOKENS)
+load: Final = _LOADER.load
+examine: Final = _LOADER.examine

@@ -66,4 +66,6 @@ class Pi05Expert(ActionExpert):
         return found
 
 
-load: Final = PolicyLoader(Pi05Network, Pi05Expert, max_tokens=MAX_TOKENS).load
+_LOADER: Final = PolicyLoader(Pi05Network, Pi05Expert, max_tokens=MAX_TOKENS)
+load: Final = _LOADER.load
+examine: Final = _LOADER.examine

@@ -93,7 +93,7 @@ def policy_graph(
         },
         walks={"act": compile_walk("act", ACT)},
         plan=plan,
-        modalities=("image", "tensor"),
+        modalities=("text", "image", "tensor"),
         options=PolicyOptions,
         repository=repository,
         kwargs=KWARGS,

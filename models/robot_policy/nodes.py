@@ -72,6 +72,17 @@ class PolicyLoader:
         expert = self._expert(network, settings, layout=decoder.layout, max_positions=decoder.max_positions)
         return PolicyNode(decoder, expert)
 
+    def examine(self, checkpoint: Path, node: str, *, members: int = 1) -> int:
+        """Raise what `load` would raise before it reads a weight; return the longest sequence in tokens.
+
+        Raises:
+            CheckpointError: a file of the folder is missing, damaged or unsupported.
+        """
+        settings = PolicySettings.read(checkpoint, max_tokens=self._max_tokens)
+        networks = read_networks(checkpoint, settings, read_shards(checkpoint))
+        probe_layout(language_half(PaliGemmaForConditionalGeneration), networks.prefix, MAX_POSITIONS)
+        return MAX_POSITIONS
+
 
 class _Parts:
     """The networks of one checkpoint, each loaded with its own tensors alone."""

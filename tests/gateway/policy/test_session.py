@@ -25,7 +25,7 @@ from tests.gateway.world import SERVED, Performance, World, deployment, listenin
 
 pytestmark = pytest.mark.processes
 
-POLICY: Final = replace(SERVED, modalities=("image", "tensor"), outputs=("action",))
+POLICY: Final = replace(SERVED, modalities=("text", "image", "tensor"), outputs=("action",))
 STATE: Final = np.array([0.5, -1.0, 2.0])
 OBSERVATION: Final = {
     "observation/image": np.arange(48, dtype=np.uint8).reshape(4, 4, 3),

@@ -3,7 +3,8 @@
 The node and its expert share the lists, as they share the cells of the engine's pool.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -28,7 +29,7 @@ def _attention(module: Any, query: Any, key: Any, value: Any, *_: Any, scaling: 
         for name, new in (("k", key), ("v", value))
     )
     _now["new"] += [((module.layer_idx, "k"), key), ((module.layer_idx, "v"), value)]
-    visible = torch.ones(query.shape[2], keys.shape[2], dtype=torch.bool)
+    visible = torch.ones(query.shape[2], keys.shape[2], dtype=torch.bool, device=query.device)
     if _now["mask"] is Mask.CAUSAL:
         visible = visible.tril(keys.shape[2] - query.shape[2])
     found = scaled_dot_product_attention(query, keys, values, visible, scale=scaling, enable_gqa=True)
@@ -44,7 +45,14 @@ def alone() -> None:
 
 
 @torch.inference_mode()
-def run(node: PolicyNode, driver: Driver, *, mask: Mask | None = None, shift: int = 0) -> torch.Tensor:
+def run(
+    node: PolicyNode,
+    driver: Driver,
+    *,
+    mask: Mask | None = None,
+    shift: int = 0,
+    timed: Callable[[str], AbstractContextManager[object]] = nullcontext,
+) -> torch.Tensor:
     """The actions of a driver.
 
     Args:
@@ -52,6 +60,7 @@ def run(node: PolicyNode, driver: Driver, *, mask: Mask | None = None, shift: in
         driver: a run of the program.
         mask: in place of the driver's masks.
         shift: of the positions of the expert.
+        timed: measures the time of the prefix, of the state, and of the steps, by these names.
     """
     backbones: dict[str, Any] = {"": node, **node.towers}
     for one in backbones.values():
@@ -60,7 +69,9 @@ def run(node: PolicyNode, driver: Driver, *, mask: Mask | None = None, shift: in
     length = 0
     while True:
         [asked] = driver.passes()
-        hidden, new = _pass(backbones[asked.tower], asked, cells, length, mask, shift)
+        part = "actions" if not asked.commits else "state" if asked.tower else "prefix"
+        with timed(part):
+            hidden, new = _pass(backbones[asked.tower], asked, cells, length, mask, shift)
         if asked.commits:
             length += asked.tokens
             for place, tensor in new:
@@ -79,8 +90,9 @@ def _pass(
     assert asked.positions is None, "they continue after the committed tokens"
     _now.update(cells=cells, new=[], mask=mask or asked.mask)
     first = length + (shift if asked.tower else 0)
-    positions = torch.arange(first, first + asked.tokens)
-    ids, at = torch.zeros(asked.tokens, dtype=torch.int32), torch.arange(asked.tokens)
+    device, count = asked.embeds.device, asked.tokens
+    positions, at = torch.arange(first, first + count, device=device), torch.arange(count, device=device)
+    ids = torch.zeros(count, dtype=torch.int32, device=device)
     inputs = backbone.splice(ids, asked.embeds, at)
     step = SimpleNamespace(token_ids=ids, positions=positions)
     return backbone.forward(inputs, step), _now["new"]
