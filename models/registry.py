@@ -27,8 +27,8 @@ from shared.source_digest import Root, digest
 
 _LOGGER: Final = logging.getLogger(__name__)
 _BUILT_IN: Final = {
-    "block_diffusion": "models.block_diffusion",
     "bagel": "models.bagel",
+    "block_diffusion": "models.block_diffusion",
     "decoder_lm": "models.decoder_lm",
     "gemma3": "models.gemma3",
     "idefics3": "models.idefics3",
@@ -47,6 +47,7 @@ _BUILT_IN: Final = {
     "reranker": "models.reranker",
     "text_encoder": "models.text_encoder",
     "vjepa2": "models.vjepa2",
+    "vjepa2_ac": "models.vjepa2_ac",
 }
 ENTRY_POINT_GROUP: Final = "dalsegno.models"
 

@@ -11,6 +11,9 @@ CONFIG: Final = "config.json"
 LLM: Final = "llm_config.json"
 """The config of the language model, in a folder with a config of each part, as BAGEL's."""
 
+ONE_FILE: Final = "*vjepa2-ac*.pt"
+"""A checkpoint that is one file without a config; its name says what it is."""
+
 
 class CheckpointError(ClientError):
     """A checkpoint folder cannot be served: a file is missing, damaged or unsupported.
@@ -54,17 +57,21 @@ def read_json_if_present(path: Path) -> dict[str, Any]:
 
 
 def has_config(folder: Path) -> bool:
-    """True if a checkpoint folder says what it is, in `config.json` or in one config of each part (`LLM`)."""
-    return (folder / CONFIG).is_file() or (folder / LLM).is_file()
+    """True if a folder says what it is: in `config.json`, in `LLM`, or by the name of a file (`ONE_FILE`)."""
+    return (folder / CONFIG).is_file() or _has_no_config(folder)
+
+
+def _has_no_config(folder: Path) -> bool:
+    return (folder / LLM).is_file() or any(folder.glob(ONE_FILE))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The object in `config.json`; empty for a folder that has a config of each part instead.
+    """The object in `config.json`; empty for a folder that says what it is in another way (`has_config`).
 
     Raises:
         CheckpointError: the file is missing, or holds something else.
     """
-    return {} if (folder / LLM).is_file() and not (folder / CONFIG).is_file() else read_json(folder / CONFIG)
+    return {} if not (folder / CONFIG).is_file() and _has_no_config(folder) else read_json(folder / CONFIG)
 
 
 def read_language_config(folder: Path) -> dict[str, Any]:
