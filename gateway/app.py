@@ -27,6 +27,7 @@ from gateway import errors, openapi
 from gateway.errors import ErrorResponse, HttpError
 from gateway.generate.routes import generate_routes
 from gateway.http import server
+from gateway.images.routes import image_routes
 from gateway.media.file_routes import file_routes
 from gateway.middleware.stack import GatewayApp
 from gateway.openai.routes import openai_routes
@@ -112,6 +113,7 @@ def create_app(
         service_routes,
         generate_routes,
         speech_routes,
+        image_routes,
         embedding_routes,
         rerank_routes,
         score_routes,

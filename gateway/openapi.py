@@ -35,6 +35,8 @@ _STREAMS: Final = {
     "/generate": "application/x-ndjson",
     "/v1/chat/completions": "text/event-stream",
     "/v1/completions": "text/event-stream",
+    "/v1/images/edits": "text/event-stream",
+    "/v1/images/generations": "text/event-stream",
 }
 _POST_ERRORS: Final = (400, 403, 404, 408, 409, 410, 413, 415, 422, 429, 431, 500, 503, 504)
 _OTHER_ERRORS: Final = (400, 403, 404, 408, 409, 410, 413, 429, 431, 500, 503)

@@ -21,6 +21,7 @@ _DEFAULT_URL: Final = "http://127.0.0.1:8000"
 @click.option("--seed", type=int, help="The same seed gives the same answer.")
 @click.option(
     "--file",
+    "--image",
     "files",
     type=click.Path(dir_okay=False, path_type=Path),
     multiple=True,
@@ -31,7 +32,13 @@ _DEFAULT_URL: Final = "http://127.0.0.1:8000"
     type=click.Path(file_okay=False, path_type=Path),
     help="Save images, sound, video and tensors of the answer here.",
 )
-def ask(output_dir: Path | None, **flags: Any) -> None:
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Ask for an image, sound or a video, by the file's extension, and save it here.",
+)
+@click.option("--size", metavar="WIDTHxHEIGHT", help="The size of the image, in pixels. Needs --out.")
+def ask(output_dir: Path | None, out: Path | None, size: str | None, **flags: Any) -> None:
     """Send one question to a running server and print the answer as it arrives.
 
     TEXT is the question; `-` reads it from stdin. $DALSEGNO_API_KEY is sent to servers that require a key.
@@ -42,6 +49,13 @@ def ask(output_dir: Path | None, **flags: Any) -> None:
     if flags["text"] == "-":
         flags["text"] = sys.stdin.read()
     prompt = ChatPrompt(**flags, api_key=environment.read().api_key)
+    if output_dir is not None and out is not None:
+        raise click.UsageError("--out and --output-dir both say where to save: use one of them")
+    if size is not None and out is None:
+        raise click.UsageError("--size is that of an image: name its file with --out")
+    if out is not None:
+        _save_one(prompt, out, size)
+        return
     if output_dir is not None:
         _save_outputs(prompt, output_dir)
         return
@@ -79,3 +93,19 @@ def _save_outputs(prompt: "ChatPrompt", folder: Path) -> None:
             click.echo()
     for path in saved:
         click.echo(str(path))
+
+
+def _save_one(prompt: "ChatPrompt", path: Path, size: str | None) -> None:
+    """Print the answer's text, if there is any, and the path of the file that its image was saved to."""
+    from dalsegno.ask.files import client_arguments
+    from dalsegno.ask.outputs import ask_for_file
+
+    saved = ask_for_file(
+        prompt,
+        path,
+        size=size,
+        show=lambda piece: click.echo(piece, nl=False),
+        notice=lambda words: click.echo(words, err=True),
+        **client_arguments(prompt.files),
+    )
+    click.echo(str(saved))

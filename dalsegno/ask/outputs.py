@@ -3,16 +3,24 @@
 It uses `POST /generate` through the Python client, so the answer survives the loss of a connection.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from dalsegno.ask.chat import ChatPrompt
 from dalsegno.client import Answer, Client
+from dalsegno.client.images import drawing
+from dalsegno.client.request import RequestOptions
 from shared.errors import ClientError
 from shared.ids import is_token
 
 _AUDIO: Final = "audio"
+_MODALITIES: Final = {
+    **dict.fromkeys(("png", "jpg", "jpeg", "webp"), "image"), "wav": _AUDIO, "mp4": "video",
+}  # fmt: skip
+"""The modality to ask for, by the extension of the file that it is saved to."""
+_FORMS: Final = {"jpg": "jpeg", "jpeg": "jpeg", "webp": "webp"}
+"""The option `output_format`, by extension; PNG is what comes unasked."""
 
 
 def ask_for_outputs(
@@ -35,6 +43,55 @@ def ask_for_outputs(
     Raises:
         DalSegnoError: there is no server, it refuses, or the answer breaks off.
     """
+    return save_outputs(_answer(prompt, show, notice, more), folder)
+
+
+def ask_for_file(
+    prompt: ChatPrompt,
+    path: Path,
+    *,
+    size: str | None,
+    show: Callable[[str], None],
+    notice: Callable[[str], None],
+    **more: Any,
+) -> Path:
+    """Ask for an image, sound or a video, and save it; the extension of `path` says which, and in what form.
+
+    Args:
+        prompt: the question.
+        path: a file that is there already is replaced.
+        size: of an image, `WIDTHxHEIGHT` in pixels; None leaves it to the server.
+        show: called with each piece of the answer's text.
+        notice: called with the progress of the request, in words.
+        more: further arguments of `Client.stream`, such as `images`.
+
+    Raises:
+        DalSegnoError: the extension is unknown, there is no server, it refuses, or the answer breaks off.
+    """
+    extension = path.suffix.lstrip(".").lower()
+    modality = _MODALITIES.get(extension)
+    if modality is None:
+        known = ", ".join(f".{one}" for one in _MODALITIES)
+        raise ClientError(f"{path}: expected a file name that ends in one of {known}")
+    form = _FORMS.get(extension)
+    wanted: RequestOptions = {"output_modalities": (modality,)}
+    if form is not None:
+        wanted["options"] = {"output_format": form}
+    answer = _answer(prompt, show, notice, {**more, **drawing(wanted, size)})
+    if modality == _AUDIO and answer.audio is not None:
+        return answer.audio.save(path)
+    media = answer.media.get(modality)
+    if not media:
+        raise ClientError(f"the answer has no {modality}, so {path} was not written")
+    return media[-1].save(path)
+
+
+def _answer(
+    prompt: ChatPrompt,
+    show: Callable[[str], None],
+    notice: Callable[[str], None],
+    more: Mapping[str, Any],
+) -> Answer:
     optional = {
         "model": prompt.model,
         "max_tokens": prompt.max_tokens,
@@ -42,14 +99,16 @@ def ask_for_outputs(
         "seed": prompt.seed,
     }
     given: dict[str, Any] = {name: value for name, value in optional.items() if value is not None}
-    with Client(prompt.url, api_key=prompt.api_key) as client:
-        with client.stream(prompt.text, **given, **more) as stream:
-            for chunk in stream:
-                if chunk.modality == "progress":
-                    notice(_in_words(chunk.metadata.get("progress", {})))
-                elif chunk.text and not chunk.advisory:
-                    show(chunk.text)
-        return save_outputs(stream.answer, folder)
+    with (
+        Client(prompt.url, api_key=prompt.api_key) as client,
+        client.stream(prompt.text, **given, **more) as stream,
+    ):
+        for chunk in stream:
+            if chunk.modality == "progress":
+                notice(_in_words(chunk.metadata.get("progress", {})))
+            elif chunk.text and not chunk.advisory:
+                show(chunk.text)
+        return stream.answer
 
 
 def save_outputs(answer: Answer, folder: Path) -> list[Path]:

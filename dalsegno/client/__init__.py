@@ -9,6 +9,7 @@ asynchronous    `AsyncClient`
 synchronous     `Client`: the same, on an event loop in a thread
 stream          one answer as it arrives, resumed after interruptions
 request         the request, in one form for every transport
+images          requests for an image
 answer          chunks, and the whole answer
 media           images and sound, in and out
 http_transport  `POST /generate`

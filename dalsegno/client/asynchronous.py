@@ -7,7 +7,8 @@ from urllib.parse import urlsplit
 
 from dalsegno.client.answer import Answer, Ranked, ranked
 from dalsegno.client.http_transport import HttpTransport
-from dalsegno.client.media import Audio
+from dalsegno.client.images import drawing, image_of
+from dalsegno.client.media import Audio, MediaItem, Medium
 from dalsegno.client.request import ClientRequest, Messages, RequestOptions, client_request
 from dalsegno.client.stream import AsyncStream
 from dalsegno.client.transport import ClientTransport, Health
@@ -85,6 +86,32 @@ class AsyncClient:
         if answer.audio is None:
             raise ClientError("the answer has no sound: the model generated none", code="no_sound")
         return answer.audio
+
+    async def generate_image(
+        self,
+        prompt: str,
+        *,
+        size: str | None = None,
+        request_id: str | None = None,
+        **how: Unpack[RequestOptions],
+    ) -> Medium:
+        """Return the image that a model draws: a file. `size` is `WIDTHxHEIGHT` in pixels."""
+        stream = self.stream(prompt, request_id=request_id, **drawing(how, size))
+        return image_of(await stream.read())
+
+    async def edit_image(
+        self,
+        prompt: str,
+        images: MediaItem,
+        /,
+        *,
+        size: str | None = None,
+        request_id: str | None = None,
+        **how: Unpack[RequestOptions],
+    ) -> Medium:
+        """Return what a model makes of one image or of several, as `prompt` says."""
+        how["images"] = images
+        return await self.generate_image(prompt, size=size, request_id=request_id, **how)
 
     async def embed(
         self, text: str, *, request_id: str | None = None, **how: Unpack[RequestOptions]

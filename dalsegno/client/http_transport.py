@@ -211,6 +211,7 @@ def body_of(request: ClientRequest) -> dict[str, Any]:
         "chat": None if inputs.chat else False,
         "input_modalities": ",".join(inputs.input_modalities),
         "output_modalities": ",".join(inputs.output_modalities) if request.chooses_outputs else None,
+        "tensor_format": "raw",  # every chunk with its index, so that a hole is noticed
         "model_kwargs": request.model_kwargs or None,
         "model": request.model,
         "request_id": request.request_id,

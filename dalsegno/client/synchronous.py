@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, Self, TypeVar, Unpack
 
 from dalsegno.client.answer import Answer, Chunk, Ranked
 from dalsegno.client.asynchronous import PATIENCE_S, AsyncClient
-from dalsegno.client.media import Audio
+from dalsegno.client.media import Audio, MediaItem, Medium
 from dalsegno.client.request import Messages, RequestOptions
 from dalsegno.client.stream import AsyncStream
 from dalsegno.client.transport import Health
@@ -251,6 +251,34 @@ class Client:
     def speech(self, text: str, *, request_id: str | None = None, **how: Unpack[RequestOptions]) -> Audio:
         """Return the speech that a model generates from a text; `voice` is one of the model's."""
         return self._loop.call(lambda: self._client.speech(text, request_id=request_id, **how))
+
+    def generate_image(
+        self,
+        prompt: str,
+        *,
+        size: str | None = None,
+        request_id: str | None = None,
+        **how: Unpack[RequestOptions],
+    ) -> Medium:
+        """Return the image that a model draws: a file. `size` is `WIDTHxHEIGHT` in pixels."""
+        return self._loop.call(
+            lambda: self._client.generate_image(prompt, size=size, request_id=request_id, **how)
+        )
+
+    def edit_image(
+        self,
+        prompt: str,
+        images: MediaItem,
+        /,
+        *,
+        size: str | None = None,
+        request_id: str | None = None,
+        **how: Unpack[RequestOptions],
+    ) -> Medium:
+        """Return what a model makes of one image or of several, as `prompt` says."""
+        return self._loop.call(
+            lambda: self._client.edit_image(prompt, images, size=size, request_id=request_id, **how)
+        )
 
     def embed(
         self, text: str, *, request_id: str | None = None, **how: Unpack[RequestOptions]

@@ -7,8 +7,9 @@ The last line of a complete answer has no data; its metadata has `finish_reason`
 whose metadata has `status`, `code` and `message`. A resumed stream begins after the `index` that its client
 has. There is one choice.
 
-A large tensor is in the log in pieces (`shared.output_pieces`). Lines have the pieces as they are, or with a
-`tensor_format` one file for each tensor; a document has whole tensors only. Values wait in a spool, which
+A large tensor is in the log in pieces (`shared.output_pieces`). A file, such as an image, is one line. Lines
+have the pieces of other tensors as they are, or with a `tensor_format` one file for each; with the format
+`raw` they have the pieces of files as well. A document has whole tensors only. Values wait in a spool, which
 they leave at the client's speed. Advisory chunks are lines whose metadata has `advisory`.
 """
 
@@ -38,6 +39,7 @@ class ChunkLines:
     position: StreamPosition = field(default_factory=lambda: StreamPosition.start(1))
     media_type: str = "application/x-ndjson"
     tensor_format: TensorFormat = "raw"
+    joins_files: bool = True
     _finish_reason: str = ""
     _values: ValueAssembler = field(init=False)
 
@@ -45,7 +47,8 @@ class ChunkLines:
         self._values = ValueAssembler(self.tensor_format)
 
     def chunk(self, choice: int, chunk: OutputChunk) -> Body:
-        if self.tensor_format != "raw" and chunk.modality != "text":
+        is_file = self.joins_files and "content_type" in chunk.metadata
+        if chunk.modality != "text" and (is_file or self.tensor_format != "raw"):
             return self._whole(choice, chunk)
         if self.position.has(choice, chunk.index):
             return b""

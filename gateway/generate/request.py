@@ -84,6 +84,7 @@ class GenerateRequest(DeliveryFields, frozen=True, kw_only=True):
     params: Params
     streaming: bool
     tensor_format: TensorFormat
+    joins_files: bool
     model: str | None
     media: Sequence[MediaSource] = ()
 
@@ -129,6 +130,7 @@ def parse(fields: Mapping[str, Any], served: ServedModel, intake: MediaIntake) -
         params=_with_known_voice(model_kwargs(fields.get("model_kwargs"), served.options), served),
         streaming=_boolean(fields, "streaming", default=True),
         tensor_format=_tensor_format(fields),
+        joins_files=fields.get("tensor_format") != "raw",
         model=_text(fields, "model"),
         request_id=_text(fields, "request_id") or None,
         timeout_s=_seconds(fields, "timeout_s", request_limits.check_timeout),

@@ -86,7 +86,12 @@ def generate_routes(gateway: Gateway) -> APIRouter:
 
         def make_format(recorded: SubmissionRecord) -> AnswerFormat:
             if body.streaming:
-                return ChunkLines(recorded.durability, position, tensor_format=body.tensor_format)
+                return ChunkLines(
+                    recorded.durability,
+                    position,
+                    tensor_format=body.tensor_format,
+                    joins_files=body.joins_files,
+                )
             return JsonDocument(parsed.request_id, recorded.durability, body.tensor_format)
 
         group = RequestGroup(

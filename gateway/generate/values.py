@@ -55,6 +55,10 @@ class ValueAssembler:
             data = file_of(self.form, value.head, data, value.nbytes)
         return base64_of(data)
 
+    def bytes_of(self, value: OutputValue) -> bytes:
+        """A value's bytes, all at once."""
+        return b"".join(self._spool.blocks(value.spans))
+
     def forget_sent(self) -> None:
         """Free the bytes of all values, unless one is incomplete."""
         if not self._pieces.incomplete:

@@ -14,6 +14,7 @@ import msgspec
 from gateway.errors import HttpError
 from gateway.http.lines import server_sent_event
 from gateway.openai.logprobs import ListedToken, TokenList, chat_logprobs, completion_logprobs
+from gateway.openai.outputs import ImageParts
 from gateway.openai.tool_calls import ToolCalling
 from gateway.requests.response import DocumentFormat
 from gateway.requests.resume import StreamPosition
@@ -65,7 +66,7 @@ class _Stream:
 
     def chunk(self, choice: int, chunk: OutputChunk) -> bytes:
         listed = [] if self._tokens is None else self._tokens[choice].add(chunk)
-        piece = self._read(choice, chunk.text)
+        piece = self._read(choice, chunk)
         if self._position.has(choice, chunk.index):
             return b""
         begin = self._begin(choice)
@@ -112,9 +113,9 @@ class _Stream:
         """The event before the first piece of a choice, if any."""
         return b""
 
-    def _read(self, choice: int, text: str) -> dict[str, Any] | None:
-        """The piece for the next text of a choice; None if nothing is sent yet."""
-        return self._piece(text) if text else None
+    def _read(self, choice: int, chunk: OutputChunk) -> dict[str, Any] | None:
+        """The piece for the next chunk of a choice; None if nothing is sent yet."""
+        return self._piece(chunk.text) if chunk.text else None
 
     def _last(self, choice: int, finish_reason: str) -> tuple[dict[str, Any], str]:
         """The last piece of a choice, and its finish reason."""
@@ -138,11 +139,14 @@ class ChatStream(_Stream):
         super().__init__(head, includes_usage=includes_usage, position=position)
         calling = head.tool_calling
         self._calls = [calling.reader(head.request_id, n) for n in range(head.choices)] if calling else []
+        self._images = [ImageParts() for _ in range(head.choices)]
 
-    def _read(self, choice: int, text: str) -> dict[str, Any] | None:
+    def _read(self, choice: int, chunk: OutputChunk) -> dict[str, Any] | None:
+        if (image := self._images[choice].push(chunk)) is not None:
+            return {"delta": {"images": [image]}}
         if not self._calls:
-            return super()._read(choice, text)
-        delta = self._calls[choice].push(text)
+            return super()._read(choice, chunk)
+        delta = self._calls[choice].push(chunk.text)
         return {"delta": delta} if delta else None
 
     def _last(self, choice: int, finish_reason: str) -> tuple[dict[str, Any], str]:
@@ -182,6 +186,8 @@ class _ChoiceParts:
     texts: list[str] = field(default_factory=list)
     tokens: TokenList = field(default_factory=TokenList)
     listed: list[ListedToken] = field(default_factory=list)
+    images: list[dict[str, Any]] = field(default_factory=list)
+    reader: ImageParts = field(default_factory=ImageParts)
     finish_reason: str | None = None
 
 
@@ -197,6 +203,8 @@ class _Document(DocumentFormat):
     def chunk(self, choice: int, chunk: OutputChunk) -> bytes:
         parts = self._choices[choice]
         parts.texts.append(chunk.text)
+        if (image := parts.reader.push(chunk)) is not None:
+            parts.images.append(image)
         if self._head.with_logprobs:
             parts.listed += parts.tokens.add(chunk)
         return b""
@@ -233,11 +241,14 @@ class ChatDocument(_Document):
     object_name = "chat.completion"
 
     def _content(self, choice: int, text: str, finish_reason: str) -> tuple[dict[str, Any], str]:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        if self._head.tool_calling is None:
-            return {"message": message}, finish_reason
-        calls = self._head.tool_calling.reader(self._head.request_id, choice)
-        return {"message": message | calls.read_all(text)}, calls.reason(finish_reason)
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if self._head.tool_calling is not None:
+            calls = self._head.tool_calling.reader(self._head.request_id, choice)
+            message |= calls.read_all(text)
+            finish_reason = calls.reason(finish_reason)
+        if images := self._choices[choice].images:
+            message["images"] = images
+        return {"message": message}, finish_reason
 
     def _logprobs(self, listed: list[ListedToken]) -> dict[str, Any]:
         return chat_logprobs(listed)

@@ -35,7 +35,6 @@ CHAT_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     **NEUTRAL,
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "modalities": (["text"],),
     "audio": (),
     "prediction": (),
     "web_search_options": (),

@@ -88,6 +88,11 @@ class _Request(ModelRequest, frozen=True, kw_only=True):
         return self.guide
 
     @property
+    def outputs(self) -> list[str]:
+        """The output modalities of the answer."""
+        return ["text"]
+
+    @property
     def answers(self) -> int:
         """The number of answers to each prompt."""
         return 1 if self.n is None else self.n
@@ -198,6 +203,11 @@ class ChatRequest(_Request, frozen=True, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    modalities: Annotated[list[str], Meta(min_length=1)] | None = None
+
+    @property
+    def outputs(self) -> list[str]:
+        return ["text"] if self.modalities is None else self.modalities
 
     @property
     def limit_tokens(self) -> tuple[str, int | None]:
@@ -237,6 +247,7 @@ class ChatRequest(_Request, frozen=True, kw_only=True):
         try:
             return Inputs(
                 messages=self.messages,
+                output_modalities=self.outputs,
                 tools=self.tools or [],
                 tool_choice=self.tool_choice or "auto",
                 parallel_tool_calls=self.parallel_tool_calls is not False,

@@ -14,6 +14,7 @@ from gateway.media import parts
 from gateway.media.intake import MediaIntake
 from gateway.openai.answers import AnswerHead, ChatDocument, ChatStream, CompletionDocument, CompletionStream
 from gateway.openai.models import model_document
+from gateway.openai.outputs import check_outputs
 from gateway.openai.requests import ChatRequest, CompletionRequest, parse
 from gateway.openai.tool_calls import ToolCalling
 from gateway.requests import resume
@@ -32,13 +33,18 @@ CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 NOT_SERVED: Final = (
     "assistants", "audio/transcriptions", "audio/translations", "audio/voices", "batches", "containers",
-    "conversations", "evals", "fine_tuning", "images", "moderations", "organization",
+    "conversations", "evals", "fine_tuning", "images/variations", "moderations", "organization",
     "realtime", "responses", "threads", "uploads", "vector_stores", "videos",
 )  # fmt: skip
 """OpenAI's other routes, by their path after `/v1/`."""
 
 
-_ROUTES: Final = {"audio": "/v1/audio/speech", "score": "/v1/rerank", "embedding": "/v1/embeddings"}
+_ROUTES: Final = {
+    "audio": "/v1/audio/speech",
+    "image": "/v1/images/generations",
+    "score": "/v1/rerank",
+    "embedding": "/v1/embeddings",
+}
 """The routes of outputs other than text."""
 
 
@@ -79,7 +85,8 @@ class NotServedError(ClientError):
         super().__init__(
             f"{method} {path[:200]} is a route of OpenAI that is not served here; expected one of "
             f"POST {CHAT}, POST {COMPLETIONS}, POST /v1/embeddings, POST /v1/rerank, POST /v1/score, "
-            "POST /v1/audio/speech, POST /v1/files, GET /v1/models"
+            "POST /v1/audio/speech, POST /v1/images/generations, POST /v1/images/edits, POST /v1/files, "
+            "GET /v1/models"
         )
 
 
@@ -158,6 +165,7 @@ def _group(
     if "text" not in gateway.served.outputs:
         raise NoTextError(gateway.served.name, gateway.served.outputs)
     settings = gateway.settings
+    check_outputs(body.outputs, gateway.served)
     prompts = body.prompts(settings)
     if offered(prompts[0]) and gateway.liveness.every_worker_was_ready and gateway.tool_calls is None:
         raise NoToolsError(gateway.served.name)

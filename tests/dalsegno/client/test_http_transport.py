@@ -61,7 +61,7 @@ async def test_what_is_asked_is_sent_by_the_names_of_the_page_and_nothing_else_i
         await client.chat("hello", request_id="b", seed=1)
         await client.generate(token_ids=(1, 2), request_id="c")
 
-    plain = {"input_modalities": "text", "linger_s": 30.0}
+    plain = {"input_modalities": "text", "tensor_format": "raw", "linger_s": 30.0}
     kwargs = {"max_tokens": 9, "temperature": 0.0, "stop": ["x"]}
     assert [asked.fields for asked in fake.asked] == [
         {"text": "hi", "model_kwargs": kwargs, "model": "demo", "request_id": "a", **plain},

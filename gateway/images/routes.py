@@ -1,0 +1,99 @@
+"""`POST /v1/images/generations` and `/v1/images/edits`."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final, Literal, TypeAlias
+
+from fastapi import APIRouter, Request, Response
+
+from gateway.http.bodies import body_schema, read_object
+from gateway.images.answers import ImageEvents, ImagesDocument
+from gateway.images.request import EditRequest, ImageRequest, parse, with_seed
+from gateway.images.uploads import open_edit
+from gateway.media.intake import MediaIntake
+from gateway.media.sources import MediaSource
+from gateway.requests.choices import split
+from gateway.requests.parsed_request import ParsedRequest, parsed_request
+from gateway.requests.response import AnswerFormat, AnswerResponse, RequestGroup
+from gateway.requests.service import Gateway
+from gateway.requests.submission import SubmissionRecord
+
+GENERATIONS: Final = "/v1/images/generations"
+EDITS: Final = "/v1/images/edits"
+_Kind: TypeAlias = Literal["image_generation", "image_edit"]
+
+
+def image_routes(gateway: Gateway) -> APIRouter:
+    """The routes of one gateway."""
+    router = APIRouter(tags=["OpenAI"])
+    intake = MediaIntake(gateway)
+
+    @router.post(GENERATIONS, summary="Draw images from a text", openapi_extra=body_schema(ImageRequest))
+    async def generations(request: Request) -> Response:
+        body = parse(ImageRequest, await read_object(request), gateway.served)
+        return _answer(gateway, body, _requests(gateway, request, body), GENERATIONS, "image_generation")
+
+    @router.post(EDITS, summary="Draw images from images and a text", openapi_extra=_edit_body())
+    async def edits(request: Request) -> Response:
+        async with open_edit(request, intake.form_limits) as found:
+            body = parse(EditRequest, found.fields, gateway.served)
+            requests = await intake.attach(_requests(gateway, request, body), found.images)
+        return _answer(gateway, body, requests, EDITS, "image_edit", found.images)
+
+    return router
+
+
+def _requests(gateway: Gateway, http: Request, body: ImageRequest) -> list[ParsedRequest]:
+    """One request for each image."""
+    parsed = parsed_request(
+        http,
+        body,
+        gateway.settings,
+        id_prefix="img",
+        model=body.model or gateway.served.name,
+        inputs=body.inputs,
+        params=body.params(gateway.served, gateway.settings),
+    )
+    choices = split(parsed, [body.inputs], body.images)
+    return [replace(one, params=with_seed(one.params, number)) for number, one in enumerate(choices)]
+
+
+def _answer(
+    gateway: Gateway,
+    body: ImageRequest,
+    requests: Sequence[ParsedRequest],
+    route: str,
+    kind: _Kind,
+    images: Sequence[MediaSource] = (),
+) -> AnswerResponse:
+    def make_format(recorded: SubmissionRecord) -> AnswerFormat:
+        if body.stream:
+            return ImageEvents(kind, recorded.created_s, len(requests))
+        return ImagesDocument(recorded.created_s, len(requests))
+
+    group = RequestGroup(
+        route=route, requests=requests, n=len(requests), media_places=[one.where for one in images]
+    )
+    return AnswerResponse(gateway, group, make_format)
+
+
+def _edit_body() -> dict[str, Any]:
+    """The OpenAPI description of an edit: a form with files, or JSON with references."""
+    described = body_schema(EditRequest)
+    [(_, content)] = described["requestBody"]["content"].items()
+    schema = content["schema"]
+    file = {"type": "string", "format": "binary"}
+    reference = {
+        "type": "object",
+        "properties": {"image_url": {"type": "string"}, "file_id": {"type": "string"}},
+        "additionalProperties": False,
+    }
+    form = {"image": {"anyOf": [file, {"type": "array", "items": file}]}}
+    json = {"images": {"type": "array", "items": reference, "minItems": 1}}
+
+    def with_images(images: dict[str, Any]) -> dict[str, Any]:
+        required = [*schema["required"], *images]
+        return {"schema": {**schema, "required": required, "properties": {**schema["properties"], **images}}}
+
+    content_types = {"multipart/form-data": with_images(form), "application/json": with_images(json)}
+    return {"requestBody": {"required": True, "content": content_types}}
