@@ -3,6 +3,7 @@
 from conductor.core.schedule import Deployment
 from conductor.digests import core_digest
 from configs.deployment import DeploymentConfig
+from configs.placement import absent_nodes
 from models import registry
 from models.base import EngineKind
 from shared.events import Limits
@@ -26,6 +27,7 @@ def deployment_of(config: DeploymentConfig, *, max_event_bytes: int) -> Deployme
             max_attempts=config.max_attempts,
             max_event_bytes=max_event_bytes,
             walk_timeouts_s=config.walk_timeouts_s,
+            absent_nodes=tuple(sorted(absent_nodes(config.groups, graph))),
         ),
         max_concurrent_requests=config.max_concurrent_requests,
         replicas=config.scheduling.replicas,

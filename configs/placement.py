@@ -35,7 +35,8 @@ class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
         node_names: nodes of the family; `decoder_lm` and diffusion language models have `prepare` (template,
             tokenizer) and `llm`; families of vision and language have `vision_encoder`, too; encoders of
             texts have `prepare` and `encoder`, `reranker` has `prepare` and `scorer`; `vjepa2` has `prepare`,
-            `video_encoder` and `predictor`; `orpheus` has `prepare`, `LLM` and `snac_decoder`.
+            `video_encoder` and `predictor`; `pi0` and `pi05` have `prepare`, `vit_encoder`, `LLM` and
+            `denormalize`; `orpheus` has `prepare`, `LLM` and `snac_decoder`.
         ranks: the ranks that execute these nodes: GPUs, or CPU processes. Several ranks are replicas: each
             request uses one of them.
         graph_walks: the walks to which the group applies; default: all walks that no other group names for
@@ -72,11 +73,13 @@ class PlacedGroup:
 def resolve(groups: Sequence[NodeGroup], graph: ModelGraph) -> tuple[PlacedGroup, ...]:
     """Resolve groups so that each (walk, node) of `graph` belongs to exactly one.
 
-    A CPU node that no group names runs on the lowest rank: published placements list GPU nodes only.
+    A CPU node that no group names runs on the lowest rank: published placements list GPU nodes only. Optional
+    nodes that no group names are left out, and the walks that need them.
 
     Raises:
         PlacementError: a group is invalid, or a node belongs to no group or to two.
     """
+    graph = graph.without(absent_nodes(groups, graph))
     homes: dict[tuple[str, str], int] = {}  # (walk, node) -> the group that names both
     rest: dict[str, int] = {}  # node -> the group that names no walks
     placed: list[PlacedGroup] = []
@@ -107,6 +110,15 @@ def resolve(groups: Sequence[NodeGroup], graph: ModelGraph) -> tuple[PlacedGroup
     _refuse_moving_programs(graph, placed)
     _refuse_split_tp_groups(placed)
     return tuple(placed)
+
+
+def absent_nodes(groups: Iterable[NodeGroup | PlacedGroup], graph: ModelGraph) -> frozenset[str]:
+    """The optional nodes of a graph that no group names."""
+    return graph.optional - {
+        node
+        for group in groups
+        for node in (group.nodes if isinstance(group, PlacedGroup) else group.node_names)
+    }
 
 
 def _placed(group: NodeGroup, walks: tuple[str, ...] | None, graph: ModelGraph) -> PlacedGroup:

@@ -142,6 +142,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         token_program: the program of the KV node that generates the tokens (`models.programs.TokenProgram`);
             empty for the sampling loop.
         options: its arguments.
+        reports_ids: report the tokens of the answer as a fact.
     """
 
     max_tokens: int | None = None
@@ -161,6 +162,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     inner_sampling: SamplingParams | None = None
     token_program: str = ""
     options: dict[str, Any] = {}
+    reports_ids: bool = False
 
     @classmethod
     def of(cls, call: WalkCall) -> Self:
@@ -202,9 +204,11 @@ class SequenceFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     Attributes:
         cached_tokens: for a `warm` request: the number of leading prompt tokens that are cached now.
         counts: what a token program has counted, such as its forward passes.
+        token_ids: the tokens of the answer, where they were asked for (`reports_ids`).
     """
 
     completion_tokens: int
     finish_reason: str
     cached_tokens: int | msgspec.UnsetType = msgspec.UNSET
     counts: dict[str, int] = {}
+    token_ids: list[int] = []

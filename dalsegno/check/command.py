@@ -20,6 +20,7 @@ from typing import Any, Final
 import click
 
 from configs.deployment import ConfigError, DeploymentConfig
+from configs.placement import absent_nodes
 from dalsegno.check import layout
 from dalsegno.check.layout import Link, NodePlacement
 from dalsegno.config import options, resolve
@@ -115,6 +116,7 @@ def examine(config: DeploymentConfig) -> Report:
         ConfigError: the family's nodes cannot be placed so.
     """
     graph, groups = registry.graph(config.model), config.groups
+    graph = graph.without(absent_nodes(groups, graph))
     tokenizer_fits, model_fits = _tokenizer_fits(config), _model_fits(config)
     devices, problems = _devices(config)
     problems += _network(config)

@@ -102,7 +102,7 @@ def loaded_config(model: str | None, history: History) -> DeploymentConfig:
     if families - {config.model}:
         known = ", ".join(sorted(families))
         raise ClientError(f"{model} is of the family {config.model}; the request was answered by {known}")
-    nodes = sorted(registry.graph(config.model).nodes)
+    nodes = sorted({node for group in config.groups for node in group.nodes})
     return msgspec.structs.replace(
         config, node_groups=[NodeGroup(node_names=nodes, ranks=[_RANK])], devices={}
     )

@@ -76,7 +76,7 @@ class VaeEncoder:
             self._rows_of(self._moments(visual, pixels.view(visual.shape)), generator)
             for visual, pixels in zip(visuals, shares, strict=True)
         ]
-        return StatelessResult(outputs={"latent_rows": torch.cat(rows)})
+        return StatelessResult(outputs={"latent_rows": torch.cat([self._brackets[:0], *rows])})
 
     def _moments(self, visual: Visual, pixels: torch.Tensor) -> torch.Tensor:
         """Means and logarithms of variances of an image's latents, (2 * channels, 2 h, 2 w) float32."""

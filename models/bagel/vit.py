@@ -97,18 +97,20 @@ class VitEncoder(VisionEncoder):
         """Encode each item's `pixels`, of its `visuals`, and merge them with its `latent_rows`.
 
         The argument `order` lists the images of the prompt: `vit` for one of `visuals`, `vae` for one of
-        `vae_visuals`. Without it, all are of `visuals`.
+        `vae_visuals`. Without it, all are of `visuals`. A prompt without images has no rows.
         """
-        results = super().run(items)
-        return [
-            self._merged(item, result) if isinstance(result, StatelessResult) else result
-            for item, result in zip(items, results, strict=True)
-        ]
+        seen = [item for item in items if item.args["visuals"]]
+        results = iter(super().run(seen)) if seen else iter(())
+        return [self._merged(item, next(results)) if item.args["visuals"] else self._empty() for item in items]
 
-    def _merged(self, item: Item, result: StatelessResult) -> StatelessResult:
+    def _empty(self) -> StatelessResult:
+        """The rows of a prompt without images."""
+        return StatelessResult(outputs={"embeds": self._brackets[:0]})
+
+    def _merged(self, item: Item, result: StatelessResult | Exception) -> StatelessResult | Exception:
         """The rows of all images of an item, in the order of its prompt."""
         order = item.args.get("order")
-        if not order or "vae" not in order:
+        if isinstance(result, Exception) or not order or "vae" not in order:
             return result
         of_kind = {
             "vit": _cut(result.outputs["embeds"], item.args["visuals"]),

@@ -33,12 +33,13 @@ class GeneratedText:
     """The text so far.
 
     Attributes:
+        ids: the folded tokens, where they are kept; None otherwise.
         tokens: the number of folded tokens, including the token that ended the text.
         finish_reason: `stop` (an end-of-sequence token, a stop string, or a stop token) or `length`; None
             until the end.
     """
 
-    __slots__ = ("_decoder", "_ends", "_matcher", "_max_tokens", "finish_reason", "tokens")
+    __slots__ = ("_decoder", "_ends", "_matcher", "_max_tokens", "finish_reason", "ids", "tokens")
 
     def __init__(
         self,
@@ -49,7 +50,9 @@ class GeneratedText:
         ignore_eos: bool = False,
         stop_token_ids: Collection[int] = (),
         stop: Sequence[str] = (),
+        keeps_ids: bool = False,
     ) -> None:
+        self.ids: list[int] | None = [] if keeps_ids else None
         self.tokens = 0
         self.finish_reason: str | None = None if max_tokens > 0 else LENGTH
         self._decoder = decoder
@@ -72,6 +75,7 @@ class GeneratedText:
             ignore_eos=bool(request.ignore_eos),
             stop_token_ids=request.stop_token_ids,
             stop=request.stop or (),
+            keeps_ids=request.reports_ids,
         )
 
     def bytes_of(self, token_id: int) -> bytes:
@@ -82,6 +86,8 @@ class GeneratedText:
         """Fold one token; return the text that is now final. Do not call it after the end."""
         assert self.finish_reason is None, "a text that has ended takes no token"
         self.tokens += 1
+        if self.ids is not None:
+            self.ids.append(token_id)
         if token_id in self._ends:
             return self._end(STOP)
         text = self._matcher.push(self._decoder.push(token_id))

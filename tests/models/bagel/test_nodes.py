@@ -56,7 +56,7 @@ def test_the_node_has_the_name_that_it_was_loaded_under() -> None:
     node = llm()
     assert node.name == "LLM_cfg_text"
     assert (node.layout.layers, node.layout.kv_heads, node.layout.head_dim) == (2, 2, 16)
-    assert (node.vocab_size, node.max_positions, node.latent_channels) == (512, 4096, 64)
+    assert (node.vocab_size, node.max_positions, node.latent_channels) == (512, 16384, 64)
     assert sorted(node.programs) == ["branch", "flow"]
 
 
@@ -144,6 +144,16 @@ def test_rows_of_both_encoders_are_merged_in_the_order_of_the_prompt() -> None:
     assert not torch.equal(images[:4], images[4:])
 
 
+def test_a_prompt_without_images_has_no_rows() -> None:
+    for name, argument, given, edge in (
+        ("vit_encoder", "visuals", "pixels", "embeds"),
+        ("vae_encoder", "vae_visuals", "vae_pixels", "latent_rows"),
+    ):
+        node: Any = load(bagel_checkpoint(), name)
+        [result] = node.run([Item(inputs={given: torch.zeros(0)}, args={argument: [], "order": []}, seed=0)])
+        assert result.outputs[edge].shape == (0, 64)
+
+
 def test_a_larger_image_than_the_tower_has_positions_for_is_refused() -> None:
     node: Any = load(bagel_checkpoint(), "vit_encoder")
     visual = {"digest": "wide", "shape": [3, 14, 71 * 14], "rows": 73}
@@ -159,13 +169,13 @@ def test_a_folder_in_the_published_layout_is_claimed(folder: Path) -> None:
     (folder / "config.json").unlink()
     assert family_of(folder) == "bagel", "some copies have only the configs of the parts"
     assert family_of(tiny_checkpoint("qwen2")) == "decoder_lm"
-    assert examine(folder, "LLM") == 4096
+    assert examine(folder, "LLM") == 16384
 
 
 def test_a_folder_without_weights_can_be_planned_with(folder: Path) -> None:
     for file in folder.glob("*.safetensors"):
         file.unlink()
-    assert examine(folder, "LLM") == 4096
+    assert examine(folder, "LLM") == 16384
 
 
 def _truncate(path: Path) -> None:
