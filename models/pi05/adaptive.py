@@ -21,8 +21,8 @@ from transformers.models.gemma.modeling_gemma import (
 class AdaptiveNorm(nn.Module):
     """An RMS norm whose scale and shift, and the gate of the residual, are a projection of a condition.
 
-    `dense` has as many inputs as the condition, and three times the hidden size as outputs. It begins at
-    zero, and then this is Gemma's norm at the beginning of its training, with a gate of 0.
+    `dense` has as many inputs as the condition, and three times the hidden size as outputs. Conditions, and
+    what it makes of them, are float32. With zeros this is Gemma's norm at the beginning of its training.
     """
 
     def __init__(self, width: int, eps: float) -> None:

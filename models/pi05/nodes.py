@@ -19,6 +19,7 @@ class Pi05Network(ExpertNetwork):
         *ExpertNetwork._keep_in_fp32_modules_strict,  # noqa: SLF001 - transformers' name of it
         "time_mlp_in",
         "time_mlp_out",
+        "dense",
     )
 
     def __init__(self, config: Any, settings: PolicySettings) -> None:
@@ -54,7 +55,7 @@ class Pi05Expert(ActionExpert):
             inputs_embeds=inputs[None, :, :-1].to(self.dtype),
             position_ids=positions.unsqueeze(-2),
             attention_mask=mask,
-            condition=self.condition(times).to(self.dtype),
+            condition=self.condition(times),
             token=token,
         )
         return found

@@ -107,3 +107,14 @@ def test_an_adaptive_layer_with_open_gates_is_a_layer_of_gemma() -> None:
     nothing = torch.zeros(1, config.hidden_size)
     own = adaptive(hidden, nothing, torch.zeros(5, dtype=torch.int64), **given)
     torch.testing.assert_close(own, plain(hidden, **given), rtol=0, atol=1e-6)
+
+
+def test_in_bfloat16_the_flow_stays_in_float32() -> None:
+    encoder, node = naive.load(pi05, pi.tiny_pi05(), dtype="bfloat16")
+    network = node.expert.network
+    assert node.dtype == node.expert.dtype == torch.bfloat16
+    kept = (network.action_in_proj, network.action_out_proj, network.time_mlp_in, network.dit.norm.dense)
+    assert {one.weight.dtype for one in kept} == {torch.float32}
+    found = naive.run(node, naive.driver(encoder, node, ids=IDS, state=NO_STATE, **case()))
+    assert found.dtype == torch.float32
+    assert (found - expected()).abs().mean() < 0.2 * expected().abs().mean()

@@ -98,11 +98,13 @@ def _pass(
     return backbone.forward(inputs, step), _now["new"]
 
 
-def load(family: ModuleType, folder: Path, **kwargs: Any) -> tuple[CameraEncoder, PolicyNode]:
-    """The torch nodes of a checkpoint."""
+def load(
+    family: ModuleType, folder: Path, *, dtype: str = "auto", **kwargs: Any
+) -> tuple[CameraEncoder, PolicyNode]:
+    """The torch nodes of a checkpoint; `kwargs` are the deployment's."""
 
     def of(node: str) -> Any:
-        return family.load(folder, node, progress=lambda *_: None, kwargs=kwargs)
+        return family.load(folder, node, dtype=dtype, progress=lambda *_: None, kwargs=kwargs)
 
     return of("vit_encoder"), of("LLM")
 
