@@ -1,6 +1,8 @@
 """`dalsegno ask`: the command."""
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -74,13 +76,7 @@ def _save_outputs(prompt: "ChatPrompt", folder: Path) -> None:
     from dalsegno.ask.files import client_arguments
     from dalsegno.ask.outputs import ask_for_outputs
 
-    texts: list[str] = []
-
-    def show(piece: str) -> None:
-        click.echo(piece, nl=False)
-        texts.append(piece)
-
-    try:
+    with _shown() as show:
         saved = ask_for_outputs(
             prompt,
             folder,
@@ -88,9 +84,6 @@ def _save_outputs(prompt: "ChatPrompt", folder: Path) -> None:
             notice=lambda words: click.echo(words, err=True),
             **client_arguments(prompt.files),
         )
-    finally:
-        if texts:
-            click.echo()
     for path in saved:
         click.echo(str(path))
 
@@ -100,12 +93,30 @@ def _save_one(prompt: "ChatPrompt", path: Path, size: str | None) -> None:
     from dalsegno.ask.files import client_arguments
     from dalsegno.ask.outputs import ask_for_file
 
-    saved = ask_for_file(
-        prompt,
-        path,
-        size=size,
-        show=lambda piece: click.echo(piece, nl=False),
-        notice=lambda words: click.echo(words, err=True),
-        **client_arguments(prompt.files),
-    )
+    with _shown() as show:
+        saved = ask_for_file(
+            prompt,
+            path,
+            size=size,
+            show=show,
+            notice=lambda words: click.echo(words, err=True),
+            **client_arguments(prompt.files),
+        )
     click.echo(str(saved))
+
+
+@contextmanager
+def _shown() -> Iterator[Callable[[str], None]]:
+    """A function that prints a piece of a text; a text that was begun ends with its line."""
+    has_begun = False
+
+    def show(piece: str) -> None:
+        nonlocal has_begun
+        has_begun = True
+        click.echo(piece, nl=False)
+
+    try:
+        yield show
+    finally:
+        if has_begun:
+            click.echo()

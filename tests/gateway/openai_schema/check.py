@@ -1,12 +1,13 @@
 """Checks of the gateway's responses against OpenAI's published schema.
 
-`extract` writes `schemas.json`, which is used unchanged, with every `required` and every `enum`. In three
+`extract` writes `schemas.json`, which is used unchanged, with every `required` and every `enum`. In four
 places OpenAI's own service differs from its schema, and clients rely on the service. There the gateway does
 as the service does, and `AS_SERVED` has the differences:
 
 - a chunk of a completion's stream has `finish_reason` null until its end (published: never null);
 - its requested `usage` is null before the last chunk (published: null in chats only);
-- the log probability and the alternatives of the first token of an echoed prompt are null.
+- the log probability and the alternatives of the first token of an echoed prompt are null;
+- an image has any size, as the `size` of a request may be (published: three sizes).
 
 `COUNTS` has the number of checked bodies of each schema; `tests/gateway/conftest.py` prints it.
 """
@@ -36,6 +37,13 @@ SPEECH: Final = {
     "speech.audio.done": "SpeechAudioDoneEvent",
 }
 """By the `type` of an event."""
+IMAGES: Final = "ImagesResponse as served"
+IMAGE_EVENTS: Final = {
+    f"{kind}.{event}": f"{name}{event_name}Event as served"
+    for kind, name in (("image_generation", "ImageGen"), ("image_edit", "ImageEdit"))
+    for event, event_name in (("partial_image", "PartialImage"), ("completed", "Completed"))
+}
+"""By the `type` of an event."""
 COUNTS: Final[Counter[str]] = Counter()
 ERROR_STATUSES: Final[Counter[int]] = Counter()
 _NULL: Final = {"type": "null"}
@@ -58,7 +66,17 @@ def _chunk() -> dict[str, Any]:
     return changed
 
 
-AS_SERVED: Final[dict[str, Any]] = {COMPLETION_CHUNK: _chunk(), ECHOED: _echoed()}
+def _any_size(name: str) -> dict[str, Any]:
+    changed: dict[str, Any] = copy.deepcopy(SCHEMAS["$defs"][name.removesuffix(" as served")])
+    del changed["properties"]["size"]["enum"]
+    return changed
+
+
+AS_SERVED: Final[dict[str, Any]] = {
+    COMPLETION_CHUNK: _chunk(),
+    ECHOED: _echoed(),
+    **{name: _any_size(name) for name in (IMAGES, *IMAGE_EVENTS.values())},
+}
 _DEFS: Final = SCHEMAS["$defs"] | AS_SERVED
 _VALIDATORS: Final = {
     name: Draft202012Validator({"$defs": _DEFS, "$ref": f"#/$defs/{name.replace(' ', '%20')}"})
@@ -72,6 +90,8 @@ _VALIDATORS: Final = {
         MODELS,
         MODEL,
         *SPEECH.values(),
+        IMAGES,
+        *IMAGE_EVENTS.values(),
     )
 }
 
@@ -113,6 +133,13 @@ def check_response(response: httpx.Response) -> None:
                 if line != "data:" and line.startswith("{"):
                     body = json.loads(line)
                     check(ERROR if "error" in body else SPEECH[body["type"]], body)
+        case "/v1/images/generations" | "/v1/images/edits" if is_stream:
+            for line in response.text.splitlines():
+                if line.startswith("data: "):
+                    body = json.loads(line.removeprefix("data: "))
+                    check(ERROR if "error" in body else IMAGE_EVENTS[body["type"]], body)
+        case "/v1/images/generations" | "/v1/images/edits":
+            check(IMAGES, response.json())
         case "/v1/models":
             check(MODELS, response.json())
         case _ if path.startswith("/v1/models/"):
