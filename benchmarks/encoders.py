@@ -41,7 +41,7 @@ ROUNDS: Final = 3
 CLIENTS: Final = 32
 AT_ONCE: Final = 8
 """Texts of a request with several."""
-SIZES: Final = {"MiniLM": (384, 6, 512), "BERT-base": (768, 12, 128)}
+SIZES: Final = {"MiniLM": (384, 6, 256), "BERT-base": (768, 12, 64)}
 """The width and the number of layers of each model, and the number of texts of a round."""
 Vectors = npt.NDArray[np.float32]
 

@@ -115,9 +115,9 @@ class Painter:
         return ()
 
     def run(self, node: str, firings: Sequence[StatelessFiring]) -> list[FiringResult | DalSegnoError]:
+        self.batches.append(len(firings))
         if self.turns is not None:
             self.turns.acquire(timeout=20)
-        self.batches.append(len(firings))
         return [self._painted(firing, len(firings)) for firing in firings]
 
     def _painted(self, firing: StatelessFiring, batch: int) -> FiringResult:

@@ -27,7 +27,7 @@ async def killed_between_two_images(cluster: Cluster) -> None:
     model = model_of(cluster)
     model.painter.turns = turns = Semaphore(0)
     cluster.order("earlier", paint(1))  # the others wait for it
-    await until(lambda: model.under_way == 1)
+    await until(lambda: model.painter.batches == [1])  # in a batch of its own
     for name in REQUESTS:
         cluster.order(name, paint(2))
     await until(lambda: model.under_way == 1 + len(REQUESTS))
