@@ -116,6 +116,8 @@ class Driver(Protocol):
                         return None, or the next `Turn` if it needs no pass
         resume(state)   before the first pass: go on after the round that gave this `Going.state`
         counts          what has been counted, such as {"forwards": 90}: a fact of the node call
+        longest_pass    the most tokens of one of its passes: if the engine takes no pass so long, the run is
+                        refused before anything is computed, not at that pass
 
     Attributes:
         max_contexts: the most contexts that it opens.
@@ -129,7 +131,10 @@ class Driver(Protocol):
     def max_tokens(self) -> int: ...
 
     def passes(self) -> Sequence[Pass]:
-        """The next passes, at least one, each of another context. They may run in different forwards."""
+        """The next passes, each of another context. They may run in different forwards.
+
+        None: `take` follows at once, with no states, and has to end the node call.
+        """
         ...
 
     def take(self, hidden: Sequence["torch.Tensor"]) -> "Mapping[str, torch.Tensor] | Going | Turn | None":

@@ -79,6 +79,16 @@ class Flow:
         own = (one.cells - one.shared for one in self._branches.values())
         return sum(own) + len(self._branches) * (self._request.tokens + 2)
 
+    @property
+    def longest_pass(self) -> int:
+        """A step of one branch."""
+        return self._request.tokens + 2
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """The passes of its steps so far."""
+        return {"forwards": self.forwards}
+
     def passes(self) -> Sequence[Pass]:
         """The next passes over prompts, then those of a step."""
         self._asked = []
@@ -156,6 +166,16 @@ class BranchFlow:
     def max_tokens(self) -> int:
         """Its prompt and a step; nothing for a branch that is never asked."""
         return self._branch.cells + self._request.tokens + 2 if self._is_wanted else 1
+
+    @property
+    def longest_pass(self) -> int:
+        """A step of the branch."""
+        return self._request.tokens + 2 if self._is_wanted else 0
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """The passes of its steps so far."""
+        return {"forwards": self.forwards}
 
     def more(self, inputs: Mapping[str, torch.Tensor]) -> None:
         """Take the latents of the next step."""

@@ -311,7 +311,8 @@ class KVEngine:
             begun_s = self._read_s
         self.step_keys = (*(span.sequence.spec.key for span in spans), *keys_of(passes))
         if not spans and not passes:
-            return self._end(StepOutcome(failures=failures))
+            made, failed = self._programs.take([], [], step=self.forwards)
+            return self._end(StepOutcome(outputs=made, failures=failures | failed))
         decodes = sum(span.count == 1 for span in spans)
         if self._laps is not None:
             self._laps.lap("schedule")

@@ -28,10 +28,8 @@ class PassChecks:
             ClientError: a pass is too long.
         """
         names = [one.context for one in asked]
-        if not asked or len(set(names)) != len(names):
-            raise BugError(
-                f"a program asked for passes of {names}: expected at least one, of different contexts"
-            )
+        if len(set(names)) != len(names):
+            raise BugError(f"a program asked for passes of {names}: expected different contexts")
         for one in asked:
             self._check(one)
 
@@ -65,9 +63,17 @@ class PassChecks:
                 "indices of its tokens, at least one"
             )
         self._check_mask(asked, node)
-        if asked.tokens > self._max_tokens:
+        self.check_length(asked.tokens)
+
+    def check_length(self, tokens: int) -> None:
+        """Check the length of a pass.
+
+        Raises:
+            ClientError: it is too long.
+        """
+        if tokens > self._max_tokens:
             raise ClientError(
-                f"the request needs a forward pass of {asked.tokens} tokens, which is not split; the most is "
+                f"the request needs a forward pass of {tokens} tokens, which is not split; the most is "
                 f"{self._max_tokens} (model_kwargs.max_pass_tokens): ask for a smaller output, or raise "
                 "it",
                 code="pass_too_long",

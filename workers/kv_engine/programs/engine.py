@@ -186,6 +186,7 @@ class Programs:
         driver, most_rows, pool = run.driver, self._scheduler.max_sequences, self._scheduler.blocks
         try:
             rows, blocks = self._needs(run)
+            self._checks.check_length(getattr(driver, "longest_pass", 0))
         except Exception as error:
             raise as_dalsegno_error(error) from error
         if rows > most_rows or blocks > pool.num_blocks:
@@ -262,7 +263,10 @@ class Programs:
     def take(
         self, passes: Sequence[PassSpan], results: Sequence[torch.Tensor], *, step: int
     ) -> tuple[list[Output], dict[str, DalSegnoError]]:
-        """Give drivers the results of their passes; return their outputs, and the errors of failed runs."""
+        """Give drivers the results of their passes; return their outputs, and the errors of failed runs.
+
+        A driver whose round has no passes takes no results.
+        """
         outputs: list[Output] = []
         failures: dict[str, DalSegnoError] = {}
         touched: dict[str, Run] = {}
@@ -276,6 +280,7 @@ class Programs:
             del run.waiting[place]
             run.taken[place] = result
             touched[one.key] = run
+        touched |= {key: run for key, run in self._runs.items() if run.is_due}
         for key, run in touched.items():
             if run.waiting:
                 continue

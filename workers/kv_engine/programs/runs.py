@@ -62,19 +62,33 @@ class Run:
         return not self.held and not self.parked
 
     @property
+    def is_due(self) -> bool:
+        """True if nothing of its round is left to compute: its driver takes the results."""
+        return self.contexts is not None and self.is_able and not self.waiting
+
+    @property
     def deadline(self) -> float:
         """The deadline of its request, in ns; infinite without one."""
         ns = self.spec.deadline_ns if isinstance(self.spec, SequenceSpec) else None
         return inf if ns is None else ns
 
     def take(self, step: int) -> Output | None:
-        """Give the driver the results of a round, all of which are there; return its output, if any."""
+        """Give the driver the results of a round, all of which are there; return its output, if any.
+
+        Raises:
+            BugError: the round had no passes, but did not end the node call: it might go on so for ever.
+        """
         results = [self.taken[place] for place in sorted(self.taken)]
         if isinstance(self.spec, SequenceSpec):
             check_numbers(results)
         found = self.driver.take(results)
         self.parked = isinstance(found, Turn)
-        return self.reports.output(found, step)
+        output = self.reports.output(found, step)
+        if not results and not self.parked and (output is None or output.finish is None):
+            raise BugError(
+                f"run {self.spec.key}: its driver asked for no pass: expected outputs or a Turn from `take`"
+            )
+        return output
 
     def more(self, inputs: Mapping[str, torch.Tensor], step: int) -> Output | None:
         """Give the driver the inputs of the next iteration; return the outputs if it needs no pass.

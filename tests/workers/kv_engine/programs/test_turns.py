@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from models.programs import Going, Pass, Turn
-from shared.errors import BugError
+from shared.errors import BugError, ClientError
 from tests.workers.cpu_kernels import models
 from tests.workers.kv_engine.engines import make_engine
 from tests.workers.kv_engine.programs.test_programs import texts
 from workers.data_plane.arrays import to_array, to_tensor
 from workers.kv_engine.engine import KVEngine
-from workers.kv_engine.outputs import Output, ProgramOutput, ProgramReport
+from workers.kv_engine.outputs import Output, ProgramOutput, ProgramReport, StepFailedError
 from workers.kv_engine.programs.spec import ProgramSpec, RunInputs
 
 SIZES: Final[dict[str, Any]] = {
@@ -133,3 +133,79 @@ def test_inputs_for_a_run_that_does_not_wait_are_a_mistake() -> None:
 
     with pytest.raises(BugError, match="no run 'other' waits"):
         by.continue_program(RunInputs(key="other", node=by.node.name, inputs=given(1)))
+
+
+def test_a_run_that_fails_in_a_later_call_gives_its_room_back() -> None:
+    by = engine()
+    begin(by, "run", 7)
+    steps(by)
+    assert by.stats().kv_used == 8
+
+    with pytest.raises(BugError, match="token ids from 1000000"):
+        by.continue_program(RunInputs(key="run", node=by.node.name, inputs=given(10**6)))
+
+    assert by.stats().kv_used == 0
+    with pytest.raises(BugError, match="no run 'run' waits"):
+        by.continue_program(RunInputs(key="run", node=by.node.name, inputs=given(8)))
+
+
+class Seldom(Turns):
+    """Has no pass, not even the first one, in the calls of negative tokens."""
+
+    is_endless = False
+
+    def passes(self) -> list[Pass]:
+        return [] if self._id < 0 else super().passes()
+
+    def take(self, results: Sequence[torch.Tensor]) -> Going | Turn | Mapping[str, torch.Tensor]:
+        if results:
+            return super().take(results)
+        return Going() if self.is_endless else Turn(outputs={"states": torch.zeros(0)})
+
+    def more(self, inputs: Mapping[str, torch.Tensor]) -> None:
+        self._id = int(inputs["id"])
+
+
+def seldom(**changes: Any) -> KVEngine:
+    by = engine()
+    kind: Any = type("Changed", (Seldom,), changes)
+    node: Any = by.node
+    node.programs["turns"] = lambda _, inputs, args, *, seed: kind(inputs)
+    return by
+
+
+def test_a_call_without_passes_has_its_turn_at_once() -> None:
+    by = seldom()
+    by.add(texts(1)[0])
+    begin(by, "run", -1)
+    found: dict[int, list[Output]] = {}
+
+    for token in (-1, 8, -2, 0):
+        if found:
+            by.continue_program(RunInputs(key="run", node=by.node.name, inputs=given(token)))
+        found[token] = [one for one in steps(by) if isinstance(one, ProgramOutput)]
+
+    assert [len(states(found[token][0])) for token in found] == [0, 1, 0, 1]
+    torch.testing.assert_close(states(found[8][0]), expected(8), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(states(found[0][0]), expected(0), atol=1e-3, rtol=1e-3)
+    assert by.stats().kv_used == 0
+
+
+def test_a_round_without_passes_cannot_go_on_for_ever() -> None:
+    by = seldom(is_endless=True)
+    begin(by, "run", -1)
+
+    with pytest.raises(StepFailedError) as failed:
+        by.step()
+
+    assert "asked for no pass" in str(failed.value.others["run"])
+    assert (by.has_work, by.stats().kv_used) == (False, 0)
+
+
+def test_a_run_with_a_too_long_pass_is_refused_before_anything_is_computed() -> None:
+    by = seldom(longest_pass=10_000)
+
+    with pytest.raises(ClientError, match="10000 tokens") as refused:
+        begin(by, "run", 7)
+
+    assert (refused.value.code, by.has_work, by.forwards) == ("pass_too_long", False, 0)
