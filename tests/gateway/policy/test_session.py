@@ -181,3 +181,13 @@ async def test_a_model_without_actions_takes_no_websocket() -> None:
         with pytest.raises(InvalidStatus):
             await asyncio.to_thread(PolicyClient, url)
         assert (await world.client.get("/policy")).status_code == 404
+
+
+async def test_a_gateway_that_stops_says_so_to_its_robots() -> None:
+    async with deployment(act, served=POLICY) as world:
+        async with listening(world) as url:
+            client = await asyncio.to_thread(PolicyClient, url)
+        with pytest.raises(ConnectionClosed) as closed:
+            await asyncio.to_thread(client.connection.recv)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1012
