@@ -80,7 +80,7 @@ def read_language_config(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the file is missing, or holds something else.
     """
-    return read_json(folder / (LLM if (folder / LLM).is_file() else CONFIG))
+    return read_json(folder / LLM) if (folder / LLM).is_file() else read_config(folder)
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -38,7 +38,11 @@ class VJepa2Processing(TextlessProcessing):
         latents = len(pixels) // self._tubelet * self._patches
         if not 0 < latents <= self._max_latents:
             raise ClientError(f"num_frames: expected 1 to {self._max_latents} latents, found {latents}")
-        wanted = () if options.skip_predictor else MASKS
+        if options.walk.startswith("rollout") and latents <= self._patches:
+            least = 2 * self._tubelet
+            found = len(pixels)
+            raise ClientError(f"rollout_horizon: expected a clip of at least {least} frames, found {found}")
+        wanted = MASKS if options.walk == "predict" else ()
         masks = {name: mask_of(getattr(options, name), name, latents) for name in wanted}
         return CpuResult(facts={"latents": latents}, outputs={"pixels": pixels, **masks})
 

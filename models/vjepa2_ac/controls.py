@@ -27,7 +27,8 @@ def array_of(name: str, numbers: Numbers | None, width: int) -> Floats:
     if numbers is None:
         raise ClientError(f"{expected}; found none")
     try:
-        found = np.array(numbers, np.float32)
+        with np.errstate(over="ignore"):  # what becomes infinite is refused below
+            found = np.array(numbers, np.float32)
     except (TypeError, ValueError, OverflowError) as error:
         raise ClientError(f"{expected}; found rows of several lengths") from error
     if found.ndim not in (2, 3) or found.shape[-1] != width or not found.size:

@@ -35,6 +35,10 @@ REQUESTS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "short": ("short", {"num_frames": 64}),
     "picture": ("picture", {"num_frames": 4}),
 }
+ROLLOUTS: Final[dict[str, dict[str, Any]]] = {
+    "rollout": {"rollout_horizon": 3},
+    "streamed": {"rollout_horizon": 2, "stream_rollout": True},
+}
 HOSTILE: Final = {
     "truncated": samples.video("mp4")[:900],
     "bomb": samples.png_header(50_000, 50_000),
@@ -68,7 +72,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     path.write_text(
         f"model: vjepa2\ncheckpoint: {tiny_vjepa2()}\nmax_seq_len: 8192\n"
         "node_groups:\n  - node_names: [prepare, video_encoder]\n    ranks: [0]\n"
-        "  - node_names: [predictor]\n    ranks: [1]\n"
+        "  - node_names: [predictor, rollout_predictor]\n    ranks: [1]\n"
     )
     with serve(folder, model=str(path)) as running:
         result = asyncio.run(ask(running))
@@ -90,6 +94,9 @@ async def ask(running: Running) -> Found:
             tasks.create_task(keep(http, found, "killed", *REQUESTS["masked"]))
             await reader.until(reader.subjects.ready(1, "killed"), NodeReady)
             os.kill(running.pids.worker["1"], signal.SIGKILL)
+        async with asyncio.TaskGroup() as tasks:
+            for name, options in ROLLOUTS.items():
+                tasks.create_task(keep(http, found, name, "clip", options))
         for name, data in HOSTILE.items():
             answer = await post(http, name, data, {})
             found.refused[name] = {"status": answer.status_code} | answer.json()
@@ -113,11 +120,13 @@ async def post(
 
 
 def features_of(document: dict[str, Any]) -> Any:
-    """The tensor in a document, which is an npz file."""
-    [value] = document["outputs"]["video"]
-    with np.load(io.BytesIO(base64.b64decode(value["data"]))) as arrays:
-        [name] = arrays.files
-        return arrays[name]
+    """The tensors in a document, one after the other; each is an npz file."""
+    found = []
+    for value in document["outputs"]["video"]:
+        with np.load(io.BytesIO(base64.b64decode(value["data"]))) as arrays:
+            [name] = arrays.files
+            found.append(arrays[name])
+    return np.concatenate(found)
 
 
 def is_close(found: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]) -> bool:
@@ -140,6 +149,11 @@ def test_features_depend_on_the_video_and_on_the_masks(found: Found) -> None:
     assert not is_close(
         found.features["masked"], oracle.features("clip", {"target_mask": MASKED["target_mask"]})
     )
+
+
+@pytest.mark.parametrize("name", ROLLOUTS)
+def test_rollouts_are_those_of_the_published_code(found: Found, name: str) -> None:
+    assert is_close(found.features[name], oracle.rollout("clip", ROLLOUTS[name]["rollout_horizon"]))
 
 
 @pytest.mark.parametrize("name", ["again", "killed", "after"])
@@ -176,7 +190,7 @@ def test_hostile_files_are_typed_errors_that_name_the_file(found: Found, name: s
 
 
 def test_every_request_replays(found: Found) -> None:
-    assert {*REQUESTS, "again", "killed", *HOSTILE} <= found.verdicts.keys()
+    assert {*REQUESTS, *ROLLOUTS, "again", "killed", *HOSTILE} <= found.verdicts.keys()
     assert all(verdict["matches"] for verdict in found.verdicts.values()), found.verdicts
 
 

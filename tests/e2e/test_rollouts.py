@@ -56,7 +56,8 @@ SCORED: Final = {
     "goal_hidden_fill": 0.2,
 }
 PLANNED: Final = {
-    "cem": True, "states": [cases.POSE.tolist()], "samples": 12, "topk": 3, "cem_steps": 3, "rollout_horizon": 2
+    "cem": True, "states": [cases.POSE.tolist()], "samples": 12, "topk": 3, "cem_steps": 3,
+    "rollout_horizon": 2,
 }  # fmt: skip
 REQUESTS: Final[dict[str, tuple[Sequence[str], dict[str, Any]]]] = {
     "rollout": (["clip"], rollout(1, 3)),

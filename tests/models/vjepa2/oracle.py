@@ -77,3 +77,20 @@ def _normalised(frame: npt.NDArray[np.uint8]) -> Features:
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     found: Features = ((square - mean) / std).transpose(2, 0, 1).astype(np.float32)
     return found
+
+
+@torch.inference_mode()
+def rollout(name: str, horizon: int) -> Features:
+    """A restatement of the published rollout on transformers' modules: (horizon, 16, width).
+
+    The clip's latents are the context; two frames are predicted a second behind it, at four frames a second;
+    the context moves on by them.
+    """
+    context = model().encoder(torch.from_numpy(pixels_of(name, None))[None]).last_hidden_state
+    seen = torch.arange(context.shape[1])[None]
+    wanted = context.shape[1] + 2 * 16 + torch.arange(16)[None]
+    found = []
+    for _ in range(horizon):
+        found.append(model().predictor(context, [seen], [wanted]).last_hidden_state)
+        context = torch.cat([context[:, 16:], found[-1]], dim=1)
+    return np.concatenate(found)

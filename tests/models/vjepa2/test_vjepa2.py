@@ -20,7 +20,7 @@ from models.vjepa2 import nodes, processing
 from models.vjepa2.graph import GRAPH, VJepa2Options
 from shared.errors import ClientError
 from shared.events import Inputs, Limits, Params
-from shared.plans import PlanRequest
+from shared.plans import PlanRequest, Walk
 from tests.models.vjepa2 import oracle
 from tests.tiny.vjepa2 import tiny_vjepa2
 
@@ -115,9 +115,62 @@ def test_a_clip_is_encoded_once_whatever_is_predicted_of_it() -> None:
     assert (encoder.encoder_cache.counters.hits, encoder.encoder_cache.counters.misses) == (1, 2)
 
 
+@torch.inference_mode()
+def test_steps_of_a_rollout_are_those_of_the_published_one() -> None:
+    """Two clips in one batch; the window of a step is what the step before has made of it."""
+    encoder, node = load("video_encoder"), load("rollout_predictor")
+    windows = [one.outputs["features"] for one in encoder.run([pixels("clip", {}), pixels("other", {})])]
+    found: list[list[Any]] = [[], []]
+    for _ in range(3):
+        results = node.run([Item(inputs={"features": window}, args={}) for window in windows])
+        windows = [result.outputs["features"] for result in results]
+        for rows, result in zip(found, results, strict=True):
+            rows.append(result.outputs["predicted"].numpy())
+
+    for rows, name in zip(found, ("clip", "other"), strict=True):
+        expected = oracle.rollout(name, 3)
+        assert np.abs(np.concatenate(rows) - expected).max() < 1e-4 * np.abs(expected).max()
+    first, *_, last = oracle.rollout("clip", 3)
+    assert np.abs(first - last).max() > 1e-3 * np.abs(first).max(), "the window moves"
+
+
+@pytest.mark.parametrize(
+    ("options", "walk"),
+    [
+        ({"rollout_horizon": 1, "stream_rollout": True}, "predict"),
+        ({"rollout_horizon": 2}, "rollout"),
+        ({"rollout_horizon": 16, "stream_rollout": True}, "rollout_streamed"),
+        ({"rollout_horizon": 2, "skip_predictor": True}, "encode"),
+    ],
+)
+def test_options_choose_the_walk_as_ms_do(options: dict[str, Any], walk: str) -> None:
+    inputs = Inputs(text="", files=[oracle.medium("clip")])
+
+    asked = next(GRAPH.plan(plan_request(inputs, options)))
+
+    assert isinstance(asked, Walk)
+    assert asked.name == walk
+    assert isinstance(asked.args, dict)
+    assert asked.args.get("horizon") == (options["rollout_horizon"] if "rollout" in walk else None)
+
+
+def test_a_rollout_without_its_node_is_refused() -> None:
+    inputs = Inputs(text="", files=[oracle.medium("clip")])
+    request = plan_request(inputs, {"rollout_horizon": 2}, absent=("rollout_predictor",))
+
+    with pytest.raises(ClientError, match="this deployment has no node rollout_predictor"):
+        next(GRAPH.plan(request))
+
+
+def plan_request(inputs: Inputs, options: dict[str, Any], absent: tuple[str, ...] = ()) -> PlanRequest:
+    limits = Limits(max_seq_len=64, kv_tokens=0, default_max_tokens=1, absent_nodes=absent)
+    return PlanRequest(request_id="r", inputs=inputs, params=Params(options=options), limits=limits, seed=0)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"rollout_horizon": 2, "num_frames": 2}, "rollout_horizon: expected a clip of at least 4 frames"),
         ({"target_mask": [64]}, "target_mask: expected numbers of latents, from 0 to 63"),
         ({"context_mask": [[]]}, "context_mask"),
         ({"num_frames": 1}, "num_frames: expected 1 to 8192 latents, found 0"),
@@ -134,7 +187,8 @@ def test_a_clip_of_too_many_latents_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"num_frames": 0}, {"context_mask": []}, {"target_mask": [-1]}, {"frames": 4}]
+    "options",
+    [{"num_frames": 0}, {"context_mask": []}, {"target_mask": [-1]}, {"frames": 4}, {"rollout_horizon": 17}],
 )
 def test_wrong_options_are_refused_before_anything_runs(options: dict[str, Any]) -> None:
     with pytest.raises(ClientError):
