@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from configs import placement, renamed_keys
+from configs import placement, published_keys, renamed_keys
 from configs.deployment import (
     ENGINE_PATHS,
     MASK,
@@ -75,7 +75,7 @@ def check(
     origins = _Origins(source, sources or {})
     raw = {key: value for key, value in raw.items() if value is not None or key not in SECTIONS}
     graph = _graph(raw.get("model"), origins)
-    raw = _with_current_names(raw, graph, origins)
+    raw = _without_offloading(_with_current_names(raw, graph, origins), origins)
     _refuse_unknown_in(raw, origins)
     _check_devices(raw.get("devices"), origins)
     try:
@@ -162,6 +162,14 @@ def _with_current_names(
     for old, new in renamed.items():
         _LOGGER.warning("%s: %s", origins.of(f"model_kwargs.{old}"), renamed_keys.warning(old, new))
     return {**raw, "model_kwargs": current}
+
+
+def _without_offloading(raw: Mapping[str, Any], origins: "_Origins") -> Mapping[str, Any]:
+    """Return `raw` without the published keys that have no counterpart; log a warning for each."""
+    kept, left_out = published_keys.without_offloading(raw)
+    for key, why in left_out.items():
+        _LOGGER.warning("%s: %s has no effect: %s", origins.of(published_keys.KV_CACHE), key, why)
+    return kept
 
 
 def _with_checkpoint(

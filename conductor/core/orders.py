@@ -19,6 +19,8 @@ from shared.plan_run import PendingStep
 from shared.plans import Finish
 from shared.transcript import combined
 
+COUNTS: Final = "counts"
+"""The fact of what programs have counted, such as forward passes (`models.programs.Driver`)."""
 _STAMP_BYTES: Final = 64
 """Bytes that writer, number and epoch add when a decision is published."""
 
@@ -150,7 +152,10 @@ def grown(known: dict[str, OutputTotals], reported: dict[str, OutputTotals]) -> 
 
 
 def merged(parts: dict[int, tuple[WalkResult, ...]]) -> tuple[WalkResult, ...] | str:
-    """Merge the reports of a step's ranks, walk by walk; or return the reason why they conflict."""
+    """Merge the reports of a step's ranks, walk by walk; or return the reason why they conflict.
+
+    What programs have counted on each rank is added up (`COUNTS`).
+    """
     ranks = sorted(parts)
     whole = parts[ranks[0]]
     for rank in ranks[1:]:
@@ -164,17 +169,33 @@ def merged(parts: dict[int, tuple[WalkResult, ...]]) -> tuple[WalkResult, ...] |
             ]
             for what, known, new in compared:
                 if conflicting := sorted(
-                    name for name in known.keys() & new.keys() if known[name] != new[name]
+                    name
+                    for name in known.keys() & new.keys()
+                    if known[name] != new[name] and not (what == "fact" and name in _counts_of(known, new))
                 ):
                     return (
                         f"walk {mine.name}: rank {rank} reports the {what} {conflicting[0]!r} otherwise than "
                         "another rank; expected each from one of them"
                     )
         whole = tuple(
-            WalkResult(name=mine.name, facts=mine.facts | other.facts, outputs=mine.outputs | other.outputs)
+            WalkResult(
+                name=mine.name,
+                facts=mine.facts | other.facts | _counts_of(mine.facts, other.facts),
+                outputs=mine.outputs | other.outputs,
+            )
             for mine, other in zip(whole, parts[rank], strict=True)
         )
     return whole
+
+
+def _counts_of(facts: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """What two ranks have counted in one walk, as a fact; empty unless both have counted."""
+    mine, theirs = facts.get(COUNTS), others.get(COUNTS)
+    if not isinstance(mine, dict) or not isinstance(theirs, dict):
+        return {}
+    if not all(type(number) is int for number in (*mine.values(), *theirs.values())):
+        return {}
+    return {COUNTS: {what: mine.get(what, 0) + theirs.get(what, 0) for what in mine | theirs}}
 
 
 def with_step(running: tuple[Running, ...], step: Running) -> tuple[Running, ...]:

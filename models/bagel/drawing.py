@@ -3,10 +3,19 @@
 Pure: the conductor imports it.
 """
 
+from pathlib import Path
+from typing import Final
+
 import msgspec
 
-from models.bagel.options import SIDE_STEP, FlowSettings
+from models.bagel.options import MAX_SIDE, SIDE_STEP, BagelOptions, FlowSettings, flow_settings
 from models.bagel.spans import CFG_IMG, CFG_TEXT, MAIN, Kind, Span, contexts_of, shared_places
+from models.room import Room
+
+_PROMPT: Final = 100
+"""The tokens of a text, in estimates."""
+_VIT_ROWS: Final = 70
+"""The most patches in a row of an image that is looked at, and rows of them."""
 
 
 class FlowRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,3 +60,22 @@ class FlowRequest(msgspec.Struct, frozen=True, kw_only=True):
         own = (contexts[name][shared_places(contexts[name], main) :] for name in others)
         places = [*main, *(place for rest in own for place in rest)]
         return sum(place.span.tokens for place in places) + (1 + len(others)) * (self.tokens + 2)
+
+
+def room_of(_: Path) -> list[Room]:
+    """The room of the largest images with the default guidance, behind a prompt of `_PROMPT` tokens."""
+    latents = (MAX_SIDE // SIDE_STEP) ** 2
+    text, image = Span(Kind.TEXT, _PROMPT), f"{MAX_SIDE} x {MAX_SIDE} pixels, for a prompt of {_PROMPT} tokens"
+    sources = [Span(Kind.VAE, latents + 2, "vae"), Span(Kind.VIT, _VIT_ROWS**2 + 2, "vit")]
+    return [
+        Room(what=what, tokens=_largest(spans, is_edit=is_edit).room_for(0))
+        for what, spans, is_edit in (
+            (f"an image of {image}", [text], False),
+            (f"an edit of an image of {image}", [*sources, text], True),
+        )
+    ]
+
+
+def _largest(spans: list[Span], *, is_edit: bool) -> FlowRequest:
+    flow = flow_settings(BagelOptions(), is_edit=is_edit)
+    return FlowRequest(spans=spans, flow=flow, width=MAX_SIDE, height=MAX_SIDE)

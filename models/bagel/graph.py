@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from models.bagel.drawing import FlowRequest
+from models.bagel.drawing import FlowRequest, room_of
 from models.bagel.options import BagelOptions, flow_settings
 from models.bagel.prompts import MAX_THOUGHT
 from models.bagel.spans import Kind, Span, parts_of
@@ -322,5 +322,6 @@ GRAPH: Final = ModelGraph(
     options=BagelOptions,
     max_positions=32_768,
     claims=claims,
+    room=room_of,
     serves="BAGEL: folders with llm_config.json, vit_config.json, ema.safetensors and ae.safetensors",
 )

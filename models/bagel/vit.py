@@ -101,7 +101,9 @@ class VitEncoder(VisionEncoder):
         """
         seen = [item for item in items if item.args["visuals"]]
         results = iter(super().run(seen)) if seen else iter(())
-        return [self._merged(item, next(results)) if item.args["visuals"] else self._empty() for item in items]
+        return [
+            self._merged(item, next(results)) if item.args["visuals"] else self._empty() for item in items
+        ]
 
     def _empty(self) -> StatelessResult:
         """The rows of a prompt without images."""

@@ -29,7 +29,7 @@ LLM_CONFIG: Final[Mapping[str, Any]] = {
     "hidden_act": "silu",
     "hidden_size": HIDDEN,
     "intermediate_size": 96,
-    "max_position_embeddings": 16384,
+    "max_position_embeddings": 32768,
     "max_window_layers": 28,
     "num_attention_heads": HEADS,
     "num_hidden_layers": 2,

@@ -21,6 +21,7 @@ from models.decoder_lm import nodes
 from models.transformers_lm.loader import load_decoder
 from models.transformers_lm.sharding import SilentPeers
 from tests.tiny import tiny_checkpoint
+from tests.tiny.bagel import bagel_checkpoint
 from workers.data_plane.transports import nixl
 
 GROUPS = {
@@ -85,6 +86,34 @@ def test_what_is_published_for_a_family_that_is_served_loads_unchanged(
 
     assert {one["node"] for one in found["nodes"]} == {"prepare", "LLM", "snac_decoder"}
     assert [one["rank"] for one in found["ranks"]] == ([0, 1] if groups in {"pd", "tp2"} else [0])
+
+
+@pytest.mark.processes
+def test_what_is_published_for_bagel_loads_unchanged(tmp_path: Path) -> None:
+    """Its guidance on three ranks, as M* writes it; keys and values are not moved to main memory here."""
+    groups = [
+        {"node_names": ["vit_encoder"], "ranks": [0]},
+        {"node_names": ["vae_encoder", "vae_decoder"], "ranks": [0]},
+        {"node_names": ["LLM", "combine_cfg"], "ranks": [0]},
+        {"node_names": ["LLM_cfg_text"], "ranks": [1], "graph_walks": ["image_gen_cfg"]},
+        {"node_names": ["LLM_cfg_img"], "ranks": [2], "graph_walks": ["image_gen_cfg"]},
+    ]
+    path = tmp_path / "bagel_cfg_parallel.yaml"
+    settings = {
+        "model": "bagel",
+        "max_seq_len": 32768,
+        "max_concurrent_requests": 16,
+        "kv_cache": {"cpu_offload_pages": 2048},
+        "node_groups": groups,
+    }
+    path.write_text(yaml.safe_dump(settings))
+
+    result = check(str(path), "--checkpoint", str(bagel_checkpoint()))
+
+    assert result.exit_code == 0, result.output
+    assert "LLM_cfg_img   kv         image_gen_cfg" in result.stdout
+    path.write_text(yaml.safe_dump(settings | {"kv_cache": {"pages": 1}}))
+    assert "unknown key kv_cache" in check(str(path), "--checkpoint", str(bagel_checkpoint())).output
 
 
 @pytest.mark.processes

@@ -1,7 +1,7 @@
 """A naive engine for BAGEL's drivers: no pool, no cells. Each pass computes all that it sees again, at once.
 
-All tokens that a pass depends on are one sequence under a dense mask: the committed tokens of its context with
-what each of them saw, and its own.
+All tokens that a pass depends on are one sequence under a dense mask: the committed tokens of its context,
+with what each of them saw, and its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,6 +53,7 @@ class DensePasses:
     def run(self, driver: Any) -> Mapping[str, torch.Tensor] | Turn:
         """Run a driver to its next outputs."""
         while True:
+            found: Mapping[str, torch.Tensor] | Turn | Going | None
             found = driver.take(self.results(driver.passes()))
             if found is not None and not isinstance(found, Going):
                 return found

@@ -177,7 +177,9 @@ def test_a_flow_resumes_at_its_checkpoint() -> None:
     spans = CASES["edit"][0]
     asked, given, args = request(spans), inputs(spans), msgspec.to_builtins(request(spans))
     whole, _ = drawn(asked, given)
-    first, engine, states, progress = start_flow(node(), given, args, seed=SEED), DensePasses(node()), [], []
+    first, engine = start_flow(node(), given, args, seed=SEED), DensePasses(node())
+    states: list[Any] = []
+    progress: list[Any] = []
     while not states:
         found = first.take(engine.results(first.passes()))
         if isinstance(found, Going):

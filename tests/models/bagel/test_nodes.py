@@ -56,7 +56,7 @@ def test_the_node_has_the_name_that_it_was_loaded_under() -> None:
     node = llm()
     assert node.name == "LLM_cfg_text"
     assert (node.layout.layers, node.layout.kv_heads, node.layout.head_dim) == (2, 2, 16)
-    assert (node.vocab_size, node.max_positions, node.latent_channels) == (512, 16384, 64)
+    assert (node.vocab_size, node.max_positions, node.latent_channels) == (512, 32768, 64)
     assert sorted(node.programs) == ["branch", "flow"]
 
 
@@ -169,13 +169,13 @@ def test_a_folder_in_the_published_layout_is_claimed(folder: Path) -> None:
     (folder / "config.json").unlink()
     assert family_of(folder) == "bagel", "some copies have only the configs of the parts"
     assert family_of(tiny_checkpoint("qwen2")) == "decoder_lm"
-    assert examine(folder, "LLM") == 16384
+    assert examine(folder, "LLM") == 32768
 
 
 def test_a_folder_without_weights_can_be_planned_with(folder: Path) -> None:
     for file in folder.glob("*.safetensors"):
         file.unlink()
-    assert examine(folder, "LLM") == 16384
+    assert examine(folder, "LLM") == 32768
 
 
 def _truncate(path: Path) -> None:
