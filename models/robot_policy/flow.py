@@ -64,6 +64,7 @@ class ActionFlow:
         self._step = 0
         own = 0 if self._state is None else len(self._state)
         self.max_tokens: Final = len(self._prefix) + own + len(noise)
+        self.longest_pass: Final = max(len(self._prefix), len(noise))
 
     def passes(self) -> Sequence[Pass]:
         """The prefix, then the state, then the actions once for each step."""
