@@ -11,6 +11,7 @@ A family is a folder of `models`, or a package with an entry point of the group 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
@@ -19,6 +20,7 @@ import msgspec
 from models.checkpoints.claims import CheckpointInfo, Claim
 from models.media.reader import MediaReader as MediaReader  # noqa: PLC0414 - a part of the contract
 from models.options import check_declaration
+from models.room import Room
 from shared.errors import BugError
 from shared.events import Guide, Inputs, digest_of
 from shared.plans import Plan, PlanRequest
@@ -87,6 +89,8 @@ class ModelGraph:
         claims: the claim to a checkpoint folder, for `dalsegno serve FOLDER`; None: the family is served by
             name only.
         serves: the checkpoints it claims, in words, for error messages.
+        room: for a family of programs, the room that its requests take in the KV cache, by the checkpoint
+            folder, which may be empty.
         streams: the streams between its walks, by the stream's name and the consuming node; derived.
 
     Raises:
@@ -115,6 +119,7 @@ class ModelGraph:
     max_positions: int | None = None
     claims: Callable[[CheckpointInfo], Claim | None] | None = None
     serves: str = ""
+    room: Callable[[Path], Sequence[Room]] | None = None
     streams: Mapping[InputPort, StreamLink] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -129,7 +129,7 @@ def examine(config: DeploymentConfig) -> Report:
         links=links,
         places=layout.places(groups),
         devices=devices,
-        notes=[*_shared(devices), *_replicas(node_placements), *_tp_groups(config)],
+        notes=[*_shared(devices), *_replicas(node_placements), *_tp_groups(config), *_room(graph, config)],
         warnings=[*problems, *_kv_moves(config, links), *_loops(graph, config)],
         is_for_here=not problems,
         tokenizer_fits=tokenizer_fits,
@@ -445,6 +445,16 @@ def _kv_moves(config: DeploymentConfig, links: list[Link]) -> Iterator[str]:
             yield f"keys and values of {node} {move} {way} between {walk} and {to}{each}"
 
 
+def _room(graph: ModelGraph, config: DeploymentConfig) -> Iterator[str]:
+    """Yield the room that requests take in the KV cache, where the family estimates it."""
+    for room in graph.room(Path(config.checkpoint)) if graph.room is not None else ():
+        each = room.numbers * _bytes_each(config, room.stored) if room.numbers else _kv_bytes(config)
+        size = f", {room.tokens * each / 2**20:.1f} MiB" if each else ""
+        limit = config.kv_tokens
+        over = f", more than kv_tokens {limit}: it is refused" if limit and room.tokens > limit else ""
+        yield f"{room.what} takes {room.tokens} tokens of the KV cache{size}{over}"
+
+
 def _kv_bytes(config: DeploymentConfig) -> int:
     """The bytes of one token's keys and values, by the checkpoint; 0 if unknown."""
     if EngineKind.KV not in registry.graph(config.model).nodes.values():
@@ -461,8 +471,13 @@ def _kv_bytes(config: DeploymentConfig) -> int:
     if not (isinstance(layers, int) and isinstance(kv_heads, int) and isinstance(width, int)):
         return 0
     stored = str(model_config.get("dtype") or model_config.get("torch_dtype"))
+    return 2 * layers * kv_heads * width * _bytes_each(config, stored)
+
+
+def _bytes_each(config: DeploymentConfig, stored: str) -> int:
+    """The bytes of a number in keys and values, for weights that are stored in a dtype."""
     dtype = str(config.model_kwargs.get("dtype", "auto"))
-    return 2 * layers * kv_heads * width * _BYTES.get(stored if dtype == "auto" else dtype, 2)
+    return _BYTES.get(stored if dtype == "auto" else dtype, 2)
 
 
 def _loops(graph: ModelGraph, config: DeploymentConfig) -> Iterator[str]:

@@ -65,7 +65,10 @@ class FlowRequest(msgspec.Struct, frozen=True, kw_only=True):
 def room_of(_: Path) -> list[Room]:
     """The room of the largest images with the default guidance, behind a prompt of `_PROMPT` tokens."""
     latents = (MAX_SIDE // SIDE_STEP) ** 2
-    text, image = Span(Kind.TEXT, _PROMPT), f"{MAX_SIDE} x {MAX_SIDE} pixels, for a prompt of {_PROMPT} tokens"
+    text, image = (
+        Span(Kind.TEXT, _PROMPT),
+        f"{MAX_SIDE} x {MAX_SIDE} pixels, for a prompt of {_PROMPT} tokens",
+    )
     sources = [Span(Kind.VAE, latents + 2, "vae"), Span(Kind.VIT, _VIT_ROWS**2 + 2, "vit")]
     return [
         Room(what=what, tokens=_largest(spans, is_edit=is_edit).room_for(0))

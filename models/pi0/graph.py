@@ -5,6 +5,10 @@ from typing import Final
 from models.base import ModelGraph
 from models.checkpoints.claims import CheckpointInfo, Claim
 from models.robot_policy.graph import policy_graph
+from models.robot_policy.room import room_of
+
+MAX_TOKENS: Final = 48
+"""The most tokens of a prompt, as openpi and lerobot have trained it."""
 
 
 def claims(checkpoint: CheckpointInfo) -> Claim | None:
@@ -20,4 +24,5 @@ GRAPH: Final[ModelGraph] = policy_graph(
     claims,
     serves="Pi0: lerobot's policies of the type pi0, the architecture PI0ForConditionalGeneration",
     repository="lerobot/pi0_base",
+    room=room_of(MAX_TOKENS),
 )

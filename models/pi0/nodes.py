@@ -5,7 +5,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from models.pi0.processing import MAX_TOKENS
+from models.pi0.graph import MAX_TOKENS
 from models.robot_policy.expert import ActionExpert, ExpertNetwork
 from models.robot_policy.nodes import PolicyLoader
 from models.robot_policy.settings import PolicySettings

@@ -2,14 +2,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from models.base import MediaReader
+from models.pi0.graph import MAX_TOKENS
 from models.robot_policy.processing import PolicyProcessing, load_processing
 from models.robot_policy.prompts import instruction_prompt
-
-MAX_TOKENS: Final = 48
-"""The most tokens of a prompt, as openpi and lerobot have trained it."""
 
 
 def load(

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from models.pi05.adaptive import AdaptiveGemma
-from models.pi05.processing import MAX_TOKENS
+from models.pi05.graph import MAX_TOKENS
 from models.robot_policy.expert import ActionExpert, ExpertNetwork
 from models.robot_policy.nodes import PolicyLoader
 from models.robot_policy.settings import PolicySettings

@@ -6,7 +6,8 @@ LLM           rows, token ids, state -> actions: its program `actions`          
 denormalize   the model's actions -> the robot's                                a CPU node
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
@@ -15,6 +16,7 @@ from msgspec import Meta
 from models.base import EngineKind, ModelGraph
 from models.checkpoints.claims import CheckpointInfo, Claim
 from models.programs import PROGRAM
+from models.room import Room
 from shared.errors import ClientError
 from shared.events import Usage
 from shared.plans import Finish, Plan, PlanRequest, Walk
@@ -81,6 +83,7 @@ def policy_graph(
     *,
     serves: str,
     repository: str,
+    room: Callable[[Path], Sequence[Room]],
 ) -> ModelGraph:
     """The graph of a family; the arguments are fields of `ModelGraph`."""
     return ModelGraph(
@@ -101,4 +104,5 @@ def policy_graph(
         max_positions=2048,
         claims=claims,
         serves=serves,
+        room=room,
     )

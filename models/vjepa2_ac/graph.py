@@ -12,13 +12,15 @@ Each of them begins with the CPU node `prepare`.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from models.base import EngineKind, ModelGraph
 from models.checkpoints.claims import CheckpointInfo, Claim
 from models.programs import PROGRAM
+from models.room import Room
 from models.vjepa2_ac.options import VJepa2AcOptions
-from models.vjepa2_ac.settings import NAME
+from models.vjepa2_ac.settings import NAME, AcSettings
 from shared.errors import ClientError
 from shared.events import Usage
 from shared.plans import Finish, Plan, PlanRequest, Walk
@@ -147,6 +149,14 @@ def claims(checkpoint: CheckpointInfo) -> Claim | None:
     return Claim.CHECKPOINT if is_ours else None
 
 
+def room_of(checkpoint: Path) -> list[Room]:
+    """The room of one frame of a rollout; a rollout takes as much for each."""
+    sizes = AcSettings.read(checkpoint)
+    numbers = 2 * sizes.pred_num_hidden_layers * sizes.pred_hidden_size
+    frame = Room(what="each frame of a rollout", tokens=sizes.frame_tokens, numbers=numbers, stored="float32")
+    return [frame]
+
+
 GRAPH: Final = ModelGraph(
     family="vjepa2_ac",
     nodes={
@@ -160,5 +170,6 @@ GRAPH: Final = ModelGraph(
     max_positions=16_384,
     options=VJepa2AcOptions,
     claims=claims,
+    room=room_of,
     serves="V-JEPA 2-AC: folders with vjepa2-ac-vitg.pt",
 )

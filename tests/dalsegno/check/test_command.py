@@ -112,6 +112,9 @@ def test_what_is_published_for_bagel_loads_unchanged(tmp_path: Path) -> None:
 
     assert result.exit_code == 0, result.output
     assert "LLM_cfg_img   kv         image_gen_cfg" in result.stdout
+    assert "takes 8296 tokens of the KV cache, " in " ".join(result.stdout.split()), (
+        "2 contexts of 100 + 4098"
+    )
     path.write_text(yaml.safe_dump(settings | {"kv_cache": {"pages": 1}}))
     assert "unknown key kv_cache" in check(str(path), "--checkpoint", str(bagel_checkpoint())).output
 
@@ -372,3 +375,18 @@ def test_every_named_configuration_is_right(weights: Path) -> None:
 
 def test_a_folder_is_checked_too() -> None:
     assert check(str(tiny_checkpoint())).exit_code == 0
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("kv_tokens", "is_refused"), [(8296, False), (8000, True)])
+def test_the_room_of_a_request_is_estimated(tmp_path: Path, kv_tokens: int, is_refused: bool) -> None:
+    nodes = ["vit_encoder", "vae_encoder", "LLM", "vae_decoder"]
+    path = tmp_path / "drawing.yaml"
+    settings = {"model": "bagel", "kv_tokens": kv_tokens, "max_seq_len": 4200}
+    path.write_text(yaml.safe_dump(settings | {"node_groups": [{"node_names": nodes, "ranks": [0]}]}))
+
+    notes = said(str(path), "--checkpoint", str(bagel_checkpoint()))["notes"]
+
+    [image] = [note for note in notes if note.startswith("an image of 1024 x 1024 pixels")]
+    assert "takes 8296 tokens of the KV cache, " in image
+    assert ("more than kv_tokens 8000" in image) is is_refused
