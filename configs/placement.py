@@ -35,7 +35,8 @@ class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
         node_names: nodes of the family; `decoder_lm` and diffusion language models have `prepare` (template,
             tokenizer) and `llm`; families of vision and language have `vision_encoder`, too; encoders of
             texts have `prepare` and `encoder`, `reranker` has `prepare` and `scorer`; `vjepa2` has `prepare`,
-            `video_encoder` and `predictor`; `pi0` and `pi05` have `prepare`, `vit_encoder`, `LLM` and
+            `video_encoder`, `predictor` and `rollout_predictor` (optional), `vjepa2_ac` also
+            `ac_predictor_mpc` and `mpc_scorer`; `pi0` and `pi05` have `prepare`, `vit_encoder`, `LLM` and
             `denormalize`; `orpheus` has `prepare`, `LLM` and `snac_decoder`.
         ranks: the ranks that execute these nodes: GPUs, or CPU processes. Several ranks are replicas: each
             request uses one of them.

@@ -34,6 +34,7 @@ class Rollout:
         self._network = network
         self._frame = frame
         self._controls = controls
+        self._horizon = horizon
         self._step = 0
         self.max_tokens: Final = horizon * network.settings.frame_tokens
         self.counts: Final = {"forwards": 0}
@@ -51,11 +52,12 @@ class Rollout:
             )
         ]
 
-    def take(self, hidden: Sequence[torch.Tensor]) -> Turn:
-        """Give the latents of the next frame."""
+    def take(self, hidden: Sequence[torch.Tensor]) -> Mapping[str, torch.Tensor] | Turn:
+        """Give the latents of the next frame; the last one ends the run."""
         self._step += 1
         self.counts["forwards"] += 1
-        return Turn(outputs={"frame": normalized(self._network.latents(hidden[0][None])[0])})
+        outputs = {"frame": normalized(self._network.latents(hidden[0][None])[0])}
+        return outputs if self._step == self._horizon else Turn(outputs=outputs)
 
     def more(self, inputs: Mapping[str, torch.Tensor]) -> None:
         """Take the frame that the next one follows."""

@@ -60,6 +60,7 @@ def test_a_rollout_over_the_pool_is_the_published_one() -> None:
     found = served.rolled(by, {"a": (served.frames()[:1], served.controls())}, cases.HORIZON)["a"]
 
     assert is_close(found.flatten(0, 1)[None], PUBLISHED["rollout"])
+    assert by.stats().kv_used == 0, "the last frame ends the run"
 
 
 def test_rollouts_at_once_are_those_of_each_alone() -> None:
