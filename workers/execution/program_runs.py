@@ -71,7 +71,13 @@ class ProgramHandle:
         return self.called.done() and not self.ended.done()
 
     def call_again(self) -> None:
-        """Begin the node call of the next iteration."""
+        """Begin the node call of the next iteration.
+
+        Raises:
+            DalSegnoError: the run has failed since the call before.
+        """
+        if self.ended.done():
+            self.ended.result()
         self.called = asyncio.get_running_loop().create_future()
 
     def take(self, output: Output) -> None:
