@@ -319,8 +319,8 @@ class DeploymentConfig(
             `idefics3`, `internvl`, `llava`, `mistral3`, `paligemma`, `qwen2_5_vl` or `qwen3_vl` (vision and
             language); `masked_diffusion` or `block_diffusion` (diffusion language models); `text_encoder`,
             `image_text` or `late_interaction` (embeddings); `reranker` (scores of texts); `vjepa2` (features
-            of video), `vjepa2_ac` (what a robot's actions lead to); `pi0` or `pi05` (actions of robots); or
-            `orpheus` (text to speech).
+            of video), `vjepa2_ac` (what a robot's actions lead to); `pi0` or `pi05` (actions of robots);
+            `bagel` (texts and images, in and out); or `orpheus` (text to speech).
         checkpoint: a folder in Hugging Face format with safetensors; relative to the YAML file. Default: the
             family's usual repository in the local cache of the Hugging Face hub.
         max_seq_len: the most tokens of one sequence, prompt and answer together.

@@ -37,7 +37,9 @@ class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
             texts have `prepare` and `encoder`, `reranker` has `prepare` and `scorer`; `vjepa2` has `prepare`,
             `video_encoder`, `predictor` and `rollout_predictor` (optional), `vjepa2_ac` also
             `ac_predictor_mpc` and `mpc_scorer`; `pi0` and `pi05` have `prepare`, `vit_encoder`, `LLM` and
-            `denormalize`; `orpheus` has `prepare`, `LLM` and `snac_decoder`.
+            `denormalize`; `bagel` has `prepare`, `vit_encoder`, `vae_encoder`, `LLM`, `vae_decoder` and
+            `encode_image`, and for guidance over several ranks `LLM_cfg_text`, `LLM_cfg_img` and
+            `combine_cfg` (optional); `orpheus` has `prepare`, `LLM` and `snac_decoder`.
         ranks: the ranks that execute these nodes: GPUs, or CPU processes. Several ranks are replicas: each
             request uses one of them.
         graph_walks: the walks to which the group applies; default: all walks that no other group names for

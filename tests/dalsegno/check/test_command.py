@@ -22,6 +22,7 @@ from models.transformers_lm.loader import load_decoder
 from models.transformers_lm.sharding import SilentPeers
 from tests.tiny import tiny_checkpoint
 from tests.tiny.bagel import bagel_checkpoint
+from tests.tiny.pi import tiny_pi05
 from workers.data_plane.transports import nixl
 
 GROUPS = {
@@ -269,7 +270,7 @@ def test_a_checkpoint_that_was_downloaded_is_found(tmp_path: Path, weights: Path
         (("model_kwargs.snack=1",), "model_kwargs: unknown key snack; did you mean 'snac'?"),
         (
             ("model=nonesuch",),
-            "model 'nonesuch' is unknown: expected one of ['block_diffusion', 'decoder_lm', ",
+            "model 'nonesuch' is unknown: expected one of ['bagel', 'block_diffusion', 'decoder_lm', ",
         ),
     ],
 )
@@ -367,9 +368,11 @@ def test_a_model_whose_family_does_not_look_at_it_is_left_to_the_worker(
 def test_every_named_configuration_is_right(weights: Path) -> None:
     """`demo` has its own weights; the others are checked as if theirs were downloaded."""
     assert len(files.named()) > 1
+    of_family = {"bagel": bagel_checkpoint(), "pi05": tiny_pi05()}
     for name in files.named():
         raw = yaml.safe_load((files.configs_folder() / f"{name}.yaml").read_text())
-        flags = () if "checkpoint" in raw else ("--checkpoint", str(weights))
+        folder = of_family.get(raw["model"], weights)
+        flags = () if "checkpoint" in raw else ("--checkpoint", str(folder))
         assert check(name, *flags).exit_code == 0, name
 
 
