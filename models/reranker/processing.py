@@ -33,7 +33,7 @@ def load(checkpoint: Path, *, max_seq_len: int) -> "RerankerProcessing":
     tokenizer, names = load_tokenizer(checkpoint)
     pairs: Prompts | PairTokenizer
     if not settings.is_judge:
-        pairs = PairTokenizer(tokenizer)
+        pairs = PairTokenizer(tokenizer, prompt=settings.prompt)
     elif settings.answers is not None:
         pairs = TemplatePrompts.read(checkpoint, tokenizer, names)
     else:
