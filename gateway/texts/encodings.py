@@ -116,7 +116,7 @@ def check_ranges(ranges: Sequence[Sequence[float]] | None, encoding: Encoding) -
             f"dimension, found {len(ranges)} lists of {', '.join(str(len(one)) for one in ranges)}",
         )
     for number, (low, high) in enumerate(zip(*ranges, strict=True)):
-        if not low < high:
+        if not (high - low) / _STEPS > 0:  # also of two numbers that are too close for a step
             raise InvalidParamError(
                 f"{RANGES}[1][{number}]",
                 f"{RANGES}[1][{number}]: expected more than {low:g}, the smallest number of the dimension, "

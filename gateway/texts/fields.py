@@ -79,13 +79,14 @@ def prepared(
 def _renamed(body: dict[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
     """The body under our names."""
     found: dict[str, Any] = {}
+    given: dict[str, str] = {}
     for name, value in body.items():
         ours = aliases.get(name, name)
         if value is None and ours in found:
             continue
         if found.get(ours) is not None and found[ours] != value:
-            raise InvalidParamError(name, f"{name}: expected it once, found it also as {ours}")
-        found[ours] = value
+            raise InvalidParamError(name, f"{name}: expected it once, found it also as {given[ours]}")
+        found[ours], given[ours] = value, name
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 from models.checkpoints.files import CheckpointError, read_json, read_json_if_present
 from models.reranker.graph import LANGUAGE_MODEL, is_qwen
 from models.text.embedding import modules_of
-from models.text_encoder.folder import max_positions
+from models.text_encoder.folder import max_positions, prompts_of
 
 Activation = Literal["sigmoid", "identity", "tanh"]
 _ACTIVATIONS: Final[Mapping[str, Activation]] = {"Sigmoid": "sigmoid", "Identity": "identity", "Tanh": "tanh"}
@@ -25,12 +25,14 @@ class RerankerFolder:
         activation: of the scores.
         max_tokens: the longest pair, with special tokens.
         answers: of a judge: the ids of the tokens for yes and no, if the folder has them.
+        prompt: of a cross-encoder: the text before each query.
     """
 
     is_judge: bool
     activation: Activation
     max_tokens: int
     answers: tuple[int, int] | None = None
+    prompt: str = ""
 
 
 def read(checkpoint: Path) -> RerankerFolder:
@@ -56,7 +58,13 @@ def read(checkpoint: Path) -> RerankerFolder:
         activation=_activation(checkpoint, config),
         max_tokens=min(max_positions(config), stated or 2**20),
         answers=answers,
+        prompt="" if is_judge else _default_prompt(checkpoint),
     )
+
+
+def _default_prompt(checkpoint: Path) -> str:
+    prompts, name = prompts_of(checkpoint)
+    return prompts[name] if name else ""
 
 
 def _check_labels(checkpoint: Path, config: Mapping[str, Any]) -> None:

@@ -37,10 +37,14 @@ def cut_text(tokenizer: Tokenizer, text: str, tokens: int, side: Side) -> str:
 
 
 class PairTokenizer:
-    """Encodes pairs for one model. Re-entrant; `tokenizer` neither truncates nor pads."""
+    """Encodes pairs for one model. Re-entrant; `tokenizer` neither truncates nor pads.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    `prompt` is a text that is put before each query.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, prompt: str = "") -> None:
         self._tokenizer: Final = tokenizer
+        self._prompt: Final = prompt
         self._specials: Final[int] = tokenizer.num_special_tokens_to_add(is_pair=True)
 
     def encode(self, queries: Sequence[str], texts: Sequence[str], limits: Limits) -> list[Pair]:
@@ -55,6 +59,7 @@ class PairTokenizer:
                 f"truncate_prompt_tokens: expected at least {self._specials + 2}, because a pair has "
                 f"{self._specials} special tokens, found {limits.tokens}"
             )
+        queries = [self._prompt + query for query in queries]
         unique = [*dict.fromkeys(queries)]
         known = dict(zip(unique, self._encodings(unique, "queries"), strict=True))
         return [

@@ -13,7 +13,7 @@ from models.reranker import folder
 from models.reranker.graph import PREPARE, RerankerOptions
 from models.reranker.judging import JudgePrompts
 from models.reranker.pairs import Limits, Pair, PairTokenizer, Side
-from models.reranker.templates import TemplatePrompts
+from models.reranker.templates import TemplatePrompts, is_rendered
 from models.text.tokenizer import load_tokenizer
 from models.text_encoder import requests
 from shared.errors import BugError, ClientError
@@ -32,10 +32,10 @@ def load(checkpoint: Path, *, max_seq_len: int) -> "RerankerProcessing":
     settings = folder.read(checkpoint)
     tokenizer, names = load_tokenizer(checkpoint)
     pairs: Prompts | PairTokenizer
-    if not settings.is_judge:
-        pairs = PairTokenizer(tokenizer)
-    elif settings.answers is not None:
+    if settings.answers is not None or (not settings.is_judge and is_rendered(checkpoint)):
         pairs = TemplatePrompts.read(checkpoint, tokenizer, names)
+    elif not settings.is_judge:
+        pairs = PairTokenizer(tokenizer, prompt=settings.prompt)
     else:
         pairs = JudgePrompts(tokenizer)
     cut = read_json_if_present(checkpoint / "tokenizer_config.json").get("truncation_side")

@@ -20,6 +20,8 @@ MODEL_FILES: Final = tuple(
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 """The names of the configuration of the module `Transformer`, the present one first."""
+SETTINGS: Final = "config_sentence_transformers.json"
+"""The name of the configuration of a folder as a whole."""
 _PACKAGE: Final = "sentence_transformers."
 _COUNTED_FROM_PADDING: Final = frozenset(
     {
@@ -69,7 +71,8 @@ class SentenceFolder:
         modes: the pooling modes; the vectors of several are joined.
         include_prompt: the tokens of the prompt are pooled as well.
         stages: the modules behind the pooling.
-        size: the dimensions of an embedding.
+        size: the most dimensions of an embedding.
+        default_size: the leading dimensions of an embedding without a choice; None: all.
         sizes: the smaller dimensions that may be asked for, by `config.json`; None: any.
         prompts: texts that are put before each text, by name.
         default_prompt: the name of the one that is used without a choice; empty: none is.
@@ -83,6 +86,7 @@ class SentenceFolder:
     include_prompt: bool = True
     stages: tuple[Stage, ...] = ()
     size: int = 0
+    default_size: int | None = None
     sizes: tuple[int, ...] | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
@@ -90,6 +94,11 @@ class SentenceFolder:
     max_positions: int
     lower_case: bool = False
     truncates: bool = False
+
+    @property
+    def is_normalized(self) -> bool:
+        """Return whether embeddings have length 1: a layer behind a scaling undoes it."""
+        return bool(self.stages) and isinstance(self.stages[-1], Normalize)
 
 
 def read(checkpoint: Path) -> SentenceFolder:
@@ -101,7 +110,7 @@ def read(checkpoint: Path) -> SentenceFolder:
     config = read_json(checkpoint / "config.json")
     modules = modules_of(checkpoint)
     modes, include_prompt, stages = _after_model(checkpoint, modules)
-    prompts, default_prompt = _prompts(checkpoint)
+    prompts, default_prompt = prompts_of(checkpoint)
     of_model = model_settings(checkpoint)
     hidden = _hidden_size(config)
     widths = [stage.out_features for stage in stages if isinstance(stage, Dense)]
@@ -110,6 +119,7 @@ def read(checkpoint: Path) -> SentenceFolder:
         include_prompt=include_prompt,
         stages=stages,
         size=widths[-1] if widths else hidden * len(modes),
+        default_size=_default_size(checkpoint),
         sizes=_sizes(config),
         prompts=prompts,
         default_prompt=default_prompt,
@@ -212,8 +222,13 @@ def stated_length(checkpoint: Path, settings: Mapping[str, Any]) -> int | None:
     return next((int(one) for one in stated if isinstance(one, int | float) and 0 < one < 2**31), None)
 
 
-def _prompts(checkpoint: Path) -> tuple[Mapping[str, str], str]:
-    path = checkpoint / "config_sentence_transformers.json"
+def prompts_of(checkpoint: Path) -> tuple[Mapping[str, str], str]:
+    """The prompts of a folder by name, and the name of the default one, or empty.
+
+    Raises:
+        CheckpointError: they are malformed.
+    """
+    path = checkpoint / SETTINGS
     config = read_json_if_present(path)
     prompts, default = config.get("prompts") or {}, config.get("default_prompt_name") or ""
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
@@ -223,6 +238,15 @@ def _prompts(checkpoint: Path) -> tuple[Mapping[str, str], str]:
             f"{path}: expected default_prompt_name to be one of {', '.join(prompts)}, found {default!r}"
         )
     return prompts, default
+
+
+def _default_size(checkpoint: Path) -> int | None:
+    """The dimensions that the folder cuts embeddings to."""
+    path = checkpoint / SETTINGS
+    found = read_json_if_present(path).get("truncate_dim")
+    if found is None or (isinstance(found, int) and found > 0):
+        return found
+    raise CheckpointError(f"{path}: expected a positive integer in truncate_dim, found {found!r:.80}")
 
 
 def _hidden_size(config: Mapping[str, Any]) -> int:

@@ -33,7 +33,8 @@ class Head:
     def __init__(self, settings: SentenceFolder, stages: Sequence[torch.nn.Module]) -> None:
         self._modes = settings.modes
         self._stages = stages
-        self._is_normalized = any(isinstance(stage, Normalize) for stage in settings.stages)
+        self._is_normalized = settings.is_normalized
+        self._default_size = settings.default_size
 
     def __call__(self, states: Sequence[torch.Tensor], skipped: Sequence[int]) -> torch.Tensor:
         """The embeddings, (texts, size) float32, of states (tokens, hidden); `skipped` ones do not count."""
@@ -45,8 +46,14 @@ class Head:
         return vectors
 
     def cut(self, vectors: torch.Tensor, dimensions: int | None) -> torch.Tensor:
-        """The leading dimensions of embeddings, of length 1 again if the whole ones are."""
-        if dimensions is None or dimensions == vectors.shape[-1]:
+        """The leading dimensions of embeddings; None: as many as the folder says.
+
+        Those of a request are of length 1 again if the whole ones are. Those of the folder are not, because
+        `encode` cuts without scaling.
+        """
+        if dimensions is None:
+            return vectors[:, : self._default_size]
+        if dimensions == vectors.shape[-1]:
             return vectors
         found = vectors[:, :dimensions]
         return functional.normalize(found, dim=-1) if self._is_normalized else found

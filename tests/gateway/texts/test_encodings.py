@@ -76,6 +76,7 @@ def test_the_embedding_of_a_multi_vector_model_is_a_list() -> None:
         ([[0.0]], "int8", "quantization_ranges"),
         ([[0.0, 1.0], [1.0]], "int8", "quantization_ranges"),
         ([[0.0, 1.0], [1.0, 1.0]], "int8", "quantization_ranges[1][1]"),
+        ([[0.0], [5e-324]], "int8", "quantization_ranges[1][0]"),
     ],
 )
 def test_malformed_ranges_are_refused(ranges: list[list[float]], encoding: Encoding, param: str) -> None:

@@ -186,6 +186,12 @@ async def test_what_cannot_be_ranked_is_refused_by_name() -> None:
         assert world.events("request") == []
 
 
+@pytest.mark.parametrize(("first", "second"), [("top_n", "top_k"), ("top_k", "top_n")])
+async def test_a_value_under_two_names_is_refused_by_both(first: str, second: str) -> None:
+    found, _ = await asked("/v1/rerank", BODY | {first: 1, second: 2})
+    assert found["error"]["message"] == f"{second}: expected it once, found it also as {first}"
+
+
 @pytest.mark.parametrize("missing", ["query", "documents"])
 async def test_a_missing_field_is_named(missing: str) -> None:
     body = {name: value for name, value in BODY.items() if name != missing}

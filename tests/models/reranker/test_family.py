@@ -117,6 +117,42 @@ def test_a_folder_with_a_template_is_a_judge(template_judge: Path) -> None:
     assert asked != pytest.approx(found, abs=1e-3)
 
 
+WORDS_TEMPLATE = """{% for one in messages %}{{ one.role }} : {{ TEXT }} {% endfor %}mat"""
+SHORT = [text for text in TEXTS if len(text.split()) < 40]
+"""Texts that are not cut: in a vocabulary of words, the oracle takes an unknown word for the template's."""
+
+
+@pytest.mark.parametrize("text", ["one.content", "one.content[0].text"], ids=["plain", "parts"])
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_a_cross_encoder_with_a_template_of_pairs_is_given_it(
+    text: str, tmp_path: Path, *, is_saved: bool
+) -> None:
+    from sentence_transformers import CrossEncoder  # noqa: PLC0415 - seconds
+
+    built = shutil.copytree(tiny_cross_encoder("qwen3"), tmp_path / "built")
+    (built / "chat_template.jinja").write_text(WORDS_TEMPLATE.replace("TEXT", text))
+    if is_saved:
+        saved = CrossEncoder(str(built), device="cpu", prompts={"web": "dog"}, default_prompt_name="web")
+        saved.save(str(built := tmp_path / "saved"))
+
+    found = reranker(built).score(QUERY, SHORT)
+
+    assert found == pytest.approx(predicted(built, QUERY, SHORT, batch_size=1), abs=2e-5)
+    plain = reranker(tiny_cross_encoder("qwen3")).score(QUERY, SHORT)
+    assert abs(found - plain).max() > 0.05, "the control: without the template"
+    asked = reranker(built).score(QUERY, SHORT, instruction="red")
+    assert asked == pytest.approx(predicted(built, QUERY, SHORT, batch_size=1, prompt="red"), abs=2e-5)
+
+
+def test_a_template_of_chats_alone_leaves_a_plain_cross_encoder_as_it_is(tmp_path: Path) -> None:
+    copy = shutil.copytree(tiny_cross_encoder("qwen3"), tmp_path / "copy")
+    (copy / "chat_template.jinja").write_text("{% if messages[0].role == 'user' %}a{% endif %}")
+
+    assert reranker(copy).score(QUERY, TEXTS) == pytest.approx(
+        reranker(tiny_cross_encoder("qwen3")).score(QUERY, TEXTS), abs=2e-5
+    )
+
+
 def test_a_judge_without_a_template_or_of_another_kind_is_refused(
     template_judge: Path, tmp_path: Path
 ) -> None:

@@ -1,5 +1,6 @@
 """Scores are those of `CrossEncoder.predict`, and of Qwen3-Reranker's published example."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,28 @@ def test_requests_limit_texts_and_pairs() -> None:
         node.item([QUERY], [text], Params(truncate_prompt_tokens=65))
     with pytest.raises(ClientError, match="expected at least 5"):
         node.item([QUERY], [text], Params(truncate_prompt_tokens=3))
+
+
+@pytest.mark.parametrize("name", ["bert", "qwen3"])
+def test_the_default_prompt_of_a_folder_is_put_before_the_query(name: str, tmp_path: Path) -> None:
+    from sentence_transformers import CrossEncoder  # noqa: PLC0415 - seconds
+
+    folder = tmp_path / name
+    prompts = {"search": "dog mat : ", "other": "w3 "}
+    CrossEncoder(
+        str(tiny_cross_encoder(name)), prompts=prompts, default_prompt_name="search", device="cpu"
+    ).save(str(folder))
+    node = Reranker(folder)
+
+    found = node.score(QUERY, TEXTS)
+
+    assert found == pytest.approx(predicted(folder, QUERY, TEXTS, batch_size=1), abs=2e-5)
+    assert np.abs(found - reranker(tiny_cross_encoder(name)).score(QUERY, TEXTS)).max() > 0.005
+    cut = node.score(QUERY, TEXTS, Params(truncate_prompt_tokens=12))
+    assert cut == pytest.approx(
+        predicted(folder, QUERY, TEXTS, batch_size=1, processing_kwargs={"text": {"max_length": 12}}),
+        abs=2e-5,
+    )
 
 
 # ---- Qwen3-Reranker ------------------------------------------------------------------------------

@@ -60,6 +60,36 @@ def test_all_modules_behind_the_pooling() -> None:
     )
 
 
+def test_a_layer_behind_the_scaling_ends_it() -> None:
+    from sentence_transformers.sentence_transformer.modules import Dense, Normalize  # noqa: PLC0415 - seconds
+
+    folder = sentence_folder("bert", further=lambda size: [Normalize(), Dense(size, 16)])
+
+    cut = Encoder(folder).embed(TEXTS, Params(dimensions=4))
+
+    assert cut == pytest.approx(encoded(folder, TEXTS, truncate_dim=4), abs=1e-5)
+    assert np.abs(np.linalg.norm(cut, axis=1) - 1).min() > 0.01, "the control: they have other lengths"
+
+
+def test_the_folder_says_the_dimensions_without_a_choice(tmp_path: Path) -> None:
+    folder = copy_of(sentence_folder("bert", further=modules), tmp_path / "short")
+    path = folder / folders.SETTINGS
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"truncate_dim": 8}))
+    encoder = Encoder(folder)
+
+    found = encoder.embed(TEXTS)
+
+    assert found.shape == (len(TEXTS), 8)
+    assert found == pytest.approx(encoded(folder, TEXTS), abs=1e-5)
+    chosen = encoder.embed(TEXTS, Params(dimensions=12))
+    assert chosen == pytest.approx(
+        encoded(folder, TEXTS, truncate_dim=12, normalize_embeddings=True), abs=1e-5
+    )
+    path.write_text(json.dumps({"truncate_dim": 0}))
+    with pytest.raises(CheckpointError, match="expected a positive integer in truncate_dim, found 0"):
+        folders.read(folder)
+
+
 def test_dimensions_are_those_that_the_checkpoint_names(tmp_path: Path) -> None:
     folder = copy_of(sentence_folder("bert"), tmp_path / "matryoshka")
     config = json.loads((folder / "config.json").read_text()) | {"matryoshka_dimensions": [8, 16]}
