@@ -92,7 +92,7 @@ class Going:
             and previews are advisory: they are no part of the answer, and may get lost.
         previews: by modality, a tensor for the client of at most 512 KiB.
         state: a checkpoint of the run, by name: with it, `Driver.resume` continues after this round. Empty:
-            none. Stored in the log, so give one every few seconds, not every step.
+            none. Stored in the log, so give one every few seconds, not every step. Not stored after a `Turn`.
     """
 
     progress: Mapping[str, Any] = field(default_factory=dict)

@@ -50,7 +50,7 @@ class ProgramHandle:
     """One run in the engine, from its submission to its end.
 
     Args:
-        place: the name of its checkpoints.
+        place: the name of the checkpoints of its first node call; those of later calls are not stored.
 
     Attributes:
         called: done at the end of the present node call, with its output; raises its error.
@@ -78,6 +78,7 @@ class ProgramHandle:
         """
         if self.ended.done():
             self.ended.result()
+        self._place = ""  # a later attempt enters the loop at its first call: no other state fits there
         self.called = asyncio.get_running_loop().create_future()
 
     def take(self, output: Output) -> None:
@@ -85,7 +86,7 @@ class ProgramHandle:
         match output:
             case ProgramReport():
                 self._reports.advise(self._node, output.progress, output.previews)
-                if output.state:
+                if output.state and self._place:
                     self._reports.checkpoint(self._place, _stored(output.state))
             case ProgramOutput():
                 self.called.set_result(output)

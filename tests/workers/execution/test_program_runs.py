@@ -1,12 +1,14 @@
 """The runs of programs of one step: one run for all calls in a loop, ended with its walk, on each rank."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 
 from models.programs import PROGRAM
+from shared.checkpoints import State
 from shared.errors import BugError, WorkerError
 from shared.events import NodeReady
 from shared.events.orders import WalkCall
@@ -15,7 +17,7 @@ from workers.data_plane.arrays import to_array, to_tensor
 from workers.data_plane.port import Array
 from workers.execution.program_runs import CallResult, ProgramRuns
 from workers.generation.engine_client import EngineClient
-from workers.kv_engine.outputs import ProgramOutput
+from workers.kv_engine.outputs import ProgramOutput, ProgramReport
 from workers.kv_engine.programs.spec import ProgramSpec, RunInputs
 from workers.kv_engine.sequence_spec import FinishReason
 from workers.orders.inbox import StepKey
@@ -29,8 +31,8 @@ class Rank:
         self.client = EngineClient()
         engine: Any = self
         self.client.engine = engine
-        reports: Any = None
-        self.runs = ProgramRuns(StepKey("r", 1, 0), ready(), self.client, reports, {})
+        self.stored: list[State] = []
+        self.runs = ProgramRuns(StepKey("r", 1, 0), ready(), self.client, self, {})
         self._node = node
 
     def submit(self, spec: ProgramSpec | RunInputs) -> None:
@@ -39,6 +41,12 @@ class Rank:
     def cancel(self, key: str) -> None:
         self.commands.append(("cancel", key))
         self.client.on_cancelled(key, 0)
+
+    def advise(self, node: str, progress: Mapping[str, Any], previews: Mapping[str, Array]) -> None:
+        assert node == self._node
+
+    def checkpoint(self, place: str, state: State) -> None:
+        self.stored.append(state)
 
     def call(self, iteration: int, *, walk: int = 0) -> "asyncio.Task[CallResult]":
         firing = Firing(self._node, {}, (iteration,))
@@ -144,5 +152,24 @@ def test_a_call_outside_of_loops_cannot_wait_for_another_one() -> None:
         with pytest.raises(BugError, match="is in no loop"):
             await call
         assert rank.runs.keys, "the step drops what is left"
+
+    asyncio.run(run())
+
+
+def test_states_are_stored_only_of_the_first_call_where_a_later_attempt_begins() -> None:
+    def report(value: int) -> ProgramReport:
+        return ProgramReport(key="r.1.0.LLM.0.0", progress={}, previews={}, state={"v": array(value)}, step=0)
+
+    async def run() -> None:
+        rank = Rank("LLM")
+        for iteration in range(3):
+            call = rank.call(iteration)
+            await asyncio.sleep(0)
+            rank.client.on_outputs([report(iteration)])
+            rank.give("r.1.0.LLM.0.0", iteration)
+            await call
+
+        [state] = rank.stored
+        assert state["v"].data == array(0).data.tobytes()
 
     asyncio.run(run())
