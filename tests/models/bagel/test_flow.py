@@ -61,6 +61,10 @@ def flow_passes(engine: DensePasses) -> int:
     return sum(not one.commits for asked in engine.asked for one in asked)
 
 
+def drawn_routes(tokens: int) -> torch.Tensor:
+    return torch.tensor([0, *[1] * (tokens - 2), 0], dtype=torch.int8)
+
+
 def velocity(
     name: str, asked: FlowRequest, given: dict[str, torch.Tensor], embeds: torch.Tensor
 ) -> torch.Tensor:
