@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 import torch
 
+from models.bagel.previews import LatentColors
 from models.bagel.spans import Kind, Place, shared_places
 from models.programs import Mask, Pass
 
@@ -23,10 +24,13 @@ class FlowNode(Protocol):
 
     Attributes:
         latent_channels: the numbers in a latent token.
+        colors: of latents, for previews; None: there are none.
     """
 
     @property
     def latent_channels(self) -> int: ...
+    @property
+    def colors(self) -> LatentColors | None: ...
     @property
     def device(self) -> torch.device: ...
 

@@ -15,6 +15,7 @@ import torch
 from models.bagel.branches import Branch, FlowNode, prompt_round
 from models.bagel.drawing import FlowRequest
 from models.bagel.guidance import Step, first_latents, guided, moved, progress_of, steps_of
+from models.bagel.previews import is_shown, previews_of
 from models.bagel.spans import CFG_IMG, CFG_TEXT, MAIN, Place, contexts_of
 from models.programs import Driver, Going, Pass, Turn
 
@@ -101,9 +102,18 @@ class Flow:
         return [self._branches[name].step_pass(embeds) for name in self._asked]
 
     def resume(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Go on with the latents of a checkpoint; the prompts are computed again."""
-        self._latents = state["latents"].to(self._node.device)
-        self._number = int(state["step"])
+        """Go on with the latents of a checkpoint; the prompts are computed again.
+
+        Raises:
+            ValueError: the state is of another flow.
+        """
+        latents, number = state["latents"], int(state["step"])
+        if latents.shape != self._latents.shape or not 0 < number < len(self._steps):
+            raise ValueError(
+                f"a checkpoint of latents {tuple(latents.shape)} after step {number}: expected latents "
+                f"{tuple(self._latents.shape)} after one of the {len(self._steps)} steps but the last"
+            )
+        self._latents, self._number = latents.to(self._node.device), number
 
     def take(self, hidden: Sequence[torch.Tensor]) -> Mapping[str, torch.Tensor] | Going | None:
         """Take one step of the flow; the last one gives the latents."""
@@ -115,16 +125,22 @@ class Flow:
         text = found[self._computed_by[CFG_TEXT]] if step.by_text else None
         images = found[self._computed_by[CFG_IMG]] if step.by_images else None
         velocity = guided(self._request.flow, found[MAIN], text, images)
-        self._latents = moved(self._latents, velocity, step)
+        before, self._latents = self._latents, moved(self._latents, velocity, step)
         self._number += 1
-        return {"latents": self._latents} if self._number == len(self._steps) else self._going()
+        if self._number == len(self._steps):
+            return {"latents": self._latents}
+        previews = {}
+        if is_shown(self._number, len(self._steps), self._request.flow.partial_images):
+            previews = previews_of(self._node.colors, before, velocity, step.time, self._request.grid)
+        return self._going(previews)
 
-    def _going(self) -> Going:
+    def _going(self, previews: Mapping[str, torch.Tensor]) -> Going:
         """The progress after a step, and every fifth time a checkpoint."""
         state: dict[str, torch.Tensor] = {}
         if self._number % CHECKPOINT_STEPS == 0:
             state = {"latents": self._latents, "step": torch.tensor([self._number])}
-        return Going(progress=progress_of(self._number, len(self._steps)), state=state)
+        progress = progress_of(self._number, len(self._steps))
+        return Going(progress=progress, previews=previews, state=state)
 
 
 class BranchFlow:

@@ -14,6 +14,7 @@ import torch
 
 from models.bagel.drawing import FlowRequest
 from models.bagel.options import FlowSettings
+from models.bagel.previews import LatentColors, is_shown, previews_of
 from models.bagel.spans import Kind
 from models.base import Item, StatelessResult
 
@@ -105,9 +106,15 @@ class CombineCfg:
 
     Inputs: `latents`, (n, channels), or (0,) for the noise of the request's seed; `time_index`, the number of
     the step; `v_main`, `v_text` and `v_img`, (n, channels), empty where a velocity is not asked for.
+
+    Args:
+        colors: of latents, for previews; None: there are none.
     """
 
     max_batch = 16
+
+    def __init__(self, colors: LatentColors | None = None) -> None:
+        self._colors = colors
 
     @torch.inference_mode()
     def run(self, items: Sequence[Item]) -> list[StatelessResult | Exception]:
@@ -133,7 +140,12 @@ class CombineCfg:
             "latents": moved(latents, velocity, step),
             "time_index": torch.tensor([number + 1], device=main.device),
         }
-        return StatelessResult(outputs=outputs, progress=progress_of(number + 1, len(steps)))
+        previews = {}
+        if is_shown(number + 1, len(steps), request.flow.partial_images):
+            previews = previews_of(self._colors, latents, velocity, step.time, request.grid)
+        return StatelessResult(
+            outputs=outputs, progress=progress_of(number + 1, len(steps)), previews=previews
+        )
 
 
 def progress_of(step: int, steps: int) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from models.bagel.flow import start_branch, start_flow
 from models.bagel.folder import LLM_CONFIG, SIZED, Sizes, bracket_ids, read_ema
 from models.bagel.mot import MoTModel
 from models.bagel.parts import LatentModel, bracketed
+from models.bagel.previews import LatentColors
 from models.bagel.spans import LATENTS
 from models.base import KVLayout, TokenStep
 from models.checkpoints.files import read_json
@@ -72,6 +73,7 @@ class BagelLM(VlmDecoder):
 
     Attributes:
         latent_channels: the numbers in a token of latents.
+        colors: of latents, for previews; None: there are none.
         programs: `flow` and `branch` (`models.bagel.flow`).
     """
 
@@ -91,6 +93,7 @@ class BagelLM(VlmDecoder):
             model, name=name, layout=layout, max_positions=max_positions, weights_digest=weights_digest
         )
         self.latent_channels: Final[int] = model.vae2llm.in_features
+        self.colors: LatentColors | None = None
         self.programs: Final[Mapping[str, Program]] = {"flow": start_flow, "branch": start_branch}
         self._brackets = torch.tensor(brackets, device=self.device)
 

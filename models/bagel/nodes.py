@@ -36,14 +36,17 @@ def load(
         UnsupportedArchitectureError: the language model cannot be served over a paged pool.
     """
     if node == "combine_cfg":
-        return CombineCfg()
+        return CombineCfg(vae.load_colors(checkpoint))
     if node == "vit_encoder":
         return load_vit(checkpoint, device=device, dtype=dtype, progress=progress)
     if node == "vae_encoder":
         return vae.load_encoder(checkpoint, device=device, dtype=dtype, progress=progress)
     if node == "vae_decoder":
         return vae.load_decoder(checkpoint, device=device, dtype=dtype, progress=progress)
-    return load_llm(checkpoint, node, device=device, dtype=dtype, progress=progress)
+    model = load_llm(checkpoint, node, device=device, dtype=dtype, progress=progress)
+    if node == "LLM":  # the other branches of guidance show nothing
+        model.colors = vae.load_colors(checkpoint)
+    return model
 
 
 def examine(checkpoint: Path, node: str, *, members: int = 1) -> int:

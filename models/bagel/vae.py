@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from models.bagel.autoencoder import SCALE, SHIFT, latent_channels_of, load_half
-from models.bagel.folder import LATENT_PATCH, read_ema
+from models.bagel.folder import AE, LATENT_PATCH, read_ema
 from models.bagel.llm import llm_config
 from models.bagel.parts import LatentModel, bracket_rows, bracketed
+from models.bagel.previews import LatentColors, measured_colors
 from models.base import Item, StatelessResult
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.progress import Progress, silent
@@ -154,3 +155,15 @@ def load_decoder(folder: Path, *, device: str | torch.device, dtype: str, progre
     """
     decoder: Any = load_half(folder, "decoder", device=device, dtype=dtype, progress=progress)
     return VaeDecoder(decoder, LATENT_PATCH * 2 ** (len(decoder.up_blocks) - 1))
+
+
+def load_colors(folder: Path) -> LatentColors | None:
+    """The colours of latents, for previews, by the decoder; None for a folder without `ae.safetensors`.
+
+    Raises:
+        CheckpointError: the file is damaged, or holds another autoencoder.
+    """
+    if not (folder / AE).exists():
+        return None  # a rank with the language model alone does not need it
+    decoder: Any = load_half(folder, "decoder", device="cpu", dtype="float32", progress=silent)
+    return measured_colors(lambda latents: decoder(latents / SCALE + SHIFT), latent_channels_of(folder))

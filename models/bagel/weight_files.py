@@ -1,4 +1,7 @@
-"""The weights that the nodes of BAGEL load: of language model and vision tower, or of the autoencoder."""
+"""The weights that the nodes of BAGEL load: of language model and vision tower, or of the autoencoder.
+
+The nodes that show unfinished images measure the colours of the autoencoder, where the folder has it.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,5 +13,8 @@ from models.checkpoints.contents import Files
 
 def weight_files(checkpoint: Path, node: str, kwargs: Mapping[str, Any]) -> Files:
     """The files that `nodes.load` reads for a node, besides those of processing."""
-    names = {"vae_encoder": (AE, EMA), "vae_decoder": (AE,), "combine_cfg": ()}.get(node, (EMA,))
-    return {name: checkpoint / name for name in names}
+    shown = (AE,) if (checkpoint / AE).exists() else ()
+    of_nodes = {
+        "LLM": (*shown, EMA), "combine_cfg": shown, "vae_encoder": (AE, EMA), "vae_decoder": (AE,),
+    }  # fmt: skip
+    return {name: checkpoint / name for name in of_nodes.get(node, (EMA,))}

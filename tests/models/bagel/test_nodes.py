@@ -274,10 +274,12 @@ def test_a_damaged_weight_file_is_found_before_anything_is_loaded(folder: Path, 
 
 
 def test_each_node_names_the_files_that_it_loads(folder: Path) -> None:
-    read = {node: sorted(weight_files(folder, node, {})) for node in ("LLM", "vae_encoder", "vae_decoder")}
-    assert read == {
-        "LLM": ["ema.safetensors"],
+    nodes = ("LLM", "LLM_cfg_text", "combine_cfg", "vit_encoder", "vae_encoder", "vae_decoder")
+    assert {node: sorted(weight_files(folder, node, {})) for node in nodes} == {
+        "LLM": ["ae.safetensors", "ema.safetensors"],
+        "LLM_cfg_text": ["ema.safetensors"],
+        "combine_cfg": ["ae.safetensors"],
+        "vit_encoder": ["ema.safetensors"],
         "vae_encoder": ["ae.safetensors", "ema.safetensors"],
         "vae_decoder": ["ae.safetensors"],
     }
-    assert not weight_files(folder, "combine_cfg", {})
