@@ -192,6 +192,8 @@ def _bound(kind: inspect.IntType | inspect.FloatType, found: object) -> str:
         return f" > {kind.gt:g}"
     if kind.le is not None and found > kind.le:
         return f" <= {kind.le}"
+    if kind.multiple_of is not None and found % kind.multiple_of:
+        return f" that is a multiple of {kind.multiple_of}"
     return ""
 
 
