@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
-import msgspec
 from msgspec import Meta
 
 from configs.deployment import GatewaySettings
@@ -161,13 +160,6 @@ def parse(kind: type[_R], body: dict[str, Any], served: ServedModel) -> _R:
             f"the model {served.name!r} does not draw: its outputs are {', '.join(served.outputs)}"
         )
     return request
-
-
-def with_seed(params: Params, number: int) -> Params:
-    """The parameters of image `number`: with a seed, each image has the next one, as M* does it."""
-    if params.seed is None or not number:
-        return params
-    return msgspec.structs.replace(params, seed=params.seed + number)
 
 
 def _sides(size: str | None) -> dict[str, Any]:

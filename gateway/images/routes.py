@@ -1,14 +1,13 @@
 """`POST /v1/images/generations` and `/v1/images/edits`."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Final, Literal, TypeAlias
 
 from fastapi import APIRouter, Request, Response
 
 from gateway.http.bodies import body_schema, read_object
 from gateway.images.answers import ImageEvents, ImagesDocument
-from gateway.images.request import EditRequest, ImageRequest, parse, with_seed
+from gateway.images.request import EditRequest, ImageRequest, parse
 from gateway.images.uploads import open_edit
 from gateway.media.intake import MediaIntake
 from gateway.media.sources import MediaSource
@@ -54,8 +53,7 @@ def _requests(gateway: Gateway, http: Request, body: ImageRequest) -> list[Parse
         inputs=body.inputs,
         params=body.params(gateway.served, gateway.settings),
     )
-    choices = split(parsed, [body.inputs], body.images)
-    return [replace(one, params=with_seed(one.params, number)) for number, one in enumerate(choices)]
+    return split(parsed, [body.inputs], body.images)
 
 
 def _answer(

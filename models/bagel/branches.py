@@ -55,6 +55,7 @@ class Branch:
         cells: the number of its tokens, without those of a step.
         shared: the number of them that it has in common with `origin`.
         waiting: the passes that remain until its prompt is computed.
+        longest: the most tokens of one of them.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Branch:
         self.cells: Final = sum(place.span.tokens for place in places)
         self.shared: Final = sum(place.span.tokens for place in places[:same])
         self.waiting: Final = deque(_prompt_passes(name, places[same:], ids, rows))
+        self.longest: Final = max((one.tokens for one in self.waiting), default=0)
         self._position = places[-1].next_position if places else 0
         self._origin = origin
         self._is_open = False

@@ -24,12 +24,14 @@ class FlowRequest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         spans: of the prompt without the thought, whose tokens follow.
         width, height: of the image, in pixels.
+        choice: the number of the image among several of one question: each has the next seed, as M* does it.
     """
 
     spans: list[Span]
     flow: FlowSettings
     width: int
     height: int
+    choice: int = 0
 
     @property
     def grid(self) -> tuple[int, int]:

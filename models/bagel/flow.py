@@ -82,8 +82,8 @@ class Flow:
 
     @property
     def longest_pass(self) -> int:
-        """A step of one branch."""
-        return self._request.tokens + 2
+        """A step of one branch, or a part of a prompt."""
+        return max(self._request.tokens + 2, *(one.longest for one in self._branches.values()))
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -148,7 +148,7 @@ class BranchFlow:
 
     Inputs: those of `Flow`, and in each call `latents`, (n, channels), or none for the noise of the seed, and
     `time_index`, the number of the step. Output: the branch's `velocity`, (n, channels) float32; (0,) in a
-    step in which it has no weight, or where another branch has the same prompt.
+    step in which it has no weight, or if it has the same prompt as the main one.
     """
 
     def __init__(
@@ -166,7 +166,8 @@ class BranchFlow:
         self._request = request
         self._steps = steps_of(request.flow)
         self._output = output
-        self._is_wanted = branches_of(contexts, self._steps).get(name) == name
+        is_same = name != MAIN and contexts[name] == contexts[MAIN]
+        self._is_wanted = name in branches_of(contexts, self._steps) and not is_same
         self._branch = Branch(name, contexts[name], ids, inputs["embeds"])
         self._noise = first_latents(request, node.latent_channels, seed)
         self._is_step = False
@@ -185,8 +186,8 @@ class BranchFlow:
 
     @property
     def longest_pass(self) -> int:
-        """A step of the branch."""
-        return self._request.tokens + 2 if self._is_wanted else 0
+        """A step of the branch, or a part of its prompt."""
+        return max(self._request.tokens + 2, self._branch.longest) if self._is_wanted else 0
 
     @property
     def counts(self) -> Mapping[str, int]:

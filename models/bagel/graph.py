@@ -181,7 +181,7 @@ def _say(
         logprobs=params.logprobs,
         guide=params.guide,
         exhausts_guide=params.guide is not None and params.ignore_eos,
-        parts=parts_of(prepared.spans, seed=request.seed),
+        parts=parts_of(prepared.spans, seed=request.seed + params.choice),
         reports_ids=max_tokens is not None,
     )
     walk, names = _prefill_of(prepared)
@@ -234,6 +234,7 @@ def _drawing(request: PlanRequest, options: BagelOptions, prepared: BagelPrompt)
         flow=flow_settings(options, is_edit=is_edit),
         width=prepared.width,
         height=prepared.height,
+        choice=request.params.choice,
     )
 
 

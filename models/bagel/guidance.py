@@ -89,7 +89,7 @@ def first_latents(request: FlowRequest, channels: int, seed: int) -> torch.Tenso
 
     As in the published code it is drawn after the noise of the images that are to be changed.
     """
-    generator = torch.Generator().manual_seed(seed % 2**63)
+    generator = torch.Generator().manual_seed((seed + request.choice) % 2**63)
     for span in request.spans:
         if span.kind is Kind.VAE:
             torch.randn((span.tokens - 2) * channels, generator=generator)

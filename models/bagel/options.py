@@ -41,7 +41,7 @@ class BagelOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     width: Side | None = None
     height: Side | None = None
     num_timesteps: Annotated[int, Meta(ge=2, le=1000)] = 50
-    timestep_shift: Annotated[float, Meta(gt=0, le=100)] = 3.0
+    timestep_shift: Annotated[float, Meta(ge=0.01, le=100)] = 3.0
     cfg_text_scale: Scale = 4.0
     cfg_img_scale: Scale | None = None
     cfg_interval: tuple[Time, Time] | None = None

@@ -70,7 +70,8 @@ class VaeEncoder:
 
     def _encoded(self, item: Item) -> StatelessResult:
         visuals = msgspec.convert(item.args["vae_visuals"], list[Visual])
-        generator = torch.Generator().manual_seed(item.seed % 2**63)
+        seed = item.seed + int(item.args.get("choice", 0))
+        generator = torch.Generator().manual_seed(seed % 2**63)
         counts = [torch.Size(visual.shape).numel() for visual in visuals]
         shares = torch.split(item.inputs["vae_pixels"], counts)
         rows = [

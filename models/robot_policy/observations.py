@@ -119,6 +119,11 @@ def of_arrays(arrays: Arrays, options: PolicyOptions, settings: PolicySettings) 
             code="unknown_observation",
         )
     cameras = [name for name in robot.cameras if name in arrays and not _is_masked(arrays, robot, name)]
+    if not cameras:
+        raise ClientError(
+            f"the observation has no image: expected one of {', '.join(robot.cameras)} that is not masked",
+            code="unknown_observation",
+        )
     return Observation(
         images=[image_of(name, arrays[name]) for name in cameras],
         state=_state([(name, arrays.get(name)) for name in robot.state], options),

@@ -121,7 +121,10 @@ def goal_of(options: VJepa2AcOptions, latents: int, width: int) -> Any:
         ClientError: there is none, or it has another shape.
     """
     if options.goal_hidden is None and options.goal_hidden_fill is not None:
-        return np.full((1, latents, width), options.goal_hidden_fill, np.float32)
+        fill = np.float32(options.goal_hidden_fill)
+        if not np.isfinite(fill):
+            raise ClientError(f"goal_hidden_fill: expected a float32, found {options.goal_hidden_fill}")
+        return np.full((1, latents, width), fill, np.float32)
     found = array_of("goal_hidden", options.goal_hidden, width)
     found = found if found.ndim == 3 else found[None]
     if found.shape != (1, latents, width):

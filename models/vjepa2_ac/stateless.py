@@ -1,5 +1,6 @@
 """The stateless nodes: the encoder, the predictor of all frames at once, and the scores of candidates."""
 
+import hashlib
 from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
@@ -11,6 +12,11 @@ from models.vjepa2_ac.predictor import AcPredictor, normalized
 
 _TOKENS_AT_ONCE: Final = 32_768
 """The most tokens of candidates in one forward."""
+
+
+def _digest(item: Item) -> bytes:
+    pixels = item.inputs["pixels"].cpu().numpy().tobytes()
+    return hashlib.blake2b(pixels, digest_size=16).digest()
 
 
 class Encoder:
@@ -41,7 +47,8 @@ class Encoder:
             clips = torch.stack([items[index].inputs["pixels"] for index in new])
             return [*(self._frames(clips) if each else self._latents(clips)[:, None])]
 
-        keys = [(tuple(item.args["digests"]), self.group(item)) for item in items]
+        # The pixels themselves: equal files may be sampled to other frames of the same number.
+        keys = [(tuple(item.args["digests"]), self.group(item), _digest(item)) for item in items]
         name = "frame" if each else "encoder_hidden"
         return [StatelessResult(outputs={name: one}) for one in self.encoder_cache.fill(keys, encode)]
 

@@ -184,8 +184,8 @@ class ProgramRuns:
     ) -> ProgramHandle:
         call = self._ready.walks[walk_index]
         key = ".".join(map(str, (self._key, firing.node, walk_index, *firing.path)))
-        # A step may have another index in a later attempt: then its arguments tell its checkpoints apart.
-        place = digest_of((self._key.step, call.name, call.args, firing.node, firing.path))
+        # The index of a step may be another step's in a later attempt: its walk and arguments have to agree.
+        place = digest_of((self._key.step, walk_index, call.name, call.args, firing.node, firing.path))
         handle = ProgramHandle(key, firing.node, place, self._reports)
         spec = ProgramSpec(
             key=handle.key,

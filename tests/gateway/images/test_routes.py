@@ -103,7 +103,7 @@ async def test_openais_client_draws_edits_and_streams() -> None:
     assert (drawn.size, drawn.output_format) == ("56x40", "webp")
     assert drawn.usage is not None
     assert drawn.usage.input_tokens_details.image_tokens == 4
-    assert [one.params.seed for one in drawings] == [5, 6]
+    assert [(one.params.seed, one.params.choice) for one in drawings] == [(5, 0), (5, 1)]
     assert drawings[0].params.options == {"width": 64, "height": 48, "output_format": "webp"}
     assert drawings[0].inputs.output_modalities == ["image"]
 
@@ -157,7 +157,7 @@ async def test_fields_of_a_form_are_numbers_again() -> None:
     files = {"image": ("a.png", encode_image(PIXELS).tobytes(), "image/png")}
     response, events = await post(EDITS, data=data, files=files)
     assert len(response.json()["data"]) == 2
-    assert [event.params.seed for event in events] == [3, 4]
+    assert [(event.params.seed, event.params.choice) for event in events] == [(3, 0), (3, 1)]
     assert events[0].inputs.text == "12"
     assert events[0].params.options["cfg_interval"] == [0, 0.5]
 
