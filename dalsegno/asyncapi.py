@@ -309,6 +309,7 @@ def _message(kind: EventType, name: str, content_type: str) -> dict[str, Any]:
 def _schemas() -> dict[str, Any]:
     kinds = [kind for channel in CHANNELS for kind in channel.kinds]
     _, found = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    found = msgspec.to_builtins(found)  # defaults that are tuples are arrays in the document
     public = {kind.__name__ for channel in CHANNELS if channel.is_public for kind in channel.kinds}
     schemas = {name: _schema(name, found[name], is_public=name in public) for name in sorted(found)}
     state = {"type": "string", "examples": ["loading", "ready", "draining", "following", "leading"]}
