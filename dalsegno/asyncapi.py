@@ -309,7 +309,6 @@ def _message(kind: EventType, name: str, content_type: str) -> dict[str, Any]:
 def _schemas() -> dict[str, Any]:
     kinds = [kind for channel in CHANNELS for kind in channel.kinds]
     _, found = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
-    found = msgspec.to_builtins(found)  # defaults that are tuples are arrays in the document
     public = {kind.__name__ for channel in CHANNELS if channel.is_public for kind in channel.kinds}
     schemas = {name: _schema(name, found[name], is_public=name in public) for name in sorted(found)}
     state = {"type": "string", "examples": ["loading", "ready", "draining", "following", "leading"]}
@@ -349,7 +348,7 @@ def _portable(schema: Any) -> Any:
                 key: value.replace(r"\A", "^").replace(r"\Z", "$") if key == "pattern" else _portable(value)
                 for key, value in schema.items()
             }
-        case list():
+        case list() | tuple():  # a tuple is a default
             return [_portable(one) for one in schema]
         case _:
             return schema
