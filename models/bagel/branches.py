@@ -20,7 +20,7 @@ MAX_TEXT: Final = 2048
 
 
 class FlowNode(Protocol):
-    """What a flow needs of the KV node (`models.bagel.llm.BagelLM`).
+    """The part of the KV node that a flow uses (`models.bagel.llm.BagelLM`).
 
     Attributes:
         latent_channels: the numbers in a latent token.

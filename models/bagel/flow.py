@@ -16,16 +16,8 @@ from models.bagel.branches import Branch, FlowNode, prompt_round
 from models.bagel.drawing import FlowRequest
 from models.bagel.guidance import Step, first_latents, guided, moved, progress_of, steps_of
 from models.bagel.previews import is_shown, previews_of
-from models.bagel.spans import CFG_IMG, CFG_TEXT, MAIN, Place, contexts_of
+from models.bagel.spans import BRANCHES, CFG_IMG, CFG_TEXT, MAIN, Place, contexts_of
 from models.programs import Driver, Going, Pass, Turn
-
-BRANCHES: Final = {
-    "LLM": (MAIN, "v_main"),
-    "LLM_cfg_text": (CFG_TEXT, "v_text"),
-    "LLM_cfg_img": (CFG_IMG, "v_img"),
-}
-"""The branch that each node computes where three of them share a flow, and its output."""
-
 
 CHECKPOINT_STEPS: Final = 5
 """The steps from one checkpoint of a flow to the next: 1 MiB each, of an image of 1024 x 1024."""
@@ -33,9 +25,7 @@ CHECKPOINT_STEPS: Final = 5
 
 def branches_of(contexts: Mapping[str, tuple[Place, ...]], steps: Sequence[Step]) -> dict[str, str]:
     """For each branch that has a weight in a step, the branch that computes it: the first of equal ones."""
-    wanted = [MAIN]
-    wanted += [CFG_TEXT] if any(step.by_text for step in steps) else []
-    wanted += [CFG_IMG] if any(step.by_images for step in steps) else []
+    wanted = list(dict.fromkeys(name for step in steps for name in step.branches))
     return {name: next(one for one in wanted if contexts[one] == contexts[name]) for name in wanted}
 
 
@@ -46,7 +36,7 @@ class Flow:
     Output: `latents`, (n, channels) float32.
 
     Attributes:
-        forwards: the passes of its steps so far.
+        counts: `forwards`, the passes of its steps so far.
     """
 
     def __init__(
@@ -67,7 +57,7 @@ class Flow:
         self._latents = first_latents(request, node.latent_channels, seed).to(node.device)
         self._number = 0
         self._asked: list[str] = []
-        self.forwards = 0
+        self.counts: Final = {"forwards": 0}
 
     @property
     def max_contexts(self) -> int:
@@ -85,19 +75,13 @@ class Flow:
         """A step of one branch, or a part of a prompt."""
         return max(self._request.tokens + 2, *(one.longest for one in self._branches.values()))
 
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """The passes of its steps so far."""
-        return {"forwards": self.forwards}
-
     def passes(self) -> Sequence[Pass]:
         """The next passes over prompts, then those of a step."""
         self._asked = []
         if found := prompt_round(list(self._branches.values())):
             return found
         step = self._steps[self._number]
-        wanted = [MAIN, *([CFG_TEXT] if step.by_text else []), *([CFG_IMG] if step.by_images else [])]
-        self._asked = list(dict.fromkeys(self._computed_by[name] for name in wanted))
+        self._asked = list(dict.fromkeys(self._computed_by[name] for name in step.branches))
         embeds = self._node.latent_embeds(self._latents, step.time, self._request.grid)
         return [self._branches[name].step_pass(embeds) for name in self._asked]
 
@@ -119,7 +103,7 @@ class Flow:
         """Take one step of the flow; the last one gives the latents."""
         if not self._asked:
             return None
-        self.forwards += len(hidden)
+        self.counts["forwards"] += len(hidden)
         found = dict(zip(self._asked, map(self._node.velocity, hidden), strict=True))
         step = self._steps[self._number]
         text = found[self._computed_by[CFG_TEXT]] if step.by_text else None
@@ -171,7 +155,7 @@ class BranchFlow:
         self._branch = Branch(name, contexts[name], ids, inputs["embeds"])
         self._noise = first_latents(request, node.latent_channels, seed)
         self._is_step = False
-        self.forwards = 0
+        self.counts: Final = {"forwards": 0}
         self.more(inputs)
 
     @property
@@ -188,11 +172,6 @@ class BranchFlow:
     def longest_pass(self) -> int:
         """A step of the branch, or a part of its prompt."""
         return max(self._request.tokens + 2, self._branch.longest) if self._is_wanted else 0
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """The passes of its steps so far."""
-        return {"forwards": self.forwards}
 
     def more(self, inputs: Mapping[str, torch.Tensor]) -> None:
         """Take the latents of the next step."""
@@ -215,16 +194,14 @@ class BranchFlow:
         """Give the velocity of the step."""
         if not self._is_step and self._has_weight:
             return None
-        self.forwards += len(hidden)
+        self.counts["forwards"] += len(hidden)
         found = self._node.velocity(hidden[0]) if hidden else torch.zeros(0, device=self._node.device)
         return Turn(outputs={self._output: found})
 
     @property
     def _has_weight(self) -> bool:
         """True if the velocity has a weight in this step."""
-        step = self._step
-        weights = {MAIN: True, CFG_TEXT: step.by_text, CFG_IMG: step.by_images}
-        return self._is_wanted and weights[self._branch.name]
+        return self._is_wanted and self._branch.name in self._step.branches
 
 
 def start_flow(

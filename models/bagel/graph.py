@@ -21,7 +21,7 @@ import msgspec
 from models.bagel.drawing import FlowRequest, room_of
 from models.bagel.options import BagelOptions, flow_settings
 from models.bagel.prompts import MAX_THOUGHT
-from models.bagel.spans import Kind, Span, parts_of
+from models.bagel.spans import BRANCHES, Kind, Span, parts_of
 from models.base import EngineKind, ModelGraph
 from models.checkpoints.claims import CheckpointInfo, Claim
 from models.decoder_lm.graph import new_token_budget
@@ -80,11 +80,9 @@ IMAGE_GEN: Final = Sequential(
     Node(LLM, inputs=("token_ids", "embeds"), outputs=(Edge("latents", to="vae_decoder"),)),
     SHOW,
 )
-_BRANCHES: Final = {"LLM": "v_main", "LLM_cfg_text": "v_text", "LLM_cfg_img": "v_img"}
-"""The edge with the velocity of each branch."""
 _FED_BACK: Final = ("latents", "time_index")
 IMAGE_GEN_CFG: Final = Sequential(
-    _encoders(*_BRANCHES),
+    _encoders(*BRANCHES),
     Loop(
         "steps",
         Sequential(
@@ -95,14 +93,14 @@ IMAGE_GEN_CFG: Final = Sequential(
                         inputs=("token_ids", "embeds", *_FED_BACK),
                         outputs=(Edge(edge, to="combine_cfg"),),
                     )
-                    for node, edge in _BRANCHES.items()
+                    for node, (_, edge) in BRANCHES.items()
                 )
             ),
             Node(
                 "combine_cfg",
-                inputs=(*_FED_BACK, *_BRANCHES.values()),
+                inputs=(*_FED_BACK, *(edge for _, edge in BRANCHES.values())),
                 outputs=(
-                    *(Edge(name, to=node) for name in _FED_BACK for node in (*_BRANCHES, "combine_cfg")),
+                    *(Edge(name, to=node) for name in _FED_BACK for node in (*BRANCHES, "combine_cfg")),
                     Edge("latents", to="vae_decoder"),
                 ),
             ),
@@ -303,7 +301,7 @@ GRAPH: Final = ModelGraph(
     family="bagel",
     nodes={
         **dict.fromkeys(("prepare", "encode_image"), EngineKind.CPU),
-        **dict.fromkeys(_BRANCHES, EngineKind.KV),
+        **dict.fromkeys(BRANCHES, EngineKind.KV),
         **dict.fromkeys(_STATELESS, EngineKind.STATELESS),
     },
     walks={

@@ -5,18 +5,14 @@ text is a precondition of guidance by images, and a scale of 1 or less is none. 
 in a step is not asked for, and is not computed.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
 import torch
 
 from models.bagel.drawing import FlowRequest
 from models.bagel.options import FlowSettings
-from models.bagel.previews import LatentColors, is_shown, previews_of
-from models.bagel.spans import Kind
-from models.base import Item, StatelessResult
+from models.bagel.spans import CFG_IMG, CFG_TEXT, MAIN, Kind
 
 _TINY: Final = 1e-8
 
@@ -35,6 +31,11 @@ class Step:
     length: float
     by_text: bool
     by_images: bool
+
+    @property
+    def branches(self) -> tuple[str, ...]:
+        """The contexts whose velocities have a weight."""
+        return (MAIN, *([CFG_TEXT] if self.by_text else []), *([CFG_IMG] if self.by_images else []))
 
 
 def steps_of(settings: FlowSettings) -> tuple[Step, ...]:
@@ -101,53 +102,6 @@ def moved(latents: torch.Tensor, velocity: torch.Tensor, step: Step) -> torch.Te
     return latents - velocity * step.length
 
 
-class CombineCfg:
-    """The stateless node `combine_cfg`: the velocities of three ranks to the latents of the next step.
-
-    Inputs: `latents`, (n, channels), or (0,) for the noise of the request's seed; `time_index`, the number of
-    the step; `v_main`, `v_text` and `v_img`, (n, channels), empty where a velocity is not asked for.
-
-    Args:
-        colors: of latents, for previews; None: there are none.
-    """
-
-    max_batch = 16
-
-    def __init__(self, colors: LatentColors | None = None) -> None:
-        self._colors = colors
-
-    @torch.inference_mode()
-    def run(self, items: Sequence[Item]) -> list[StatelessResult | Exception]:
-        """Take one step of each flow."""
-        return [self._step(item) for item in items]
-
-    def _step(self, item: Item) -> StatelessResult:
-        request = msgspec.convert(item.args, FlowRequest)
-        steps, number = steps_of(request.flow), int(item.inputs["time_index"])
-        main = item.inputs["v_main"]
-        latents = item.inputs["latents"]
-        if not latents.numel():
-            latents = first_latents(request, main.shape[1], item.seed).to(main.device)
-        step = steps[number]
-        # A branch with the same prompt as the main one sends nothing.
-        text, images = (
-            item.inputs[name] if item.inputs[name].numel() else main for name in ("v_text", "v_img")
-        )
-        velocity = guided(
-            request.flow, main, text if step.by_text else None, images if step.by_images else None
-        )
-        outputs = {
-            "latents": moved(latents, velocity, step),
-            "time_index": torch.tensor([number + 1], device=main.device),
-        }
-        previews = {}
-        if is_shown(number + 1, len(steps), request.flow.partial_images):
-            previews = previews_of(self._colors, latents, velocity, step.time, request.grid)
-        return StatelessResult(
-            outputs=outputs, progress=progress_of(number + 1, len(steps)), previews=previews
-        )
-
-
 def progress_of(step: int, steps: int) -> dict[str, Any]:
-    """What is told about a flow of which `step` of `steps` steps are done."""
+    """The progress of a flow of which `step` of `steps` steps are done."""
     return {"step": step, "steps": steps}

@@ -17,7 +17,7 @@ MAX_PIXELS: Final = 14 * 14 * 9 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class SideLimits:
     """The sizes that an encoder takes, in pixels.
 
     Attributes:
@@ -48,8 +48,8 @@ class Sizes:
         return side(width), side(height)
 
 
-VAE: Final = Sizes(longest=MAX_SIDE, shortest=512, stride=SIDE_STEP)
-VIT: Final = Sizes(longest=980, shortest=224, stride=14)
+VAE: Final = SideLimits(longest=MAX_SIDE, shortest=512, stride=SIDE_STEP)
+VIT: Final = SideLimits(longest=980, shortest=224, stride=14)
 
 
 def resized(image: Any, options: BagelOptions, *, largest: int = MAX_SIDE) -> Any:

@@ -9,8 +9,8 @@ import torch
 
 from models.bagel import vae
 from models.bagel.autoencoder import latent_channels_of
+from models.bagel.combine import CombineCfg
 from models.bagel.folder import AE, EMA
-from models.bagel.guidance import CombineCfg
 from models.bagel.llm import BagelLM, examine_llm, llm_config, load_llm
 from models.bagel.parts import bracket_rows
 from models.bagel.vit import examine_vit, load_vit

@@ -44,17 +44,22 @@ START: Final = "<|im_start|>"
 END: Final = "<|im_end|>"
 DEFAULTS: Final = Params(temperature=0.6, top_k=0, top_p=1.0, repetition_penalty=1.05)
 """The sampling of texts where a request says nothing: M*'s."""
-_DIGEST: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Special:
-    """The tokens around texts and images, and the longest side of an image in pixels."""
+class PromptLayout:
+    """The layout of a checkpoint's prompts.
+
+    Attributes:
+        start, end: the tokens around a text.
+        image: those around an image.
+        longest_side: of an image, in pixels: the checkpoint has no positions for more.
+    """
 
     start: int
     end: int
     image: tuple[int, int]
-    largest: int
+    longest_side: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +88,11 @@ class BagelProcessing(DecoderLmProcessing):
     """The CPU nodes of one checkpoint (`models.base.Processing`). Re-entrant."""
 
     def __init__(
-        self, text: TextFiles, special: Special, *, media: MediaReader | None, max_seq_len: int
+        self, text: TextFiles, layout: PromptLayout, *, media: MediaReader | None, max_seq_len: int
     ) -> None:
         super().__init__(text, max_seq_len=max_seq_len)
-        self.eos_ids = (special.end,)
-        self._special = special
+        self.eos_ids = (layout.end,)
+        self._layout = layout
         self._media = media
 
     def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
@@ -112,7 +117,7 @@ class BagelProcessing(DecoderLmProcessing):
         seen = self._seen(pieces, prepare.inputs.files, options)
         ids, spans = self._laid_out(pieces, seen)
         if not draws or options.think_mode or "text" in wanted:
-            ids.append(self._special.start)
+            ids.append(self._layout.start)
         result = prepare_prompt(
             key,
             ids,
@@ -146,9 +151,9 @@ class BagelProcessing(DecoderLmProcessing):
             if not kind.is_image:
                 continue
             medium = files[piece.file]
-            image = resized(pillow_image(self._media, medium), options, largest=self._special.largest)
+            image = resized(pillow_image(self._media, medium), options, largest=self._layout.longest_side)
             size = image.size
-            digest = digest_of((medium.digest, str(kind), size))[:_DIGEST]
+            digest = digest_of((medium.digest, str(kind), size))
             pixels = pixels_of(vit_image(image) if kind is Kind.VIT else image)
             found.append(SeenImage(kind=kind, digest=digest, pixels=pixels, size=size))
         return found
@@ -157,15 +162,15 @@ class BagelProcessing(DecoderLmProcessing):
         self, pieces: Sequence[tuple[Kind, Piece]], seen: Sequence[SeenImage]
     ) -> tuple[list[int], list[Span]]:
         """The tokens and the spans of a prompt; the tokens within an image are never embedded."""
-        ids, spans, images, special = list[int](), list[Span](), iter(seen), self._special
+        ids, spans, images, layout = list[int](), list[Span](), iter(seen), self._layout
         for kind, piece in pieces:
             if kind.is_image:
                 image = next(images)
-                begin, end = special.image
+                begin, end = layout.image
                 new, digest = [begin, *[begin] * (image.rows - 2), end], image.digest
             else:
                 found = self._tokenizer.encode(piece.text, add_special_tokens=False)
-                new, digest = ids_of_text(found, start=special.start, end=special.end), ""
+                new, digest = ids_of_text(found, start=layout.start, end=layout.end), ""
             ids += new
             spans.append(Span(kind, len(new), digest))
         return ids, spans
@@ -178,7 +183,7 @@ class BagelProcessing(DecoderLmProcessing):
         """
         if seen:
             return seen[-1].size
-        largest = self._special.largest
+        largest = self._layout.longest_side
         size = options.width or min(MAX_SIDE, largest), options.height or min(MAX_SIDE, largest)
         if max(size) > largest:
             name = "width" if size[0] > largest else "height"
@@ -190,10 +195,10 @@ class BagelProcessing(DecoderLmProcessing):
 
     def _recalled(self, key: str, prompt_ids: list[int], answer_ids: list[int]) -> CpuResult:
         """A prompt with the thought that was generated behind it, as a text like the others."""
-        special = self._special
-        thought = said(answer_ids, start=special.start, end=special.end)
+        layout = self._layout
+        thought = said(answer_ids, start=layout.start, end=layout.end)
         ids = self._tokenizer.encode(self._tokenizer.decode(thought), add_special_tokens=False)
-        whole = prompt_ids[:-1] + ids_of_text(ids, start=special.start, end=special.end)
+        whole = prompt_ids[:-1] + ids_of_text(ids, start=layout.start, end=layout.end)
         return CpuResult(outputs={"token_ids": inline_ids(f"{key}/token_ids", whole)})
 
 
@@ -201,7 +206,7 @@ _FIRST: Final[dict[str, npt.NDArray[Any]]] = {
     "latents": np.zeros((0,), np.float32),
     "time_index": np.zeros((1,), np.int64),
 }
-"""What a loop over ranks begins with: no latents yet, which are drawn by the seed."""
+"""The first inputs of a loop over ranks: no latents yet, which are drawn by the seed."""
 
 
 def load(checkpoint: Path, *, max_seq_len: int, media: MediaReader | None = None) -> BagelProcessing:
@@ -212,13 +217,13 @@ def load(checkpoint: Path, *, max_seq_len: int, media: MediaReader | None = None
     """
     tokenizer, names = load_tokenizer(checkpoint)
     text = TextFiles.read(checkpoint, tokenizer, names, ChatPrompts.read(checkpoint, names))
-    special = Special(
+    layout = PromptLayout(
         start=_id_of(tokenizer, START),
         end=_id_of(tokenizer, END),
         image=bracket_ids(checkpoint),
-        largest=Sizes.of(read_ema(checkpoint, SIZED)).latent_side * SIDE_STEP,
+        longest_side=Sizes.of(read_ema(checkpoint, SIZED)).latent_side * SIDE_STEP,
     )
-    return BagelProcessing(text, special, media=media, max_seq_len=max_seq_len)
+    return BagelProcessing(text, layout, media=media, max_seq_len=max_seq_len)
 
 
 def _id_of(tokenizer: "Tokenizer", token: str) -> int:

@@ -14,6 +14,8 @@ from models.vision_language.chats import placed, with_messages
 from shared.errors import ClientError
 from shared.events import Inputs
 
+MAX_THOUGHT: Final = 1000
+"""The most tokens of a thought by default, as published."""
 THINK_BEFORE_TEXT: Final = (
     "You should first think about the reasoning process in the mind and then provide the user with the "
     "answer. \nThe reasoning process is enclosed within <think> </think> tags, i.e. <think> reasoning "
@@ -118,7 +120,3 @@ def _part(where: str, part: object) -> Piece:
     if isinstance(part, Mapping) and part.get("type") == "image":
         return Piece(file=int(part["file"]))
     return Piece(text_of_part(where, part))
-
-
-MAX_THOUGHT: Final = 1000
-"""The most tokens of a thought by default, as published."""

@@ -24,10 +24,12 @@ CFG_TEXT: Final = "cfg_text"
 CFG_IMG: Final = "cfg_img"
 LATENTS: Final = "latents"
 """The modality of a prompt's part (`PromptPart.modality`) that holds the latents of an image."""
-
-
-_DIGEST: Final = 32
-"""The hex digits of the digests of rows: 128 bits."""
+BRANCHES: Final = {
+    "LLM": (MAIN, "v_main"),
+    "LLM_cfg_text": (CFG_TEXT, "v_text"),
+    "LLM_cfg_img": (CFG_IMG, "v_img"),
+}
+"""The context that each node computes where three of them share a flow, and the edge with its velocity."""
 
 
 class Kind(StrEnum):
@@ -109,7 +111,7 @@ def parts_of(spans: Sequence[Span], *, seed: int) -> list[PromptPart]:
                 PromptPart(
                     start=start,
                     count=span.tokens,
-                    digest=span.digest if span.kind is Kind.VIT else digest_of((span.digest, seed))[:_DIGEST],
+                    digest=span.digest if span.kind is Kind.VIT else digest_of((span.digest, seed)),
                     full=True,
                     modality="image" if span.kind is Kind.VIT else LATENTS,
                 )

@@ -15,7 +15,6 @@ from transformers.models.gemma.modeling_gemma import GemmaModel
 
 from models.base import KVLayout, TokenStep
 from models.robot_policy.settings import PolicySettings
-from shared.errors import BugError
 
 NAME: Final = "expert"
 
@@ -91,14 +90,6 @@ class ActionExpert:
 
     def use_attention(self, name: str) -> None:
         self.network.dit.set_attn_implementation(name)
-
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        raise BugError("the action expert has no token ids: expected passes with embeddings")
-
-    def splice(self, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        """The input of `forward`, (T, embed_width): every token has a row."""
-        inputs = torch.zeros(len(token_ids), self.embed_width, device=rows.device, dtype=rows.dtype)
-        return inputs.index_copy(0, at, rows)
 
     def forward(self, inputs: torch.Tensor, step: TokenStep) -> torch.Tensor:
         return self.states(inputs, step.positions, self._no_mask)

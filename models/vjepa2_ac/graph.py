@@ -112,6 +112,7 @@ def plan(request: PlanRequest) -> Plan:
         "inputs": request.inputs,
         "options": options,
         "digests": [file.digest for file in files],
+        "num_frames": options.num_frames,
         "each": options.is_of_frames,
         "kv_tokens": request.limits.kv_tokens,
     }

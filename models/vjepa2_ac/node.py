@@ -11,7 +11,6 @@ from models.base import KVLayout, TokenStep
 from models.vjepa2_ac.mpc import Mpc, MpcRequest
 from models.vjepa2_ac.predictor import AcPredictor, Attention
 from models.vjepa2_ac.rollout import Rollout
-from shared.errors import BugError
 
 MAX_POSITIONS: Final = 16_384
 """The longest sequence: M*'s."""
@@ -54,14 +53,6 @@ class RolloutNode:
 
     def use_attention(self, name: str) -> None:
         self._attention = ALL_ATTENTION_FUNCTIONS[name]
-
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        raise BugError("the predictor has no token ids: expected passes with embeddings")
-
-    def splice(self, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        """The input of `forward`, (T, embed_width): every token has a row."""
-        inputs = torch.zeros(len(token_ids), self.embed_width, device=rows.device, dtype=rows.dtype)
-        return inputs.index_copy(0, at, rows)
 
     def forward(self, inputs: torch.Tensor, step: TokenStep) -> torch.Tensor:
         positions = step.positions.expand(self.position_axes, -1)

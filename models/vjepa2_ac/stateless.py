@@ -1,6 +1,5 @@
 """The stateless nodes: the encoder, the predictor of all frames at once, and the scores of candidates."""
 
-import hashlib
 from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
@@ -12,11 +11,6 @@ from models.vjepa2_ac.predictor import AcPredictor, normalized
 
 _TOKENS_AT_ONCE: Final = 32_768
 """The most tokens of candidates in one forward."""
-
-
-def _digest(item: Item) -> bytes:
-    pixels = item.inputs["pixels"].cpu().numpy().tobytes()
-    return hashlib.blake2b(pixels, digest_size=16).digest()
 
 
 class Encoder:
@@ -47,10 +41,13 @@ class Encoder:
             clips = torch.stack([items[index].inputs["pixels"] for index in new])
             return [*(self._frames(clips) if each else self._latents(clips)[:, None])]
 
-        # The pixels themselves: equal files may be sampled to other frames of the same number.
-        keys = [(tuple(item.args["digests"]), self.group(item), _digest(item)) for item in items]
+        keys = [self._key(item) for item in items]
         name = "frame" if each else "encoder_hidden"
         return [StatelessResult(outputs={name: one}) for one in self.encoder_cache.fill(keys, encode)]
+
+    def _key(self, item: Item) -> Hashable:
+        """Names the frames of an item: of 9 chosen ones 8 are encoded, and these are not 8 chosen ones."""
+        return tuple(item.args["digests"]), item.args.get("num_frames"), self.group(item)
 
     def _latents(self, clips: torch.Tensor) -> torch.Tensor:
         """(n, frames, 3, H, W) -> (n, latents, width) float32."""

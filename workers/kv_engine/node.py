@@ -131,7 +131,8 @@ class KVNode(Backbone, LanguageHead, Protocol):
 class HeadlessNode(Backbone, Protocol):
     """A model without token ids and logits: it has programs only, or is a tower of a node with programs.
 
-    All its passes bring embeddings; `embed` is never called.
+    All its passes bring embeddings: the input of `forward` are the rows of all tokens. `embed` is never
+    called, and neither it nor `splice` has to be there.
 
     Attributes:
         embed_width: the numbers in a row that stands for a token, a multiple of whatever `forward` needs.
@@ -139,10 +140,6 @@ class HeadlessNode(Backbone, Protocol):
 
     @property
     def embed_width(self) -> int: ...
-
-    def splice(self, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> Any:
-        """Return the input of `forward` for tokens all of which have a row (`MediaBackbone.splice`)."""
-        ...
 
     def reference_states(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the states of one causal sequence as the stock model computes them, (T, hidden) float32.
@@ -272,9 +269,13 @@ def towers_of(node: Backbone) -> Mapping[str, KVNode]:
 def splice(node: Backbone, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> Any:
     """Return the input of `forward` for tokens of which some are replaced (`MediaBackbone.splice`).
 
+    All tokens of a node without a language head have rows.
+
     Raises:
         BugError: the node takes no embeddings.
     """
+    if not has_head(node):
+        return rows.new_zeros(len(token_ids), rows.shape[1]).index_copy(0, at, rows)
     own = getattr(node, "splice", None)
     if own is None:
         raise BugError(f"node {node.name!r} has no method splice: expected one, because embeddings are given")

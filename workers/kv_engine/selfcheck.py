@@ -25,7 +25,7 @@ from models.checkpoints.files import UnsupportedArchitectureError
 from workers.kv_engine.attention.kernels import AttentionKernel
 from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
-from workers.kv_engine.node import FULL, HeadlessNode, KVNode, has_head, masks_of
+from workers.kv_engine.node import FULL, HeadlessNode, KVNode, has_head, masks_of, splice
 from workers.kv_engine.sequence import Sequence, Span
 from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.kv_engine.step import StepBuilder
@@ -101,7 +101,7 @@ class _WithTable:
 
     def embed(self, token_ids: torch.Tensor) -> Any:
         at = torch.arange(len(token_ids), device=token_ids.device)
-        return self._node.splice(token_ids, self._table[token_ids.long()], at)
+        return splice(self._node, token_ids, self._table[token_ids.long()], at)
 
     def head(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         return hidden[indices.long()].float()

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from models.bagel.branches import image_routes
+from models.bagel.combine import CombineCfg
 from models.bagel.drawing import FlowRequest
-from models.bagel.flow import BRANCHES, start_branch, start_flow
-from models.bagel.guidance import CombineCfg, first_latents, guided, steps_of
+from models.bagel.flow import start_branch, start_flow
+from models.bagel.guidance import first_latents, guided, steps_of
 from models.bagel.llm import BagelLM
 from models.bagel.nodes import load
 from models.bagel.options import BagelOptions, flow_settings
-from models.bagel.spans import CFG_IMG, CFG_TEXT, MAIN, Kind, Span, contexts_of
+from models.bagel.spans import BRANCHES, CFG_IMG, CFG_TEXT, MAIN, Kind, Span, contexts_of
 from models.base import Item
 from models.programs import Going, Mask, Pass, Turn
 from tests.models.bagel.dense_passes import DensePasses

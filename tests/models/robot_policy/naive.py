@@ -18,6 +18,7 @@ from models.base import Item
 from models.programs import Driver, Mask, Pass
 from models.robot_policy.flow import ActionFlow, PolicyNode
 from models.robot_policy.tower import CameraEncoder
+from workers.kv_engine.node import splice
 
 _NAME = "naive_cells"
 _now: dict[str, Any] = {}
@@ -93,7 +94,7 @@ def _pass(
     device, count = asked.embeds.device, asked.tokens
     positions, at = torch.arange(first, first + count, device=device), torch.arange(count, device=device)
     ids = torch.zeros(count, dtype=torch.int32, device=device)
-    inputs = backbone.splice(ids, asked.embeds, at)
+    inputs = splice(backbone, ids, asked.embeds, at)
     step = SimpleNamespace(token_ids=ids, positions=positions)
     return backbone.forward(inputs, step), _now["new"]
 

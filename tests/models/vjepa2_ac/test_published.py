@@ -37,6 +37,19 @@ def test_a_clip_has_the_published_latents() -> None:
     assert is_close(encoded(), PUBLISHED["clip"])
 
 
+def test_frames_that_were_chosen_otherwise_are_not_taken_from_the_cache() -> None:
+    """Of nine chosen frames eight are encoded: as many as of eight, of the same file."""
+    node, clip = served.load("video_encoder"), torch.from_numpy(cases.clip())
+    items = [
+        Item(inputs={"pixels": pixels}, args={"each": False, "digests": ["clip"], "num_frames": frames})
+        for pixels, frames in ((clip, 9), (clip.flip(0), 8))
+    ]
+
+    first, second = (node.run([item])[0].outputs["encoder_hidden"] for item in items)
+
+    assert not torch.allclose(first, second, atol=1e-3)
+
+
 @pytest.mark.parametrize(("extrinsics", "name"), [(False, "predicted"), (True, "seeing")])
 def test_all_frames_at_once_are_predicted_as_by_the_published_forward(extrinsics: bool, name: str) -> None:
     found = predicted(served.controls(extrinsics=extrinsics)[None, :4], extrinsics=extrinsics)

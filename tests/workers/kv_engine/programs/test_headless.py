@@ -39,9 +39,6 @@ class Headless:
             raise AttributeError(name)
         return getattr(self._node, name)
 
-    def splice(self, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(len(token_ids), rows.shape[1]).index_copy(0, at, rows)
-
     def forward(self, inputs: torch.Tensor, step: TokenStep) -> torch.Tensor:
         hidden: torch.Tensor = self._node.forward(inputs, step)
         return hidden
