@@ -13,10 +13,11 @@ from typing import Final
 
 from configs.deployment import DeploymentConfig
 from configs.nats_access import nats_credentials, stream_policy
+from dalsegno import cli
 from dalsegno.config import address, environment, resolve
 from dalsegno.config.address import Listen
 from dalsegno.roles import logging_setup
-from dalsegno.serve import data_dir, lost_worker_reaper, prefix_guard, role_commands
+from dalsegno.serve import data_dir, lost_worker_reaper, prefix_guard, role_commands, role_imports
 from dalsegno.serve.data_dir import DataDir, ReadyFile
 from dalsegno.serve.launcher import GRACE_S, Launcher
 from dalsegno.serve.lost_worker_reaper import Kill, WorkerProcesses
@@ -26,6 +27,7 @@ from dalsegno.serve.private_nats import PrivateNats
 from dalsegno.serve.profile import profiled
 from dalsegno.serve.ready_message import ready_message
 from dalsegno.serve.supervisor import RefusedError
+from dalsegno.templates.template import Template, templates
 from dalsegno.terminal.console import Console, WarningHandler
 from models import registry
 from shared.errors import ClientError
@@ -55,8 +57,9 @@ def serve(options: ServeOptions) -> None:
             raise RefusedError(error.message) from error
     config = found.config
     data = data_dir.of_deployment(config)
-    # Lock first: a second start of the same deployment fails before it touches the first one's files.
-    with data.lock() as hold:
+    # Templates first, because they must not hold the lock, then the lock: a second start of the same
+    # deployment fails before it touches the first one's files.
+    with templates(role_imports.of_roles(config), cli.main) as forking, data.lock() as hold:
         listens = address.free(config.gateway.host, config.gateway.port, config.recovery.gateways)
         ready_files = ready_files_of(options, data)
         for file in ready_files:
@@ -89,7 +92,7 @@ def serve(options: ServeOptions) -> None:
             profiled(options.profile) as parts,
         ):
             logging_setup.repeat(records)
-            asyncio.run(_serve(options, config, listens, data, console, ready, parts, ready_files))
+            asyncio.run(_serve(options, config, listens, data, console, ready, parts, ready_files, forking))
 
 
 @contextlib.contextmanager
@@ -111,6 +114,7 @@ async def _serve(
     ready: Callable[[], None],
     parts: Path | None,
     ready_files: Sequence[ReadyFile],
+    forking: Mapping[str, Template],
 ) -> None:
     is_synced = config.nats.durability == "host"
     roles = private_roles(config.ranks) if config.nats.url is None else _joined_credentials(config)
@@ -134,6 +138,7 @@ async def _serve(
             keep=partial(_keep, url, roles[PROVISIONER], config.nats.prefix, policy, console, nats),
             reap=partial(_reap, url, roles[READER], config.nats.prefix),
             ready=ready,
+            templates=forking,
         )
         await launcher.run()
     finally:

@@ -15,7 +15,7 @@ The launcher knows processes and addresses. It reads no events and decides nothi
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,7 +25,9 @@ from dalsegno.serve import readiness
 from dalsegno.serve.data_dir import Pids, ReadyFile, RunningDeployment
 from dalsegno.serve.lost_worker_reaper import Kill, LostWorker, WorkerProcess, WorkerProcesses
 from dalsegno.serve.role_commands import role_of
-from dalsegno.serve.supervisor import Child, Command, RoleProcess, Supervisor
+from dalsegno.serve.role_runs import Command
+from dalsegno.serve.supervisor import Child, RoleProcess, Supervisor
+from dalsegno.templates.template import Template
 from dalsegno.terminal.console import Console
 from shared.errors import DalSegnoError
 from shared.log.nats.credentials import Credentials
@@ -53,6 +55,7 @@ class Launcher:
         keep: creates the log's stream while the roles start, and maintains it.
         reap: ends lost workers; called with the running workers and a function that kills one.
         ready: called once the deployment is ready.
+        templates: by role, the process that forks the role's processes; a role without one is executed.
     """
 
     listens: Sequence[Listen]
@@ -68,6 +71,7 @@ class Launcher:
     keep: Callable[[], Awaitable[None]]
     reap: Callable[[WorkerProcesses, Kill], Awaitable[None]]
     ready: Callable[[], None]
+    templates: Mapping[str, Template] = field(default_factory=dict)
     echo: SignalEcho = field(default_factory=SignalEcho)
     _supervisors: dict[str, Supervisor] = field(default_factory=dict)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -80,7 +84,10 @@ class Launcher:
         Raises:
             DalSegnoError: a role refused its configuration, or the log cannot be prepared.
         """
-        children: list[Child] = [RoleProcess(command, self.console) for command in self.commands]
+        children: list[Child] = [
+            RoleProcess(command, self.console, self.templates.get(role_of(command.name)))
+            for command in self.commands
+        ]
         for child in [self.nats, *children] if self.nats is not None else children:
             self._supervisors[child.name] = Supervisor(child, self.console, self._describe)
         loop = asyncio.get_running_loop()

@@ -15,6 +15,7 @@ from shared.log.port import Durability
 
 _QUESTION: Final = "What does len do?"
 _ABOUT_A_PICTURE: Final = "What is in the picture?"
+_SCENE: Final = "a red circle"
 _SENTENCE: Final = "Hello, this is me."
 _DEFAULT_PORT: Final = 8000
 _JSON: Final = "-H 'content-type: application/json'"
@@ -44,12 +45,7 @@ def ready_message(
         durability: the durability of an acked event.
     """
     listen, *others = listens
-    if "text" in outputs:
-        ways = _vision(listen) if "image" in modalities else _chat(model, listen)
-    elif "audio" in outputs:
-        ways = _speech(model, listen, voices)
-    else:
-        ways = _files(listen, modalities)
+    ways = "\n\n".join(_ways(model, listen, modalities=modalities, outputs=outputs, voices=voices))
     return f"""
 Dal Segno serves {model} at {listen.url} (ready after {seconds:.1f} s). Talk to it:
 
@@ -59,6 +55,30 @@ Dal Segno serves {model} at {listen.url} (ready after {seconds:.1f} s). Talk to 
 Durability: {durability}; {PROMISES[durability]}.
 Ctrl-C stops it.
 """
+
+
+def _ways(
+    model: str, listen: Listen, *, modalities: Sequence[str], outputs: Sequence[str], voices: Sequence[str]
+) -> list[str]:
+    """Ways to use the model, by what it takes and gives."""
+    ways = [
+        _made(listen, file)
+        for modality, file in (("image", "picture.png"), ("video", "film.mp4"))
+        if modality in outputs and "text" in modalities
+    ]
+    if "transcript" in outputs:
+        ways.append(_transcription(model, listen))
+    elif "text" in outputs:
+        ways.append(_vision(listen) if "image" in modalities else _chat(model, listen))
+    elif "audio" in outputs:
+        ways.append(_speech(model, listen, voices))
+    elif "action" in outputs and "tensor" in modalities:
+        ways.append(_robot(listen))
+    elif "embedding" in outputs and "text" in modalities:
+        ways.append(_embeddings(model, listen))
+    elif "score" in outputs:
+        ways.append(_scores(model, listen))
+    return ways or [_files(listen, modalities)]
 
 
 def _elsewhere(others: Sequence[Listen]) -> str:
@@ -82,6 +102,36 @@ def _vision(listen: Listen) -> str:
     return f"""  {_program()} ask --file picture.png "{_ABOUT_A_PICTURE}"{_url_option(listen)}
 
   curl -N {listen.url}/generate -F files=@picture.png -F text={shlex.quote(_ABOUT_A_PICTURE)}"""
+
+
+def _made(listen: Listen, file: str) -> str:
+    return f'  {_program()} ask "{_SCENE}" --out {file}{_url_option(listen)}'
+
+
+def _transcription(model: str, listen: Listen) -> str:
+    name = json.dumps(model, ensure_ascii=False)
+    return f"""  curl {listen.url}/v1/audio/transcriptions -F model={shlex.quote(model)} -F file=@talk.mp3
+
+  from openai import OpenAI
+  client = OpenAI(base_url="{listen.url}/v1", api_key="none")
+  heard = client.audio.transcriptions.create(model={name}, file=open("talk.mp3", "rb"))
+  print(heard.text)"""
+
+
+def _robot(listen: Listen) -> str:
+    return f"""  from openpi_client.websocket_client_policy import WebsocketClientPolicy
+  policy = WebsocketClientPolicy("{listen.reached_at}", {listen.port})
+  actions = policy.infer(observation)["actions"]"""
+
+
+def _embeddings(model: str, listen: Listen) -> str:
+    return f"  curl {listen.url}/v1/embeddings {_JSON} -d {_body(model=model, input=[_SENTENCE, _QUESTION])}"
+
+
+def _scores(model: str, listen: Listen) -> str:
+    texts = ["The length of a list is len(list).", "A cat sleeps."]
+    body = _body(model=model, query=_QUESTION, documents=texts)
+    return f"  curl {listen.url}/v1/rerank {_JSON} -d {body}"
 
 
 def _files(listen: Listen, modalities: Sequence[str]) -> str:

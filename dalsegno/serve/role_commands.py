@@ -1,6 +1,5 @@
 """The command line and the environment of each role process that the launcher starts."""
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from dalsegno.config import environment
 from dalsegno.config.address import Listen
 from dalsegno.serve import data_dir
 from dalsegno.serve.options import ServeOptions
-from dalsegno.serve.supervisor import Command
+from dalsegno.serve.role_runs import Command
 from shared.log.nats.credentials import Credentials
 
 _TLS: Final = ("ca_file", "cert_file", "key_file")
@@ -46,7 +45,7 @@ def commands(
         settings += [part for key in _TLS if getattr(config.nats, key) for part in ("--set", f"nats.{key}=")]
     log = ("--nats", nats_url, "--prefix", config.nats.prefix)
     profile = ("--profile-parts", str(parts)) if parts is not None else ()
-    common = ("--config", options.model, *settings, *log, *profile, "--parent", str(os.getpid()))
+    common = ("--config", options.model, *settings, *log, *profile)
     conductors = _numbered("conductor", config.recovery.conductors)
     conducting = ("conductor", "--data-dir", str(data_dir.of_deployment(config).path))
     own: dict[str, tuple[str, ...]] = {
@@ -64,7 +63,9 @@ def commands(
         shown = private[name if role_of(name) == "worker" else role_of(name)]
         return environment.for_child(credentials=environment.of(shown))
 
-    return [Command(name=name, argv=(*python, *args, *common), env=env(name)) for name, args in own.items()]
+    return [
+        Command(name=name, program=python, args=(*args, *common), env=env(name)) for name, args in own.items()
+    ]
 
 
 def _numbered(role: str, count: int) -> list[str]:

@@ -11,20 +11,18 @@ why (`RefusedError`). Any other end is an accident.
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import time
-from asyncio.subprocess import DEVNULL, PIPE, STDOUT
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Protocol
 
 from dalsegno.exit_status import EX_CONFIG
+from dalsegno.serve import role_runs
+from dalsegno.serve.role_runs import Command, RoleRun, TemplateEndedError
+from dalsegno.templates.template import Template
 from dalsegno.terminal.console import Console
 from shared.errors import ClientError, DalSegnoError
-
-_LINE_BYTES: Final = 2**16
-"""A longer line is cut into several, so that an endless line does not fill the launcher's memory."""
 
 
 class RefusedError(ClientError):
@@ -64,27 +62,22 @@ class Child(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """The command line of a role."""
-
-    name: str
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
-
-
 @dataclass(slots=True)
 class RoleProcess:
     """A role as a child process, in its own process group.
 
     The group keeps the terminal's Ctrl-C away (the launcher drains in order), and lets a kill reach the
     processes that the role started.
+
+    Attributes:
+        template: forks the process; None to execute a new program.
     """
 
     command: Command
     console: Console
+    template: Template | None = None
     last_line: str = ""
-    _run: "_ProcessRun | None" = None
+    _run: RoleRun | None = None
 
     @property
     def name(self) -> str:
@@ -95,15 +88,14 @@ class RoleProcess:
         return self._run.pid if self._run is not None and self._run.runs else None
 
     async def start(self) -> None:
-        _, self._run = await asyncio.get_running_loop().subprocess_exec(
-            lambda: _ProcessRun(self._line),
-            *self.command.argv,
-            env=dict(self.command.env),
-            stdin=DEVNULL,
-            stdout=PIPE,
-            stderr=STDOUT,
-            process_group=0,
-        )
+        if self.template is not None:
+            try:
+                self._run = await role_runs.fork(self.command, self.template, self._line)
+                return
+            except TemplateEndedError:
+                self.template = None
+                self.console.say(f"{self.name} has no template any more, and starts more slowly", "warning")
+        self._run = await role_runs.execute(self.command, self._line)
 
     async def wait(self) -> int:
         assert self._run is not None
@@ -116,71 +108,17 @@ class RoleProcess:
         return self._run.status
 
     def terminate(self) -> None:
-        if self._run is not None and self._run.runs:
-            self._run.transport.terminate()
+        if self._run is not None:
+            role_runs.terminate(self._run)
 
     def kill(self) -> None:
-        if self._run is not None and self._run.runs:
-            self._run.kill_group()
+        if self._run is not None:
+            role_runs.kill(self._run)
 
     def _line(self, line: bytes) -> None:
         self.console.role(self.name, line)
         if line.strip():
             self.last_line = line.decode(errors="replace").strip()
-
-
-class _ProcessRun(asyncio.SubprocessProtocol):
-    """One run of a role's process: its output by lines, and its end.
-
-    `ended` is set when the process is gone and its output is read: the last line often says why.
-    """
-
-    transport: asyncio.SubprocessTransport
-
-    def __init__(self, line: Callable[[bytes], None]) -> None:
-        self.ended = asyncio.Event()
-        self._line = line
-        self._rest = b""
-
-    @property
-    def pid(self) -> int:
-        return self.transport.get_pid()
-
-    @property
-    def runs(self) -> bool:
-        return self.transport.get_returncode() is None
-
-    @property
-    def status(self) -> int:
-        status = self.transport.get_returncode()
-        assert status is not None
-        return status
-
-    def kill_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-
-    # ---- called by the event loop --------------------------------------------------------------------
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.SubprocessTransport)
-        self.transport = transport
-
-    def pipe_data_received(self, fd: int, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._line(line)
-        if len(self._rest) >= _LINE_BYTES:
-            self._line(self._rest)
-            self._rest = b""
-
-    def process_exited(self) -> None:
-        self.kill_group()  # remaining children would hold the output open
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._rest:
-            self._line(self._rest)
-        self.transport.close()
-        self.ended.set()
 
 
 @dataclass(slots=True)
