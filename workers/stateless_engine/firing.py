@@ -15,6 +15,7 @@ class StatelessFiring:
 
     Attributes:
         publish: by edge, publishes an output from GPU memory for other ranks.
+        state: for a stepped node: the checkpoint of an interrupted run, by name; empty for none.
     """
 
     node: str
@@ -24,6 +25,22 @@ class StatelessFiring:
     path: tuple[int, ...]
     chunk: ChunkOf | None
     publish: Mapping[str, PublishOnDevice] = field(default_factory=dict)
+    state: Mapping[str, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FiringReport:
+    """A report of a stepped run that goes on (`models.programs.Going`); all arrays are in main memory.
+
+    Attributes:
+        progress: plain values for the client.
+        previews: by modality.
+        state: a checkpoint of the run, by name; empty for none.
+    """
+
+    progress: Mapping[str, Any]
+    previews: Mapping[str, Array]
+    state: Mapping[str, Array]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +65,8 @@ class StatelessStats:
     Attributes:
         waiting: queued firings.
         batches: executed batches.
-        firings, failed: firings in those batches, and those of them that failed.
-        busy_s: the total duration of the batches.
+        firings, failed: executed firings, those of stepped nodes included, and those of them that failed.
+        busy_s: the total duration of the batches, and of the forwards of stepped nodes.
     """
 
     waiting: int = 0

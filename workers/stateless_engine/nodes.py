@@ -8,30 +8,23 @@ in main memory, and complete, when `run` returns.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, cast
 
 import torch
 
 from models.base import Item, StatelessNode, StatelessResult
 from models.encoder_cache import CacheCounters, EncoderCache
-from shared.errors import BugError, DalSegnoError, TensorGone, WorkerError
-from shared.tensors import Handle
-from workers.data_plane.arrays import publish, shape_only, to_array, to_tensor
-from workers.data_plane.port import Array, DeviceArray, PublishOnDevice
+from models.stepped import SteppedNode, is_stepped
+from shared.errors import BugError, DalSegnoError, TensorGone
 from workers.machine.cores import cores
 from workers.machine.cpu_threads import give_way, stateless_threads, use_cpu_threads
 from workers.stateless_engine.firing import FiringResult, StatelessFiring
+from workers.stateless_engine.results import failure_of, item_of, result_of, shapes_of
 from workers.stateless_engine.scheduler import BatchKey
+from workers.stateless_engine.stepper import TorchStepper
 
 _LOGGER: Final = logging.getLogger(__name__)
-
-
-class NodeFailedError(WorkerError):
-    """A firing of a stateless node failed."""
-
-    code = "node_failed"
 
 
 class StatelessNodes:
@@ -44,7 +37,7 @@ class StatelessNodes:
 
     def __init__(
         self,
-        nodes: Mapping[str, StatelessNode],
+        nodes: Mapping[str, StatelessNode | SteppedNode],
         device: torch.device,
         *,
         with_kv_node: bool = False,
@@ -55,10 +48,16 @@ class StatelessNodes:
             if with_kv_node:
                 give_way()
         self.device: Final = device
-        self.max_batch: Final = {name: node.max_batch for name, node in nodes.items()}
-        costs = {name: getattr(node, "max_cost", None) for name, node in nodes.items()}
+        self.steppers: Final = {
+            name: TorchStepper(name, node, device) for name, node in nodes.items() if is_stepped(node)
+        }
+        self._nodes = {
+            name: cast(StatelessNode, node) for name, node in nodes.items() if not is_stepped(node)
+        }
+        self.max_batch: Final = {name: node.max_batch for name, node in self._nodes.items()}
+        costs = {name: getattr(node, "max_cost", None) for name, node in self._nodes.items()}
         self.max_cost: Final = {name: float(most) for name, most in costs.items() if most is not None}
-        self._nodes = dict(nodes)
+        self._caches = [getattr(node, "encoder_cache", None) for node in nodes.values()]
 
     def batch_key(self, firing: StatelessFiring) -> BatchKey:
         """The group and the cost of a firing, as its node tells them by the shapes and the arguments.
@@ -71,17 +70,16 @@ class StatelessNodes:
         if group is None and cost is None:
             return BatchKey()
         try:
-            item = self._item(firing, shape_only)
+            item = shapes_of(firing)
             found = group(item) if group is not None else None
             hash(found)
             return BatchKey(found, float(cost(item)) if cost is not None else 0.0)
         except Exception as error:
-            raise _failure(firing.node, error) from error
+            raise failure_of(firing.node, error) from error
 
     def encoder_caches(self) -> list[CacheCounters]:
         """The counters of the nodes that have an encoder cache."""
-        caches = (getattr(node, "encoder_cache", None) for node in self._nodes.values())
-        return [cache.counters for cache in caches if isinstance(cache, EncoderCache)]
+        return [cache.counters for cache in self._caches if isinstance(cache, EncoderCache)]
 
     @torch.inference_mode()
     def run(self, node: str, firings: Sequence[StatelessFiring]) -> list[FiringResult | DalSegnoError]:
@@ -89,73 +87,32 @@ class StatelessNodes:
         items = [self._read(firing) for firing in firings]
         results = iter(self._run(node, [item for item in items if isinstance(item, Item)]))
         return [
-            _fired(firing, next(results)) if isinstance(item, Item) else _failure(node, item)
+            result_of(firing, next(results)) if isinstance(item, Item) else failure_of(node, item)
             for firing, item in zip(firings, items, strict=True)
         ]
 
     def _read(self, firing: StatelessFiring) -> Item | Exception:
         try:
-            return self._item(firing, partial(to_tensor, device=self.device))
+            return item_of(firing, self.device)
         except (ValueError, RuntimeError, TensorGone) as error:  # invalid bytes, or no memory for the tensor
             return error
-
-    @staticmethod
-    def _item(firing: StatelessFiring, read: Callable[[Array | DeviceArray], torch.Tensor]) -> Item:
-        return Item(
-            inputs={name: read(array) for name, array in firing.inputs.items()},
-            args=firing.args,
-            seed=firing.seed,
-            path=firing.path,
-            chunk=firing.chunk,
-        )
 
     def _run(self, node: str, items: Sequence[Item]) -> list[StatelessResult | Exception]:
         if not items:
             return []
         try:
-            results = self._nodes[node].run(items)
+            results: list[StatelessResult | Exception] | None = self._nodes[node].run(items)
         except Exception as error:  # noqa: BLE001 - an error of a model fails this batch only
             _LOGGER.warning(
-                "node %s: %s: %s, in a batch of %d", node, type(error).__name__, error, len(items)
+                "node %s: %s: %s, in a batch of %d", node, type(error).__name__, str(error), len(items)
             )
             if len(items) == 1:
                 return [error]
+            results = None
+        if results is None:  # after the block above, which holds the memory of the batch that failed
             return [result for item in items for result in self._run(node, [item])]
         if len(results) != len(items):
             return [
                 BugError(f"node {node!r} returned {len(results)} results for {len(items)} firings")
             ] * len(items)
         return results
-
-
-def _fired(firing: StatelessFiring, result: StatelessResult | Exception) -> FiringResult | DalSegnoError:
-    node = firing.node
-    if isinstance(result, Exception):
-        return _failure(node, result)
-    try:
-        outputs = {name: _output(tensor, firing.publish.get(name)) for name, tensor in result.outputs.items()}
-        previews = {modality: to_array(tensor) for modality, tensor in result.previews.items()}
-    except (
-        RuntimeError,
-        AttributeError,
-        TypeError,
-    ) as error:  # the device failed, or the output is not a tensor
-        return _failure(node, error)
-    return FiringResult(
-        outputs=outputs,
-        facts=result.facts,
-        stops=result.stops,
-        progress=result.progress,
-        previews=previews,
-    )
-
-
-def _output(tensor: torch.Tensor, publish_on_device: PublishOnDevice | None) -> Array | Handle:
-    handle = publish(publish_on_device, tensor) if publish_on_device is not None else None
-    return handle if handle is not None else to_array(tensor)
-
-
-def _failure(node: str, error: Exception) -> DalSegnoError:
-    if isinstance(error, DalSegnoError):
-        return error
-    return NodeFailedError(f"node {node!r} failed: {type(error).__name__}: {error}")

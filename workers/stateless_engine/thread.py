@@ -2,7 +2,8 @@
 
 `fire` sends one firing and waits for its result. At most `CAPACITY` firings are under way; further callers
 wait. The thread takes all waiting firings, chooses a batch (`MicroScheduler`), runs it, and wakes the loop
-once with the results. An idle thread blocks on its mailbox.
+once with the results. Between two batches each stepped node computes one forward of its runs
+(`stepped_runs`). An idle thread blocks on its mailbox.
 
 The nodes are loaded in the thread, too. Imports no torch.
 """
@@ -17,11 +18,12 @@ from typing import Any, Final, Protocol
 from models.base import ChunkOf
 from models.encoder_cache import CacheCounters
 from shared.errors import BugError, CapacityError, DalSegnoError, WorkerError
-from shared.meters import EncoderMeters
+from shared.meters import EncoderMeters, StepMeters
 from shared.telemetry import timeline
 from workers.data_plane.port import Array, DeviceArray, PublishOnDevice
-from workers.stateless_engine.firing import FiringResult, StatelessFiring, StatelessStats
+from workers.stateless_engine.firing import FiringReport, FiringResult, StatelessFiring, StatelessStats
 from workers.stateless_engine.scheduler import BatchKey, MicroScheduler
+from workers.stateless_engine.stepped_runs import PendingRun, SteppedRuns, Stepper
 from workers.threads.mailbox import Mailbox
 from workers.threads.owner_thread import OwnerThread
 
@@ -44,6 +46,11 @@ class NodeRunner(Protocol):
         """The largest cost of a batch, for the nodes that state one."""
         ...
 
+    @property
+    def steppers(self) -> Mapping[str, Stepper]:
+        """The stepped nodes, by name; the other members are about the other nodes."""
+        ...
+
     def batch_key(self, firing: StatelessFiring) -> BatchKey:
         """The group and the cost of a firing.
 
@@ -61,10 +68,17 @@ class NodeRunner(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _PendingFiring:
+    """A firing that a caller waits for; `report` takes the reports of a stepped run, on the loop."""
+
     firing: StatelessFiring
     result: "asyncio.Future[FiringResult]"
+    report: Callable[[FiringReport], None] | None = None
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self.result.cancelled()
 
 
 class StatelessThread(OwnerThread[NodeRunner]):
@@ -78,6 +92,7 @@ class StatelessThread(OwnerThread[NodeRunner]):
         super().__init__("stateless", self._make_nodes, self._serve_nodes, self._die)
         self._load = make_nodes
         self._waiting: MicroScheduler[_PendingFiring] = MicroScheduler({})
+        self._stepped: dict[str, SteppedRuns] = {}
         self._inbox: Mailbox[_PendingFiring] = Mailbox(CAPACITY)
         self._room = asyncio.Semaphore(CAPACITY)
         self._under_way: set[asyncio.Future[FiringResult]] = set()
@@ -104,34 +119,50 @@ class StatelessThread(OwnerThread[NodeRunner]):
         path: tuple[int, ...] = (),
         chunk: ChunkOf | None = None,
         publish: Mapping[str, PublishOnDevice] | None = None,
+        state: Mapping[str, Array] | None = None,
+        report: Callable[[FiringReport], None] | None = None,
     ) -> FiringResult:
-        """Run a node once; a firing that is cancelled before its batch starts is not run.
+        """Run a node once; a firing that is cancelled before its batch or its next step starts is not run.
+
+        The execution of a stepped node goes on from `state`, if that is not empty, and calls `report`.
 
         Raises:
             DalSegnoError: the firing failed; the others of its batch are not affected.
             CapacityError: the engine is closed.
             BugError: this rank has no such node.
         """
-        nodes = self.made
-        assert nodes is not None, "started"
-        if node not in nodes.max_batch:
-            raise BugError(
-                f"node {node!r} is not a stateless node of this rank; it has {sorted(nodes.max_batch)}"
-            )
+        self._check_known(node)
         firing = StatelessFiring(
-            node=node, inputs=inputs, args=args, seed=seed, path=path, chunk=chunk, publish=publish or {}
+            node=node,
+            inputs=inputs,
+            args=args,
+            seed=seed,
+            path=path,
+            chunk=chunk,
+            publish=publish or {},
+            state=state or {},
         )
         async with self._room:
             result: asyncio.Future[FiringResult] = asyncio.get_running_loop().create_future()
-            # A cancelled firing takes up room in the mailbox until the thread reads it.
-            if not self._inbox.try_put(_PendingFiring(firing, result)):
-                reason = "is closed" if self._inbox.is_closed else f"has {CAPACITY} firings queued"
-                raise CapacityError(f"the stateless engine {reason}; try again later")
+            self._put(_PendingFiring(firing, result, report))
             self._under_way.add(result)
             try:
                 return await result
             finally:
                 self._under_way.discard(result)
+
+    def _check_known(self, node: str) -> None:
+        nodes = self.made
+        assert nodes is not None, "started"
+        known = {*nodes.max_batch, *nodes.steppers}
+        if node not in known:
+            raise BugError(f"node {node!r} is not a stateless node of this rank; it has {sorted(known)}")
+
+    def _put(self, pending: _PendingFiring) -> None:
+        # A cancelled firing takes up room in the mailbox until the thread reads it.
+        if not self._inbox.try_put(pending):
+            reason = "is closed" if self._inbox.is_closed else f"has {CAPACITY} firings queued"
+            raise CapacityError(f"the stateless engine {reason}; try again later")
 
     def stats(self) -> StatelessStats:
         """Return the engine's own counters, not a copy."""
@@ -148,6 +179,10 @@ class StatelessThread(OwnerThread[NodeRunner]):
             nbytes=sum(one.nbytes for one in caches),
         )
 
+    def stepped_nodes(self) -> dict[str, StepMeters]:
+        """Return the counters of the stepped nodes, by name; not copies."""
+        return {node: runs.meters for node, runs in self._stepped.items()}
+
     def _deliver(
         self, batch: Sequence[_PendingFiring], results: Sequence[FiringResult | DalSegnoError]
     ) -> None:
@@ -159,6 +194,11 @@ class StatelessThread(OwnerThread[NodeRunner]):
             else:
                 pending.result.set_result(result)
 
+    @staticmethod
+    def _deliver_report(pending: _PendingFiring, report: FiringReport) -> None:
+        if pending.report is not None and not pending.result.done():
+            pending.report(report)
+
     def _fail_all(self, reason: str) -> None:
         for result in self._under_way:
             if not result.done():
@@ -168,15 +208,28 @@ class StatelessThread(OwnerThread[NodeRunner]):
     def _make_nodes(self) -> NodeRunner:
         nodes = self._load()
         self._waiting = MicroScheduler(nodes.max_batch, nodes.max_cost)
+        self._stepped = {
+            name: SteppedRuns(stepper, report=self._report, end=self._end_run)
+            for name, stepper in nodes.steppers.items()
+        }
         return nodes
 
     def _serve_nodes(self, nodes: NodeRunner) -> None:
-        while not self._inbox.is_closed:
-            for pending in self._inbox.take(wait=not len(self._waiting)):
-                self._add(nodes, pending)
-            self._run_batch(nodes)
+        try:
+            while not self._inbox.is_closed:
+                has_work = len(self._waiting) or any(map(len, self._stepped.values()))
+                for pending in self._inbox.take(wait=not has_work):
+                    self._add(nodes, pending)
+                self._run_batch(nodes)
+                self._run_steps()
+        finally:
+            for runs in self._stepped.values():
+                runs.close()
 
     def _add(self, nodes: NodeRunner, pending: _PendingFiring) -> None:
+        if (runs := self._stepped.get(pending.firing.node)) is not None:
+            runs.add(pending)
+            return
         try:
             key = nodes.batch_key(pending.firing)
         except DalSegnoError as error:
@@ -209,3 +262,23 @@ class StatelessThread(OwnerThread[NodeRunner]):
         self._stats.firings += len(batch)
         self._stats.failed += sum(isinstance(result, DalSegnoError) for result in results)
         self.on_loop(self._deliver, batch, results)
+
+    def _run_steps(self) -> None:
+        """Compute one forward of each stepped node that has runs."""
+        for node, runs in self._stepped.items():
+            if not len(runs) or self._inbox.is_closed:
+                continue
+            begun_s = time.perf_counter()
+            calls = runs.step()
+            ended_s = time.perf_counter()
+            if self._timeline is not None and calls:
+                self._timeline.slice(node, begun_s, ended_s, calls=calls)
+            self._stats.busy_s += ended_s - begun_s
+
+    def _report(self, pending: PendingRun, report: FiringReport) -> None:
+        self.on_loop(self._deliver_report, pending, report)
+
+    def _end_run(self, pending: PendingRun, result: FiringResult | DalSegnoError) -> None:
+        self._stats.firings += 1
+        self._stats.failed += isinstance(result, DalSegnoError)
+        self.on_loop(self._deliver, [pending], [result])

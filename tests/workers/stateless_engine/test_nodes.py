@@ -14,7 +14,8 @@ from shared.errors import BugError, ClientError, DalSegnoError
 from workers.data_plane.arrays import to_array
 from workers.data_plane.port import Array
 from workers.stateless_engine.firing import FiringResult, StatelessFiring
-from workers.stateless_engine.nodes import NodeFailedError, StatelessNodes
+from workers.stateless_engine.nodes import StatelessNodes
+from workers.stateless_engine.results import NodeFailedError
 from workers.stateless_engine.scheduler import BatchKey
 
 CPU = torch.device("cpu")

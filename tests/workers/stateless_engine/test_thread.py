@@ -19,6 +19,7 @@ from workers.data_plane.port import Array
 from workers.stateless_engine import thread as thread_module
 from workers.stateless_engine.firing import FiringResult, StatelessFiring
 from workers.stateless_engine.scheduler import BatchKey
+from workers.stateless_engine.stepped_runs import Stepper
 from workers.stateless_engine.thread import NodeRunner, StatelessThread
 
 
@@ -27,6 +28,7 @@ class ScriptedNodes:
 
     max_batch: Mapping[str, int] = {"vocoder": 4, "encoder": 1}
     max_cost: Mapping[str, float] = {}
+    steppers: Mapping[str, Stepper] = {}
 
     def __init__(self) -> None:
         self.batches: list[tuple[str, list[Any]]] = []
