@@ -1,0 +1,1 @@
+"""Cosmos3 under M*'s names of nodes: `graph`, `processing` and `nodes`."""

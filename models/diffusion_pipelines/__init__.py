@@ -1,0 +1,1 @@
+"""Pipelines of diffusers: folders with a `model_index.json`, for images and videos."""

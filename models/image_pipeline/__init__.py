@@ -1,0 +1,1 @@
+"""Pipelines of diffusers that draw images, in parts: `graph`, `processing` and `nodes`."""

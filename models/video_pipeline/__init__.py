@@ -1,0 +1,1 @@
+"""Pipelines of diffusers that make videos, in parts: `graph`, `processing` and `nodes`."""

@@ -1,0 +1,1 @@
+"""Wan2.2 under M*'s names of nodes: `graph`, `processing` and `nodes`."""

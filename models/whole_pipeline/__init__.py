@@ -1,0 +1,1 @@
+"""Pipelines of images that run as one node: `graph`, `processing` and `nodes`."""

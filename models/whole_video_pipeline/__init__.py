@@ -1,0 +1,1 @@
+"""Pipelines of videos that run as one node: `graph`, `processing` and `nodes`."""
