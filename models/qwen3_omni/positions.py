@@ -1,0 +1,40 @@
+"""Positions on three axes, time, row and column, by transformers' own rule for thinker and talker."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeling
+
+from models.sequence_request import PromptPart
+
+
+def omni_positions(
+    model: Any, prompt_ids: Sequence[int], parts: Sequence[PromptPart]
+) -> tuple[torch.Tensor, int]:
+    """The positions of a prompt's T tokens, (3, T) int32, and the position of the next token.
+
+    Args:
+        model: transformers' thinker or talker, which knows the tokens that stand for media.
+        prompt_ids: the T token ids.
+        parts: the media of the prompt. The grid of audio is the number of its frames.
+    """
+    of = {kind: [part for part in parts if part.modality == kind] for kind in ("image", "video", "audio")}
+    if not of["image"] and not of["video"]:
+        count = len(prompt_ids)
+        return torch.arange(count, dtype=torch.int32).repeat(3, 1), count
+    found, _ = modeling.Qwen3OmniMoePreTrainedModelForConditionalGeneration.get_rope_index(
+        model,
+        torch.tensor([prompt_ids]),
+        image_grid_thw=_grids(of["image"]),
+        video_grid_thw=_grids(of["video"]),
+        attention_mask=torch.ones(1, len(prompt_ids), dtype=torch.int64),
+        audio_seqlens=torch.tensor([part.grid[0] for part in of["audio"]]),
+        second_per_grids=torch.tensor([part.seconds for part in of["video"]]),
+    )
+    positions: torch.Tensor = found[:, 0].round().to(torch.int32)
+    return positions, int(positions.max()) + 1
+
+
+def _grids(parts: Sequence[PromptPart]) -> torch.Tensor | None:
+    return torch.tensor([part.grid for part in parts]) if parts else None

@@ -1,0 +1,1 @@
+"""Tests of Qwen3-Omni."""
