@@ -1,0 +1,1 @@
+"""Speech to text: `POST /v1/audio/transcriptions` and `/v1/audio/translations`."""
