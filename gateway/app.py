@@ -41,6 +41,8 @@ from gateway.speech.routes import speech_routes
 from gateway.texts.embeddings import embedding_routes
 from gateway.texts.rerank import rerank_routes
 from gateway.texts.score import score_routes
+from gateway.transcriptions.routes import transcription_routes
+from gateway.videos.routes import video_routes
 from shared.closest_match import closest_match
 from shared.errors import DalSegnoError
 from shared.log.nats import jetstream
@@ -77,7 +79,12 @@ async def run(options: GatewayOptions, listening: Callable[[str], None] | None =
     keys = api_keys(settings)
     listener = server.bind(settings.host, settings.port)
     gateway = Gateway(
-        ServedModel.of(options.config), Subjects(options.prefix), new_origin(), settings, options.config.media
+        ServedModel.of(options.config),
+        Subjects(options.prefix),
+        new_origin(),
+        settings,
+        options.config.media,
+        options.config.nats.max_age_s,
     )
     app = create_app(gateway, keys, logs_requests=options.config.logs.requests)
     _LOGGER.info("listening on %s", server.url_of(listener))
@@ -113,7 +120,9 @@ def create_app(
         service_routes,
         generate_routes,
         speech_routes,
+        transcription_routes,
         image_routes,
+        video_routes,
         embedding_routes,
         rerank_routes,
         score_routes,

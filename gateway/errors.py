@@ -159,7 +159,7 @@ def of_failure(failure: Failure, places: Mapping[str, Sequence[str]] = MappingPr
     the body.
     """
     status = _STATUSES.get(failure.code, _http_status(failure.status))
-    message, param = in_openais_words(failure.code, failure.message), None
+    message, param = in_openais_words(failure.code, failure.message), failure.param
     named = _NAMED.search(message)
     known = places.get(named[1], ()) if named is not None else ()
     if named is not None and int(named[2]) < len(known):

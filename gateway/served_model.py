@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from configs.deployment import DeploymentConfig
 from models import registry
+from models.base import ModelGraph
+from models.checkpoints.files import CheckpointError
 from shared.errors import ModelNotFoundError
 
 
@@ -22,6 +25,7 @@ class ServedModel:
         voices: the voices of a model that speaks, the default one first.
         options: the family's own request parameters; None: it has none.
         takes_texts: a request on the log may have several texts.
+        remarks: what is to be known of the checkpoint, in sentences.
     """
 
     name: str
@@ -34,6 +38,7 @@ class ServedModel:
     voices: tuple[str, ...] = ()
     options: type[msgspec.Struct] | None = None
     takes_texts: bool = False
+    remarks: tuple[str, ...] = ()
 
     @property
     def takes_media(self) -> bool:
@@ -54,6 +59,7 @@ class ServedModel:
             voices=config.known_voices,
             options=graph.options,
             takes_texts=graph.takes_texts,
+            remarks=_remarks(graph, config),
         )
 
     def check_model(self, name: str | None) -> None:
@@ -64,3 +70,14 @@ class ServedModel:
         """
         if name is not None and name != self.name:
             raise ModelNotFoundError(name, self.name)
+
+
+def _remarks(graph: ModelGraph, config: DeploymentConfig) -> tuple[str, ...]:
+    """What the family says of the checkpoint; nothing on a machine that does not have it."""
+    checkpoint = Path(config.checkpoint)
+    if graph.remarks is None or not checkpoint.is_dir():
+        return ()
+    try:
+        return tuple(graph.remarks(checkpoint, config.model_kwargs))
+    except CheckpointError:  # the workers refuse it
+        return ()

@@ -62,6 +62,28 @@ def file_of(form: TensorFormat, head: TensorHead, data: Iterable[bytes], nbytes:
     return iter(data)
 
 
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """A tensor of a safetensors file; `dtype` as that format names it, such as `F32`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+def safetensors_header(entries: Iterable[TensorEntry]) -> bytes:
+    """The bytes of a safetensors file before the data of its tensors, which follow one another."""
+    header: dict[str, Any] = {}
+    end = 0
+    for one in entries:
+        start, end = end, end + one.nbytes
+        header[one.name] = {"dtype": one.dtype, "shape": one.shape, "data_offsets": [start, end]}
+    text = msgspec.json.encode(header)
+    text += b" " * (-len(text) % _SAFETENSORS_ALIGN)
+    return struct.pack("<Q", len(text)) + text
+
+
 def base64_of(data: Iterable[bytes]) -> Iterator[bytes]:
     """The Base64 text of bytes that arrive in pieces."""
     rest = b""
@@ -74,14 +96,7 @@ def base64_of(data: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _safetensors(head: TensorHead, data: Iterable[bytes], nbytes: int) -> Iterator[bytes]:
-    entry = {
-        "dtype": _SAFETENSORS_TYPES[head.dtype],
-        "shape": list(head.shape),
-        "data_offsets": [0, nbytes],
-    }
-    header = msgspec.json.encode({head.name: entry})
-    header += b" " * (-len(header) % _SAFETENSORS_ALIGN)
-    yield struct.pack("<Q", len(header)) + header
+    yield safetensors_header([TensorEntry(head.name, _SAFETENSORS_TYPES[head.dtype], head.shape, nbytes)])
     yield from data
 
 

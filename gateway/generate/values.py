@@ -57,7 +57,11 @@ class ValueAssembler:
 
     def bytes_of(self, value: OutputValue) -> bytes:
         """A value's bytes, all at once."""
-        return b"".join(self._spool.blocks(value.spans))
+        return b"".join(self.blocks(value))
+
+    def blocks(self, value: OutputValue) -> Iterator[bytes]:
+        """A value's bytes, in blocks."""
+        return self._spool.blocks(value.spans)
 
     def forget_sent(self) -> None:
         """Free the bytes of all values, unless one is incomplete."""

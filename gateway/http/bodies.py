@@ -107,7 +107,7 @@ def check_known(
     if name in known:
         return
     near = hint or closest_match(name, known, cutoff=0.5)
-    advice = f"did you mean {near!r}?" if near else f"expected one of {', '.join(known)}"
+    advice = f"did you mean {near!r}?" if near else f"expected one of {', '.join(dict.fromkeys(known))}"
     raise InvalidParamError(
         f"{where}{name}"[:200], f"{where}{name[:80]}: {what}; {advice}", code="unknown_parameter"
     )

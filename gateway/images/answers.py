@@ -18,6 +18,7 @@ from gateway.errors import HttpError
 from gateway.generate.values import OutputValue, ValueAssembler
 from gateway.http.lines import server_sent_event
 from gateway.images.files import form_of, shown, size_of
+from gateway.media.file_links import FileLinks
 from gateway.requests.response import DocumentFormat
 from shared.events import OutputChunk, Usage
 from shared.output_pieces import PieceAssembler, whole_metadata
@@ -41,12 +42,20 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class ImagesDocument(DocumentFormat):
-    """All images in one document, in the order of the choices."""
+    """All images in one document, in the order of the choices.
+
+    Attributes:
+        created_s: the time of the request, in seconds since 1970.
+        choices: the number of images.
+        links: stores the images, and gives their addresses; None: the document has the images themselves.
+    """
 
     created_s: int
     choices: int
+    links: FileLinks | None = None
     _values: list[ValueAssembler] = field(init=False)
     _images: list[list[OutputValue]] = field(init=False)
+    _urls: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._values = [ValueAssembler("raw") for _ in range(self.choices)]
@@ -57,13 +66,22 @@ class ImagesDocument(DocumentFormat):
             self._images[choice].append(value)
         return b""
 
+    async def prepare(self) -> None:
+        if self.links is None:
+            return
+        for values, image in self._drawn():
+            kind = str(image.metadata.get("content_type", ""))
+            self._urls.append(await self.links.stored(values.bytes_of(image), kind))
+
     def complete(self, usage: Usage) -> Iterator[bytes]:
-        images = [
-            (values, one) for values, found in zip(self._values, self._images, strict=True) for one in found
-        ]
+        images = self._drawn()
         yield b'{"created":%d,"data":[' % self.created_s
         for number, (values, image) in enumerate(images):
-            yield b',{"b64_json":"' if number else b'{"b64_json":"'
+            yield b"," if number else b""
+            if self.links is not None:
+                yield msgspec.json.encode({"url": self._urls[number]})
+                continue
+            yield b'{"b64_json":"'
             yield from values.base64(image)
             yield b'"}'
         about: dict[str, Any] = {"background": "opaque"}
@@ -75,6 +93,12 @@ class ImagesDocument(DocumentFormat):
     def close(self) -> None:
         for values in self._values:
             values.close()
+
+    def _drawn(self) -> list[tuple[ValueAssembler, OutputValue]]:
+        """All images, each with the assembler that has its bytes."""
+        return [
+            (values, one) for values, found in zip(self._values, self._images, strict=True) for one in found
+        ]
 
 
 @dataclass(slots=True)

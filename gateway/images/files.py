@@ -9,8 +9,6 @@ import av
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 
-MEDIA_TYPES: Final[Mapping[str, str]] = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
-"""The MIME types of the formats that an image may be asked for in."""
 _CHANNELS: Final = 3
 
 

@@ -22,7 +22,7 @@ from shared.validation_errors import described
 _FILES: Final = ("image", "image[]")
 _TEXTS: Final = frozenset(
     {"prompt", "model", "size", "quality", "background", "moderation", "output_format", "response_format",
-     "input_fidelity", "user", "request_id"}
+     "input_fidelity", "user", "request_id", "aspect", "negative_prompt"}
 )  # fmt: skip
 """Fields of a form that stay text; others, such as numbers, are read as JSON."""
 
@@ -55,18 +55,22 @@ def _of_form(form: FormData) -> EditBody:
     images: list[MediaSource] = []
     for name, value in form.multi_items():
         if name in _FILES:
-            images.append(_uploaded(len(images), value))
+            images.append(uploaded(f"image[{len(images)}]", value))
         elif isinstance(value, UploadFile):
             fields[name] = value.filename or "a file"  # refused by name: no other field takes a file
         elif name in fields:
             raise InvalidParamError(name, f"{name}: expected it once, found it more than once")
         elif value:
-            fields[name] = value if name in _TEXTS else _value(value)
+            fields[name] = value if name in _TEXTS else value_of(value)
     return EditBody(fields, _checked("image", images))
 
 
-def _uploaded(number: int, file: object) -> MediaSource:
-    where = f"image[{number}]"
+def uploaded(where: str, file: object) -> MediaSource:
+    """The image of a form's field; `where` names the field.
+
+    Raises:
+        InvalidParamError: the field is no file.
+    """
     if not isinstance(file, UploadFile):
         raise InvalidParamError(where, f"{where}: expected a file, found text")
     return UploadedSource(
@@ -83,7 +87,8 @@ def _declared(kind: str | None) -> str:
     return "" if kind in (None, "application/octet-stream") else kind or ""
 
 
-def _value(text: str) -> Any:
+def value_of(text: str) -> Any:
+    """The value of a form's field: that of its JSON, or else the text itself."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
@@ -94,10 +99,15 @@ def _referred(found: object) -> list[MediaSource]:
     """The images of a JSON body: `[{"image_url": ...}, {"file_id": ...}]`."""
     if found is not None and not isinstance(found, list):
         raise InvalidParamError("images", f"images: expected an array, found {described(found)}")
-    return _checked("images", [_reference(f"images[{n}]", one) for n, one in enumerate(found or [])])
+    return _checked("images", [reference(f"images[{n}]", one) for n, one in enumerate(found or [])])
 
 
-def _reference(where: str, found: object) -> MediaSource:
+def reference(where: str, found: object) -> MediaSource:
+    """The image that an object with an `image_url` or a `file_id` refers to; `where` is its place.
+
+    Raises:
+        InvalidParamError: it is no such object.
+    """
     if not isinstance(found, Mapping):
         raise InvalidParamError(where, f"{where}: expected an object, found {described(found)}")
     for name in found:

@@ -15,6 +15,7 @@ from gateway.errors import HttpError
 from gateway.http.lines import server_sent_event
 from gateway.openai.logprobs import ListedToken, TokenList, chat_logprobs, completion_logprobs
 from gateway.openai.outputs import ImageParts
+from gateway.openai.sound import ChatSound, SoundReader
 from gateway.openai.tool_calls import ToolCalling
 from gateway.requests.response import DocumentFormat
 from gateway.requests.resume import StreamPosition
@@ -32,6 +33,7 @@ class AnswerHead:
         choices: the number of answers.
         with_logprobs: tokens are listed with their log probabilities.
         tool_calling: the reader of tool calls; None for a request without tools.
+        sound: that of the answer; None for an answer without.
     """
 
     request_id: str
@@ -40,6 +42,7 @@ class AnswerHead:
     choices: int = 1
     with_logprobs: bool = False
     tool_calling: ToolCalling | None = None
+    sound: ChatSound | None = None
 
     def of(self, object_name: str) -> dict[str, Any]:
         return {
@@ -140,16 +143,22 @@ class ChatStream(_Stream):
         calling = head.tool_calling
         self._calls = [calling.reader(head.request_id, n) for n in range(head.choices)] if calling else []
         self._images = [ImageParts() for _ in range(head.choices)]
+        self._sounds = [head.sound.reader(n) for n in range(head.choices)] if head.sound else []
 
     def _read(self, choice: int, chunk: OutputChunk) -> dict[str, Any] | None:
         if (image := self._images[choice].push(chunk)) is not None:
             return {"delta": {"images": [image]}}
+        if self._sounds:
+            delta = self._sounds[choice].delta(chunk)
+            return {"delta": delta} if delta else None
         if not self._calls:
             return super()._read(choice, chunk)
         delta = self._calls[choice].push(chunk.text)
         return {"delta": delta} if delta else None
 
     def _last(self, choice: int, finish_reason: str) -> tuple[dict[str, Any], str]:
+        if self._sounds:
+            return {"delta": self._sounds[choice].last_delta()}, finish_reason
         if not self._calls:
             return super()._last(choice, finish_reason)
         return {"delta": self._calls[choice].end()}, self._calls[choice].reason(finish_reason)
@@ -188,6 +197,7 @@ class _ChoiceParts:
     listed: list[ListedToken] = field(default_factory=list)
     images: list[dict[str, Any]] = field(default_factory=list)
     reader: ImageParts = field(default_factory=ImageParts)
+    sound: SoundReader | None = None
     finish_reason: str | None = None
 
 
@@ -198,13 +208,16 @@ class _Document(DocumentFormat):
 
     def __init__(self, head: AnswerHead) -> None:
         self._head = head
-        self._choices = [_ChoiceParts() for _ in range(head.choices)]
+        sound = head.sound
+        self._choices = [_ChoiceParts(sound=sound.reader(n) if sound else None) for n in range(head.choices)]
 
     def chunk(self, choice: int, chunk: OutputChunk) -> bytes:
         parts = self._choices[choice]
         parts.texts.append(chunk.text)
         if (image := parts.reader.push(chunk)) is not None:
             parts.images.append(image)
+        if parts.sound is not None:
+            parts.sound.push(chunk)
         if self._head.with_logprobs:
             parts.listed += parts.tokens.add(chunk)
         return b""
@@ -248,6 +261,8 @@ class ChatDocument(_Document):
             finish_reason = calls.reason(finish_reason)
         if images := self._choices[choice].images:
             message["images"] = images
+        if (sound := self._choices[choice].sound) is not None:
+            message |= {"content": None, "audio": sound.whole(text)}
         return {"message": message}, finish_reason
 
     def _logprobs(self, listed: list[ListedToken]) -> dict[str, Any]:

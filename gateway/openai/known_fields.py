@@ -35,7 +35,6 @@ CHAT_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     **NEUTRAL,
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "audio": (),
     "prediction": (),
     "web_search_options": (),
     "reasoning_effort": (),
@@ -107,8 +106,6 @@ def check_chat_fields(body: Mapping[str, Any]) -> None:
     for number, message in _objects(body.get("messages")):
         where = f"messages[{number}]"
         _check(where, message, _MESSAGE)
-        if message.get("audio") is not None:
-            raise NotSupportedError(f"{where}.audio", message["audio"], "null")
         for part_number, part in _objects(message.get("content")):
             _check(f"{where}.content[{part_number}]", part, _PART if part.get("type") == "text" else part)
         for call_number, call in _objects(message.get("tool_calls")):

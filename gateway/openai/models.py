@@ -10,8 +10,9 @@ from models.base import EMBEDDING, SCORE
 def model_document(gateway: Gateway) -> dict[str, Any]:
     """Return OpenAI's fields of the model, and ours.
 
-    `options` is the JSON schema of the parameters that only this model's family has. `limits` are those of
-    one request; sizes are in bytes.
+    `options` is the JSON schema of the parameters that only this model's family has. `remarks` are sentences
+    about the checkpoint, such as that its safety checker is on. `limits` are those of one request; sizes are
+    in bytes.
     """
     served, settings, media = gateway.served, gateway.settings, gateway.media_settings
     limits: dict[str, Any] = {
@@ -44,6 +45,7 @@ def model_document(gateway: Gateway) -> dict[str, Any]:
         "output_modalities": list(served.outputs),
         "media": {name: dict(facts) for name, facts in served.media.items()},
         "voices": list(served.voices),
+        "remarks": list(served.remarks),
         "limits": limits,
         "options": options.schema(served.options),
     }

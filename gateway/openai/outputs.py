@@ -1,4 +1,4 @@
-"""Outputs of chats: text, and images as parts of a message.
+"""Outputs of chats: text, sound (`gateway.openai.sound`), and images as parts of a message.
 
 OpenAI's API has no images in the answer of a chat. Here they are in `images` of a message, and of a stream's
 delta, as OpenRouter has them: parts with data URLs, as a message of a user has them. The `content` remains a
@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gateway.errors import InvalidParamError, NotSupportedError
+from gateway.errors import InvalidParamError
 from gateway.served_model import ServedModel
 from shared.events import OutputChunk
 from shared.output_pieces import PieceAssembler
 from shared.validation_errors import described
 
 _TEXT, IMAGE = "text", "image"
-_OUTPUTS: Final = (_TEXT, IMAGE)
+_OUTPUTS: Final = (_TEXT, IMAGE, "audio")
 
 
 def check_outputs(outputs: Sequence[str], served: ServedModel) -> None:
@@ -30,8 +30,6 @@ def check_outputs(outputs: Sequence[str], served: ServedModel) -> None:
         InvalidParamError: there is one.
     """
     for output in outputs:
-        if output == "audio":
-            raise NotSupportedError("modalities", list(outputs), '["text"]')
         if output not in _OUTPUTS or output not in served.outputs:
             known = ", ".join(one for one in _OUTPUTS if one in served.outputs)
             raise InvalidParamError(

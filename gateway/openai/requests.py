@@ -25,6 +25,7 @@ from gateway.openai.known_fields import (
     check_stream_options,
 )
 from gateway.openai.prompts import prompt_inputs, prompt_list
+from gateway.openai.sound import SoundFields
 from gateway.requests.parsed_request import ModelRequest
 from models import options
 from models.options import Options
@@ -91,6 +92,11 @@ class _Request(ModelRequest, frozen=True, kw_only=True):
     def outputs(self) -> list[str]:
         """The output modalities of the answer."""
         return ["text"]
+
+    @property
+    def sound(self) -> SoundFields | None:
+        """The form of the sound of the answer."""
+        return None
 
     @property
     def answers(self) -> int:
@@ -204,10 +210,15 @@ class ChatRequest(_Request, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     modalities: Annotated[list[str], Meta(min_length=1)] | None = None
+    audio: SoundFields | None = None
 
     @property
     def outputs(self) -> list[str]:
         return ["text"] if self.modalities is None else self.modalities
+
+    @property
+    def sound(self) -> SoundFields | None:
+        return self.audio
 
     @property
     def limit_tokens(self) -> tuple[str, int | None]:

@@ -7,15 +7,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 
+from gateway.client_key import key_name
 from gateway.http.bodies import body_schema, read_object
 from gateway.media import parts
 from gateway.media.intake import MediaIntake
 from gateway.openai.answers import AnswerHead, ChatDocument, ChatStream, CompletionDocument, CompletionStream
+from gateway.openai.earlier_sound import with_transcripts
 from gateway.openai.models import model_document
 from gateway.openai.outputs import check_outputs
 from gateway.openai.requests import ChatRequest, CompletionRequest, parse
+from gateway.openai.sound import AUDIO, ID_PREFIX, ChatSound, SoundFields, check_sound, kind_of
 from gateway.openai.tool_calls import ToolCalling
 from gateway.requests import resume
 from gateway.requests.choices import split
@@ -24,6 +28,7 @@ from gateway.requests.response import AnswerFormat, AnswerResponse, RequestGroup
 from gateway.requests.resume import StreamPosition
 from gateway.requests.service import Gateway
 from gateway.requests.submission import SubmissionRecord
+from gateway.sound.encoder import PcmFormat
 from models.text.tool_calls import offered
 from shared.errors import ClientError
 from shared.events import Inputs
@@ -32,16 +37,19 @@ _R = TypeVar("_R", ChatRequest, CompletionRequest)
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 NOT_SERVED: Final = (
-    "assistants", "audio/transcriptions", "audio/translations", "audio/voices", "batches", "containers",
-    "conversations", "evals", "fine_tuning", "images/variations", "moderations", "organization",
-    "realtime", "responses", "threads", "uploads", "vector_stores", "videos",
+    "assistants", "batches", "containers", "conversations", "evals", "fine_tuning",
+    "moderations", "organization", "realtime", "responses", "threads", "uploads", "vector_stores",
 )  # fmt: skip
 """OpenAI's other routes, by their path after `/v1/`."""
 
 
+_NEVER_S: Final = 2**31 - 1
+"""The expiry of what is kept for ever: OpenAI's clients expect a time."""
 _ROUTES: Final = {
+    "transcript": "/v1/audio/transcriptions",
     "audio": "/v1/audio/speech",
     "image": "/v1/images/generations",
+    "video": "/v1/videos",
     "score": "/v1/rerank",
     "embedding": "/v1/embeddings",
 }
@@ -85,7 +93,8 @@ class NotServedError(ClientError):
         super().__init__(
             f"{method} {path[:200]} is a route of OpenAI that is not served here; expected one of "
             f"POST {CHAT}, POST {COMPLETIONS}, POST /v1/embeddings, POST /v1/rerank, POST /v1/score, "
-            "POST /v1/audio/speech, POST /v1/images/generations, POST /v1/images/edits, POST /v1/files, "
+            "POST /v1/audio/speech, POST /v1/audio/transcriptions, POST /v1/audio/translations, "
+            "POST /v1/images/generations, POST /v1/images/edits, POST /v1/videos, POST /v1/files, "
             "GET /v1/models"
         )
 
@@ -108,8 +117,9 @@ def openai_routes(gateway: Gateway) -> APIRouter:
     async def chat(request: Request) -> Response:
         fields = await read_object(request)
         placed = parts.place(fields.get("messages"), check_modality=intake.check_modality)
-        if placed.sources:
-            fields = {**fields, "messages": placed.messages}
+        messages = await with_transcripts(gateway, placed.messages, key_name(request.scope))
+        if messages is not fields.get("messages"):
+            fields = {**fields, "messages": messages}
         body = parse(ChatRequest, fields, gateway.served.options)
         group, position = _group(gateway, body, request, CHAT, "chatcmpl")
         group = replace(
@@ -149,7 +159,7 @@ def _answer(
     stream, document = formats
 
     def make_format(recorded: SubmissionRecord) -> AnswerFormat:
-        head = _head(gateway, group, recorded)
+        head = _head(gateway, group, recorded, body.sound)
         if body.stream:
             return stream(head, includes_usage=body.includes_usage, position=position)
         return document(head)
@@ -167,9 +177,16 @@ def _group(
     settings = gateway.settings
     check_outputs(body.outputs, gateway.served)
     prompts = body.prompts(settings)
+    voice = check_sound(
+        body.sound,
+        body.outputs,
+        is_stream=bool(body.stream),
+        has_tools=offered(prompts[0]) is not None,
+        served=gateway.served,
+    )
     if offered(prompts[0]) and gateway.liveness.every_worker_was_ready and gateway.tool_calls is None:
         raise NoToolsError(gateway.served.name)
-    params = body.params(settings)
+    params = msgspec.structs.replace(body.params(settings), voice=voice)
     parsed = parsed_request(
         request, body, settings, id_prefix=prefix, model=body.model, inputs=prompts[0], params=params
     )
@@ -181,7 +198,9 @@ def _group(
     return RequestGroup(route=route, requests=choices, n=body.answers), position
 
 
-def _head(gateway: Gateway, group: RequestGroup, recorded: SubmissionRecord) -> AnswerHead:
+def _head(
+    gateway: Gateway, group: RequestGroup, recorded: SubmissionRecord, sound: SoundFields | None
+) -> AnswerHead:
     return AnswerHead(
         request_id=group.request_id,
         model=gateway.served.name,
@@ -189,6 +208,19 @@ def _head(gateway: Gateway, group: RequestGroup, recorded: SubmissionRecord) -> 
         choices=len(group.requests),
         with_logprobs=group.requests[0].params.logprobs is not None,
         tool_calling=_tool_calling(gateway, group.requests[0].inputs),
+        sound=None if sound is None else _sound(gateway, group, recorded, sound),
+    )
+
+
+def _sound(
+    gateway: Gateway, group: RequestGroup, recorded: SubmissionRecord, sound: SoundFields
+) -> ChatSound:
+    age_s = gateway.log_max_age_s
+    return ChatSound(
+        kind=kind_of(sound),
+        pcm_format=PcmFormat.of(gateway.served.media[AUDIO]),
+        ids=[f"{ID_PREFIX}{one.request_id}" for one in group.requests],
+        expires_s=_NEVER_S if age_s is None else recorded.created_s + int(age_s),
     )
 
 

@@ -31,6 +31,7 @@ from shared.meters import (
     EncoderMeters,
     GuideMeters,
     PrefixMeters,
+    StepMeters,
     TensorMeters,
     WorkerMeters,
 )
@@ -269,6 +270,9 @@ class Snapshot:
         yield from _prefixes(_field(meters, "prefix"))
         yield from _guides(_field(meters, "guides"))
         yield from _encoders(_field(meters, "encoders"))
+        yield from _stepped(
+            {(*who, node): one for who, found in meters.items() for node, one in found.stepped.items()}
+        )
 
 
 def _prefixes(meters: Mapping[LabelValues, PrefixMeters]) -> Iterator[Metric]:
@@ -287,6 +291,18 @@ def _encoders(meters: Mapping[LabelValues, EncoderMeters]) -> Iterator[Metric]:
     yield counter("worker_encoder_cache_lookups", help_, ("rank", "kind"), _by_kind(meters, _ENCODER_KINDS))
     help_ = "Size of what encoders keep of media, in bytes."
     yield gauge("worker_encoder_cache_bytes", help_, ("rank",), _field(meters, "nbytes"))
+
+
+def _stepped(meters: Mapping[LabelValues, StepMeters]) -> Iterator[Metric]:
+    label = ("rank", "node")
+    help_ = "Runs of a node that runs in steps: under way, or waiting to be started."
+    yield gauge("worker_node_runs", help_, label, _field(meters, "runs"))
+    help_ = "Duration of one step of a node that runs in steps."
+    yield histogram("worker_node_step_seconds", help_, label, _field(meters, "step_s"))
+    help_ = "Runs that one step of such a node computes together."
+    yield histogram("worker_node_step_runs", help_, label, _field(meters, "calls"))
+    help_ = "Time of a run's step by itself, as a multiple of its time in the best batch."
+    yield gauge("worker_node_batch_gain", help_, label, _field(meters, "gain"))
 
 
 def _guides(meters: Mapping[LabelValues, GuideMeters]) -> Iterator[Metric]:

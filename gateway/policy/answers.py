@@ -17,7 +17,8 @@ from shared.events import OutputChunk, Usage
 from shared.output_pieces import PieceAssembler
 
 MEDIA_TYPE: Final = "application/msgpack"
-_ACTION: Final = "action"
+ACTION: Final = "action"
+"""The modality of a policy's output."""
 
 
 @dataclass(slots=True)
@@ -37,7 +38,7 @@ class ActionsDocument(DocumentFormat):
     _actions: Array | None = None
 
     def chunk(self, choice: int, chunk: OutputChunk) -> bytes:
-        if chunk.modality == _ACTION and (whole := self._pieces.push(chunk.metadata, chunk)) is not None:
+        if chunk.modality == ACTION and (whole := self._pieces.push(chunk.metadata, chunk)) is not None:
             data = b"".join(one.data or b"" for one in whole)
             self._actions = Array("<f4", tuple(chunk.metadata["shape"]), data)
         return b""

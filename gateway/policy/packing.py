@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgpack
-import msgspec
 
+from gateway.generate.tensor_files import TensorEntry, safetensors_header
 from shared.errors import ClientError
 
 PROMPTS: Final = ("prompt", "task")
@@ -88,15 +88,11 @@ def pack(answer: Mapping[str, Any]) -> bytes:
 
 def file_of(arrays: Mapping[str, Array]) -> bytes:
     """The bytes of a safetensors file with these arrays."""
-    header: dict[str, Any] = {}
-    end = 0
-    for name, array in arrays.items():
-        start, end = end, end + len(array.data)
-        kind, _ = _TYPES[array.dtype]
-        header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": [start, end]}
-    head = msgspec.json.encode(header)
-    head += b" " * (-len(head) % 8)
-    return b"".join([struct.pack("<Q", len(head)), head, *(array.data for array in arrays.values())])
+    entries = (
+        TensorEntry(name, _TYPES[array.dtype][0], array.shape, len(array.data))
+        for name, array in arrays.items()
+    )
+    return b"".join([safetensors_header(entries), *(array.data for array in arrays.values())])
 
 
 def _flat(found: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:

@@ -13,14 +13,13 @@ from fastapi.responses import Response as PlainResponse
 from gateway.media.intake import MediaIntake
 from gateway.media.sources import InlineSource
 from gateway.policy import packing, session
-from gateway.policy.answers import MEDIA_TYPE, ActionsDocument
+from gateway.policy.answers import ACTION, MEDIA_TYPE, ActionsDocument
 from gateway.requests.parsed_request import DeliveryFields, parsed_request
 from gateway.requests.response import AnswerFormat, AnswerResponse, RequestGroup
 from gateway.requests.service import Gateway
 from gateway.requests.submission import SubmissionRecord
 from shared.events import Inputs, Params
 
-ACTION: Final = "action"
 _BINARY: Final = {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}
 _BODY: Final[dict[str, Any]] = {"requestBody": {"required": True, "content": _BINARY}}
 

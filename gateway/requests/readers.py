@@ -267,8 +267,15 @@ class ReaderRegistry:
             _LOGGER.warning("the readers of request %s could not be announced: %s", readers.request_id, error)
 
 
-def cancel_of(request_id: str, reason: str, origin: str, number: int) -> RequestCancel:
+def cancel_of(
+    request_id: str, reason: str, origin: str, number: int, *, deletes: bool = False
+) -> RequestCancel:
     """The event that cancels a request; `number` counts the events of the gateway `origin`."""
     return RequestCancel(
-        id=f"{origin}.{number}", writer=origin, number=number, request_id=request_id, reason=reason
+        id=f"{origin}.{number}",
+        writer=origin,
+        number=number,
+        request_id=request_id,
+        reason=reason,
+        deletes=deletes,
     )

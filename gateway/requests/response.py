@@ -80,6 +80,15 @@ class ShowsAdvice(Protocol):
 
 
 @runtime_checkable
+class PreparesEnd(Protocol):
+    """A format that has something to do before its end, such as storing files."""
+
+    async def prepare(self) -> None:
+        """Called after the last choice has ended, before `complete`. Its error is that of the answer."""
+        ...
+
+
+@runtime_checkable
 class HoldsFiles(Protocol):
     """A format that holds files, which are closed when the response has ended."""
 
@@ -262,6 +271,8 @@ class AnswerResponse(Response):
             await self._write(self._format.ended(choice, item.finish_reason))
 
     async def _end(self) -> None:
+        if isinstance(self._format, PreparesEnd):
+            await self._format.prepare()
         usage = self._tally.usage
         self._observation.end(FINISHED, usage)
         faults.reach("gateway.end.relaying")

@@ -72,7 +72,10 @@ class InFlightAnswers:
 
 
 class Gateway:
-    """One gateway. `origin` is its name on the log, new for every process."""
+    """One gateway. `origin` is its name on the log, new for every process.
+
+    `log_max_age_s` is the age at which events leave the log; None: they do not.
+    """
 
     def __init__(
         self,
@@ -81,6 +84,7 @@ class Gateway:
         origin: str,
         settings: GatewaySettings | None = None,
         media: MediaSettings | None = None,
+        log_max_age_s: float | None = None,
     ) -> None:
         self.served = served
         self.settings = settings or GatewaySettings()
@@ -88,6 +92,7 @@ class Gateway:
         self.meter = Meter()
         self.subjects = subjects
         self.origin = origin
+        self.log_max_age_s = log_max_age_s
         self.started_s = int(time.time())
         self.liveness = Liveness(served.ranks)
         self.in_flight = InFlightAnswers()

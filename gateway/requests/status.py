@@ -12,7 +12,7 @@ gateway has recently seen a decision about it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, Literal, TypeAlias
 
@@ -33,6 +33,7 @@ from shared.events import (
     RequestFailed,
     RequestFinished,
     RequestRejected,
+    RequestResumed,
     RequestSubmitted,
     Usage,
     decode,
@@ -41,6 +42,7 @@ from shared.events import (
 )
 from shared.ids import RequestId
 from shared.log.port import Log, LogUnavailableError, StoredRecord
+from shared.request_output import writers_of
 from shared.subject_rules import check_event_subject
 from shared.subjects import Subjects
 
@@ -82,6 +84,8 @@ class PartStatus(msgspec.Struct, kw_only=True):
         seq: the position of its submission; None without one. The submission may be malformed; then there is
             no event, and the conductor rejects it.
         is_known: a conductor decided something about it, so it was submitted.
+        is_deleted: a client has deleted its output.
+        writers: those that may write its output by the latest placement, as `w<rank>`.
     """
 
     id: str
@@ -91,6 +95,8 @@ class PartStatus(msgspec.Struct, kw_only=True):
     event: RequestSubmitted | None = None
     status: Status = "waiting"
     is_known: bool = False
+    is_deleted: bool = False
+    writers: tuple[str, ...] = ()
     finish_reason: str | None = None
     usage: Usage | None = None
     failure: Failure | None = None
@@ -103,8 +109,11 @@ class PartStatus(msgspec.Struct, kw_only=True):
                 self.status, self.failure, self.ended_ns = "waiting", None, None
             return
         self.is_known = self.is_known or isinstance(event, RequestAdmitted | _ENDS)
+        self.is_deleted = self.is_deleted or (isinstance(event, RequestCancel) and event.deletes)
         if self.seq is None or self.status in ENDED:
             return
+        if isinstance(event, RequestAdmitted | RequestResumed):
+            self.writers = tuple(writers_of(event))
         match event:
             case RequestAdmitted() if self.status == "waiting":
                 self.status = "running"
@@ -143,17 +152,71 @@ class PartStatus(msgspec.Struct, kw_only=True):
         }
 
 
+class StatusFold:
+    """The statuses of several requests: a fold over their records in log order; pure.
+
+    Attributes:
+        parts: the statuses by request id.
+        seq: the position of the last record that was folded.
+    """
+
+    def __init__(self, subjects: Subjects, request_ids: Iterable[str]) -> None:
+        self.parts = {one: PartStatus(id=one) for one in request_ids}
+        self.seq = 0
+        self._subjects = subjects
+        self._fence = EpochFence()
+
+    @property
+    def watched(self) -> list[str]:
+        """The subjects of the records that count."""
+        subjects = self._subjects
+        kinds = (subjects.request, subjects.control, subjects.walk)
+        return [subjects.epoch, *(kind(one) for one in self.parts for kind in kinds)]
+
+    async def read(self, log: Log) -> None:
+        """Fold what the log has now.
+
+        Raises:
+            LogUnavailableError: the log does not answer.
+        """
+        if not log.connected:
+            raise LogUnavailableError("the log does not answer; try again")
+        async with aclosing(log.history(self.watched)) as records:
+            async for record in records:
+                self.fold(record)
+
+    def fold(self, record: StoredRecord) -> None:
+        """Apply one record."""
+        self.seq = record.seq
+        address = self._subjects.parse(record.subject)
+        if address is None:
+            return
+        try:
+            event = decode(record.data, address.kind)
+            check_event_subject(address, event)
+        except MalformedEventError:
+            # The conductor rejects it, if it is a submission and not a misdirected reply of the server.
+            if address.kind == "request" and not is_answer_of_server(record.data):
+                self.parts[str(address.request_id)].fold_malformed(record)
+            return
+        if self._fence.admits(event) and address.request_id is not None:
+            self.parts[address.request_id].fold(record, event)
+
+
 class RecordedRequest:
     """A request with all its parts (one for each choice): a fold over their records."""
 
     def __init__(self, log: Log, subjects: Subjects, request_id: RequestId, recent_ids: RecentIds) -> None:
         self.id = request_id
-        self.parts = {str(request_id): PartStatus(id=request_id)}
         self._recent_ids = recent_ids
         self._log = log
         self._subjects = subjects
-        self._fence = EpochFence()
-        self._seq = 0
+        self._fold = StatusFold(subjects, [request_id])
+
+    @property
+    def parts(self) -> dict[str, PartStatus]:
+        """The statuses of the parts, by their ids."""
+        return self._fold.parts
 
     @property
     def status(self) -> Status:
@@ -172,11 +235,11 @@ class RecordedRequest:
             RequestForgottenError: the log holds its end at most.
             LogUnavailableError: the log does not answer.
         """
-        async with _log_timeout():
+        async with log_timeout():
             await self._read()
 
     async def _read(self) -> None:
-        await self._fold_history()
+        await self._fold.read(self._log)
         submitted = self.parts[self.id].event
         if submitted is None:
             if self.parts[self.id].seq is not None:
@@ -188,10 +251,9 @@ class RecordedRequest:
             raise UnknownRequestError(self.id)
         if submitted.parts > 1 and submitted.parent in {None, self.id}:
             ids = [self.id, *(f"{self.id}-{number}" for number in range(1, submitted.parts))]
-            self.parts = {one: PartStatus(id=one) for one in ids}
-            self._fence, self._seq = EpochFence(), 0
-            await self._fold_history()
-            self.parts = {one: part for one, part in self.parts.items() if self._is_ours(part)}
+            self._fold = StatusFold(self._subjects, ids)
+            await self._fold.read(self._log)
+            self._fold.parts = {one: part for one, part in self.parts.items() if self._is_ours(part)}
 
     async def cancel(self, cancelled: Callable[[str], RequestCancel]) -> None:
         """Cancel the parts that have not ended, and wait up to `CANCEL_S` for their end.
@@ -201,17 +263,17 @@ class RecordedRequest:
         Raises:
             LogUnavailableError: the log does not answer.
         """
-        async with _log_timeout():
+        async with log_timeout():
             for part in self.parts.values():
                 if part.status not in ENDED:
                     await self._log.publish(self._subjects.control(part.id), encode(cancelled(part.id)))
         try:
             async with (
                 asyncio.timeout(CANCEL_S),
-                aclosing(self._log.read(self._watched(), self._seq + 1)) as records,
+                aclosing(self._log.read(self._fold.watched, self._fold.seq + 1)) as records,
             ):
                 while self.status not in ENDED:
-                    self._fold(await anext(records))
+                    self._fold.fold(await anext(records))
         except TimeoutError:
             return
 
@@ -246,34 +308,6 @@ class RecordedRequest:
         """True if it was submitted as a part of this request, and not merely under such an id."""
         return part.event is not None and self.id in {part.id, part.event.parent}
 
-    def _watched(self) -> list[str]:
-        subjects = self._subjects
-        kinds = (subjects.request, subjects.control, subjects.walk)
-        return [subjects.epoch, *(kind(one) for one in self.parts for kind in kinds)]
-
-    async def _fold_history(self) -> None:
-        if not self._log.connected:
-            raise LogUnavailableError("the log does not answer; try again")
-        async with aclosing(self._log.history(self._watched())) as records:
-            async for record in records:
-                self._fold(record)
-
-    def _fold(self, record: StoredRecord) -> None:
-        self._seq = record.seq
-        address = self._subjects.parse(record.subject)
-        if address is None:
-            return
-        try:
-            event = decode(record.data, address.kind)
-            check_event_subject(address, event)
-        except MalformedEventError:
-            # The conductor rejects it, if it is a submission and not a misdirected reply of the server.
-            if address.kind == "request" and not is_answer_of_server(record.data):
-                self.parts[str(address.request_id)].fold_malformed(record)
-            return
-        if self._fence.admits(event) and address.request_id is not None:
-            self.parts[address.request_id].fold(record, event)
-
 
 def _counts_prompt(part: PartStatus) -> bool:
     """True for the first choice of its prompt."""
@@ -281,7 +315,8 @@ def _counts_prompt(part: PartStatus) -> bool:
 
 
 @asynccontextmanager
-async def _log_timeout() -> AsyncIterator[None]:
+async def log_timeout() -> AsyncIterator[None]:
+    """Turn a log that does not answer within `LOG_S` into its error."""
     try:
         async with asyncio.timeout(LOG_S):
             yield

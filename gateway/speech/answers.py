@@ -16,7 +16,7 @@ from typing import Final
 from gateway.errors import HttpError
 from gateway.http.lines import server_sent_event
 from gateway.requests.resume import StreamPosition
-from gateway.speech.encoder import FORMATS, Encoder, PcmFormat
+from gateway.sound.encoder import FORMATS, Encoder, PcmFormat
 from shared.events import OutputChunk, Usage
 
 EVENTS: Final = "text/event-stream"

@@ -13,16 +13,21 @@ from gateway import request_limits
 from gateway.errors import InvalidParamError, NotSupportedError
 from gateway.http.bodies import converted, params_of
 from gateway.openai.known_fields import check_fields
+from gateway.openai.option_fields import merged_options
+from gateway.openai.requests import with_options
 from gateway.requests.parsed_request import ModelRequest
 from gateway.served_model import ServedModel
-from gateway.speech.encoder import FORMATS
-from models.voices import known_voice
+from gateway.sound.encoder import FORMATS
+from gateway.sound.voices import voice_named
+from models import options
 from shared.errors import ClientError
 from shared.events import Inputs, Params
 from shared.validation_errors import described
 
 MAX_CHARS: Final = 4096
 """The longest text of one request, as in OpenAI's API."""
+_OPTIONS: Final = ("instructions", "language")
+"""Fields that are options of a family, if it has them."""
 SIZED: Final = frozenset({"wav", "flac"})
 """Formats with their length in the header: without `stream` they are sent when the length is known."""
 
@@ -35,7 +40,7 @@ class NoSpeechError(ClientError):
 
 
 class SpeechRequest(ModelRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A parsed request. `stream` and `temperature` to `ignore_eos` are ours."""
+    """A parsed request. `stream`, `language`, and `temperature` to `options` are ours."""
 
     input: Annotated[str, Meta(min_length=1, max_length=MAX_CHARS)]
     voice: str | dict[str, Any] | None = None
@@ -44,6 +49,7 @@ class SpeechRequest(ModelRequest, frozen=True, kw_only=True, forbid_unknown_fiel
     stream: bool | None = None
     speed: float | None = None
     instructions: str | None = None
+    language: str | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -52,6 +58,7 @@ class SpeechRequest(ModelRequest, frozen=True, kw_only=True, forbid_unknown_fiel
     max_tokens: int | None = None
     max_output_tokens: int | None = None
     ignore_eos: bool | None = None
+    options: dict[str, Any] | None = None
 
     @property
     def is_stream(self) -> bool:
@@ -62,7 +69,7 @@ class SpeechRequest(ModelRequest, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def inputs(self) -> Inputs:
-        return Inputs(text=self.input, chat=False, output_modalities=["audio"])
+        return Inputs(text=self.input, output_modalities=["audio"])
 
     def params(self, served: ServedModel, settings: GatewaySettings) -> Params:
         """The parameters of the request's event.
@@ -72,9 +79,17 @@ class SpeechRequest(ModelRequest, frozen=True, kw_only=True, forbid_unknown_fiel
         """
         self.check_delivery()
         name = "max_tokens" if self.max_output_tokens is None else "max_output_tokens"
-        params = params_of(self, max_tokens=getattr(self, name), voice=_voice(self.voice, served))
+        voice = voice_named("voice", self.voice, served)
+        params = params_of(
+            self, max_tokens=getattr(self, name), voice=voice, options=self._options(served) or None
+        )
         request_limits.check_params(params, settings, name)
         return params
+
+    def _options(self, served: ServedModel) -> dict[str, Any]:
+        """The options of the model's family: those that were given, and the fields that are some."""
+        fields = {name: {name: value} for name in _OPTIONS if (value := getattr(self, name))}
+        return merged_options(served, self.options, fields, self)
 
 
 def parse(body: dict[str, Any], served: ServedModel) -> SpeechRequest:
@@ -84,7 +99,8 @@ def parse(body: dict[str, Any], served: ServedModel) -> SpeechRequest:
         ModelNotFoundError, NoSpeechError: the model is another one, or does not speak.
         InvalidParamError: a field is of the wrong type, missing, or not supported.
     """
-    check_fields(body, SpeechRequest.__struct_fields__)
+    body = with_options(body, SpeechRequest.__struct_fields__, served.options)
+    check_fields(body, SpeechRequest.__struct_fields__, options=options.names(served.options))
     known = {name: value for name, value in body.items() if name in SpeechRequest.__struct_fields__}
     request = converted(known, SpeechRequest)
     served.check_model(request.model)
@@ -99,18 +115,6 @@ def parse(body: dict[str, Any], served: ServedModel) -> SpeechRequest:
         )
     if request.speed not in {None, 1.0}:
         raise NotSupportedError("speed", request.speed, "1.0")
-    if request.instructions:
-        raise NotSupportedError("instructions", request.instructions, "an empty string")
     if request.stream_format == "sse" and request.stream is False:
         raise InvalidParamError("stream", "stream: expected true with the stream_format 'sse', found false")
     return request
-
-
-def _voice(given: str | dict[str, Any] | None, served: ServedModel) -> str | None:
-    """The voice's name, as a string or in an object; an unknown one is refused."""
-    name = given.get("id") if isinstance(given, dict) else given
-    if given is not None and (not isinstance(name, str) or known_voice(name, served.voices) is None):
-        raise InvalidParamError(
-            "voice", f"voice: expected one of {', '.join(served.voices)}, found {described(name)}"
-        )
-    return name

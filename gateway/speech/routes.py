@@ -10,11 +10,12 @@ from gateway.requests import resume
 from gateway.requests.parsed_request import parsed_request
 from gateway.requests.response import AnswerFormat, AnswerResponse, RequestGroup
 from gateway.requests.service import Gateway
+from gateway.sound.encoder import FORMATS, PcmFormat
 from gateway.speech.answers import SpeechEvents, SpeechFile
-from gateway.speech.encoder import FORMATS, PcmFormat
 from gateway.speech.request import SpeechRequest, parse
 
 SPEECH: Final = "/v1/audio/speech"
+VOICES: Final = "/v1/audio/voices"
 _FILES: Final[dict[str, Any]] = {
     kind.media_type: {"schema": {"type": "string", "format": "binary"}} for kind in FORMATS.values()
 }
@@ -58,5 +59,9 @@ def speech_routes(gateway: Gateway) -> APIRouter:
             )
         group = RequestGroup(route=SPEECH, requests=[replace(parsed, is_resumed=is_resumed)])
         return AnswerResponse(gateway, group, lambda _: answer_format)
+
+    @router.get(VOICES, summary="The voices of the served model, the usual one first")
+    async def voices() -> dict[str, Any]:
+        return {"voices": [*gateway.served.voices]}
 
     return router

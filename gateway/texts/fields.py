@@ -26,7 +26,7 @@ _TRUNCATE: Final[Mapping[object, Mapping[str, Any]]] = {
     "END": {"truncate_prompt_tokens": -1, "truncation_side": "right"},
     "START": {"truncate_prompt_tokens": -1, "truncation_side": "left"},
 }
-"""What Jina's and Cohere's `truncate` asks for."""
+"""The truncation that Jina's and Cohere's `truncate` asks for."""
 
 
 class TextsRequest(DeliveryFields, frozen=True, kw_only=True):

@@ -262,3 +262,8 @@ async def test_losing_the_log_for_good_ends_a_waiting_request_with_503(is_stored
     for response in (asking.result(), later):
         assert response.status_code == 503
         assert error_of(response)["code"] in ("log_unavailable", "log_regressed")
+
+
+def test_a_failure_names_the_parameter_that_a_worker_found_wrong() -> None:
+    assert of_failure(Failure(code="invalid_value", message="width: ...", param="width")).param == "width"
+    assert of_failure(Failure(code="internal_error", message="y")).param is None

@@ -20,6 +20,7 @@ from models.bagel.options import BagelOptions
 from models.media.encoders import encode_image
 from shared.events import Failure, RequestSubmitted
 from shared.output_pieces import piece_spans
+from tests.gateway.videos.filming import FilmOptions
 from tests.gateway.world import SERVED, Performance, World, deployment, listening
 
 PAINTER: Final = replace(
@@ -27,6 +28,8 @@ PAINTER: Final = replace(
 )
 PIXELS: Final = np.random.default_rng(0).integers(0, 256, (40, 56, 3), np.uint8)
 GENERATIONS, EDITS = "/v1/images/generations", "/v1/images/edits"
+VARIATIONS: Final = "/v1/images/variations"
+PNG_URL: Final = "data:image/png;base64," + base64.b64encode(encode_image(PIXELS).tobytes()).decode()
 ASKED: Final = {"model": "demo", "prompt": "a red circle"}
 
 
@@ -171,7 +174,10 @@ async def test_fields_of_a_form_are_numbers_again() -> None:
         ("n", 0, "n"),
         ("n", 11, "n"),
         ("quality", "hd", "quality"),
-        ("response_format", "url", "response_format"),
+        ("response_format", "file", "response_format"),
+        ("aspect", "2:1", "aspect"),
+        ("aspect", "4:3", "aspect"),
+        ("model_dir", "/etc", "model_dir"),
         ("output_format", "gif", "output_format"),
         ("output_compression", 101, "output_compression"),
         ("output_compression", 50, "output_compression"),
@@ -196,6 +202,18 @@ async def test_what_is_out_of_range_is_refused_before_anything_is_computed(
     assert events == []
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("size", "100x64", "size (width): expected an integer that is a multiple of 16 (the nearest is 96)"),
+        ("output_format", "gif", "output_format: expected one of jpeg"),
+    ],
+)
+async def test_a_refusal_names_field_and_option_once(field: str, value: object, message: str) -> None:
+    response, _ = await post(GENERATIONS, json=ASKED | {field: value})
+    assert response.json()["error"]["message"].startswith(message)
+
+
 async def test_an_edit_without_an_image_or_with_a_mask_is_refused() -> None:
     none, _ = await post(EDITS, json={"prompt": "x"})
     assert none.json()["error"] | {"message": ""} == {
@@ -216,8 +234,36 @@ async def test_a_model_that_does_not_draw_and_a_family_without_sizes_say_so() ->
     assert (mute.status_code, mute.json()["error"]["code"]) == (400, "unsupported_modality")
     fixed, _ = await post(GENERATIONS, json=ASKED | {"size": "64x64"}, served=replace(PAINTER, options=None))
     assert fixed.json()["error"]["code"] == "not_supported"
-    variations, _ = await post("/v1/images/variations", json={})
-    assert variations.status_code == 404
+    variations, _ = await post(VARIATIONS, json={"images": [{"image_url": PNG_URL}]})
+    assert (variations.status_code, variations.json()["error"]["code"]) == (400, "not_supported")
+    streamed, _ = await post(GENERATIONS, json=ASKED | {"response_format": "url", "stream": True})
+    assert (streamed.status_code, streamed.json()["error"]["param"]) == (400, "response_format")
+
+
+async def test_an_image_can_be_had_by_the_address_of_a_stored_file() -> None:
+    async with deployment(draw, served=PAINTER) as world:
+        body = (
+            await world.client.post(
+                GENERATIONS, json=ASKED | {"response_format": "url", "n": 2, "output_format": "jpeg"}
+            )
+        ).json()
+        files = [await world.client.get(one["url"]) for one in body["data"]]
+
+    assert [set(one) for one in body["data"]] == [{"url"}] * 2
+    assert [one.headers["content-type"] for one in files] == ["image/jpeg"] * 2
+    assert Image.open(io.BytesIO(files[0].content)).size == (56, 40)
+
+
+async def test_a_variation_needs_no_prompt_and_a_model_that_starts_from_an_image() -> None:
+    served = replace(PAINTER, options=FilmOptions)
+    png = encode_image(PIXELS).tobytes()
+    response, [event] = await post(
+        VARIATIONS, files={"image": ("a.png", png)}, data={"strength": "0.4"}, served=served
+    )
+
+    assert opened(response.json()["data"][0]["b64_json"]).size == (56, 40)
+    assert (event.inputs.text, event.params.options) == ("", {"strength": 0.4})
+    assert [file.modality for file in event.inputs.files] == ["image"]
 
 
 async def test_a_failure_ends_a_stream_with_an_error() -> None:
@@ -265,7 +311,7 @@ async def test_a_streamed_chat_has_each_image_in_one_delta() -> None:
 
 @pytest.mark.parametrize(
     ("modalities", "code"),
-    [(["audio"], "not_supported"), (["video"], "unsupported_modality"), ([], "invalid_value")],
+    [(["audio"], "unsupported_modality"), (["video"], "unsupported_modality"), ([], "invalid_value")],
 )
 async def test_a_chat_in_other_modalities_is_refused(modalities: list[str], code: str) -> None:
     response, events = await post("/v1/chat/completions", json=QUESTION | {"modalities": modalities})

@@ -1,13 +1,14 @@
 """Checks of the gateway's responses against OpenAI's published schema.
 
-`extract` writes `schemas.json`, which is used unchanged, with every `required` and every `enum`. In four
+`extract` writes `schemas.json`, which is used unchanged, with every `required` and every `enum`. In five
 places OpenAI's own service differs from its schema, and clients rely on the service. There the gateway does
 as the service does, and `AS_SERVED` has the differences:
 
 - a chunk of a completion's stream has `finish_reason` null until its end (published: never null);
 - its requested `usage` is null before the last chunk (published: null in chats only);
 - the log probability and the alternatives of the first token of an echoed prompt are null;
-- an image has any size, as the `size` of a request may be (published: three sizes).
+- an image has any size, as the `size` of a request may be (published: three sizes);
+- so has a video (published: four sizes).
 
 `COUNTS` has the number of checked bodies of each schema; `tests/gateway/conftest.py` prints it.
 """
@@ -44,6 +45,9 @@ IMAGE_EVENTS: Final = {
     for event, event_name in (("partial_image", "PartialImage"), ("completed", "Completed"))
 }
 """By the `type` of an event."""
+VIDEO: Final = "VideoResource as served"
+VIDEO_LIST: Final = "VideoListResource as served"
+DELETED_VIDEO: Final = "DeletedVideoResource"
 COUNTS: Final[Counter[str]] = Counter()
 ERROR_STATUSES: Final[Counter[int]] = Counter()
 _NULL: Final = {"type": "null"}
@@ -72,7 +76,21 @@ def _any_size(name: str) -> dict[str, Any]:
     return changed
 
 
+def _any_video() -> dict[str, Any]:
+    changed: dict[str, Any] = copy.deepcopy(SCHEMAS["$defs"]["VideoResource"])
+    changed["properties"]["size"] = {"type": "string"}
+    return changed
+
+
+def _any_videos() -> dict[str, Any]:
+    changed: dict[str, Any] = copy.deepcopy(SCHEMAS["$defs"]["VideoListResource"])
+    changed["properties"]["data"]["items"] = _any_video()
+    return changed
+
+
 AS_SERVED: Final[dict[str, Any]] = {
+    VIDEO: _any_video(),
+    VIDEO_LIST: _any_videos(),
     COMPLETION_CHUNK: _chunk(),
     ECHOED: _echoed(),
     **{name: _any_size(name) for name in (IMAGES, *IMAGE_EVENTS.values())},
@@ -92,6 +110,9 @@ _VALIDATORS: Final = {
         *SPEECH.values(),
         IMAGES,
         *IMAGE_EVENTS.values(),
+        VIDEO,
+        VIDEO_LIST,
+        DELETED_VIDEO,
     )
 }
 
@@ -138,8 +159,17 @@ def check_response(response: httpx.Response) -> None:
                 if line.startswith("data: "):
                     body = json.loads(line.removeprefix("data: "))
                     check(ERROR if "error" in body else IMAGE_EVENTS[body["type"]], body)
-        case "/v1/images/generations" | "/v1/images/edits":
+        case "/v1/images/generations" | "/v1/images/edits" | "/v1/images/variations":
             check(IMAGES, response.json())
+        case "/v1/videos" if response.request.method == "GET":
+            check(VIDEO_LIST, response.json())
+        case "/v1/videos":
+            check(VIDEO, response.json())
+        case _ if (
+            path.startswith("/v1/videos/") and path.count("/") == 3 and path != "/v1/videos/generations"
+        ):
+            is_deletion = response.request.method == "DELETE"
+            check(DELETED_VIDEO if is_deletion else VIDEO, response.json())
         case "/v1/models":
             check(MODELS, response.json())
         case _ if path.startswith("/v1/models/"):

@@ -15,6 +15,7 @@ ROOTS: Final = (
     "CreateChatCompletionResponse",
     "CreateChatCompletionStreamResponse",
     "CreateCompletionResponse",
+    "DeletedVideoResource",
     "ErrorResponse",
     "ImageEditCompletedEvent",
     "ImageEditPartialImageEvent",
@@ -25,6 +26,8 @@ ROOTS: Final = (
     "Model",
     "SpeechAudioDeltaEvent",
     "SpeechAudioDoneEvent",
+    "VideoListResource",
+    "VideoResource",
 )
 TARGET: Final = Path(__file__).with_name("schemas.json")
 _REF: Final = "#/components/schemas/"

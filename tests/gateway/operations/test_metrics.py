@@ -10,7 +10,15 @@ from gateway.operations.metric_families import DEPRECATED
 from gateway.operations.metrics import Snapshot
 from shared.events import RequestResumed, WorkerLost, encode
 from shared.log.port import LogStats
-from shared.meters import ConductorMeters, EdgeMeters, EncoderMeters, PrefixMeters, TensorMeters, WorkerMeters
+from shared.meters import (
+    ConductorMeters,
+    EdgeMeters,
+    EncoderMeters,
+    PrefixMeters,
+    StepMeters,
+    TensorMeters,
+    WorkerMeters,
+)
 from shared.subjects import CONDUCTOR_WRITER
 from shared.telemetry.histogram import ROWS, SECONDS, Histogram
 from tests.gateway.world import CHAT, Performance, World, beat, deployment, echo
@@ -39,6 +47,9 @@ def worker_beat(world: World, *, sequences: int = 4, steps: int = 9, **facts: ob
     rows, step_s = Histogram.over(ROWS), Histogram.over(SECONDS)
     rows.observe(3, times=steps)
     step_s.observe(0.02, times=steps)
+    denoiser = StepMeters(runs=5, gain=2.5)
+    denoiser.calls.observe(4, times=steps)
+    denoiser.step_s.observe(0.03, times=steps)
     meters = WorkerMeters(
         log=LogStats(unacked=2),
         sequences=sequences,
@@ -58,6 +69,7 @@ def worker_beat(world: World, *, sequences: int = 4, steps: int = 9, **facts: ob
         ),
         edges=EdgeMeters(told=6, heard=5, early=2, early_bytes=70, items=28, chunks=4),
         encoders=EncoderMeters(hits=7, misses=3, nbytes=4096),
+        stepped={"denoiser": denoiser},
         prefix=PrefixMeters(asked=90, hit=64, kept=32, preempted=1, guessed=8, stood=6),
     )
     numbers = {"incarnation": 2, "progress": 1.0, "kv_used": 64, "kv_total": 512, "running": 3, "waiting": 1}
@@ -176,6 +188,10 @@ async def test_a_worker_is_shown_as_it_said_last() -> None:
     assert found["dalsegno_worker_encoder_cache_lookups_total{kind=hits,rank=0}"] == 7
     assert found["dalsegno_worker_encoder_cache_lookups_total{kind=misses,rank=0}"] == 3
     assert found["dalsegno_worker_encoder_cache_bytes{rank=0}"] == 4096
+    assert found["dalsegno_worker_node_runs{node=denoiser,rank=0}"] == 5
+    assert found["dalsegno_worker_node_step_runs_sum{node=denoiser,rank=0}"] == 36
+    assert found["dalsegno_worker_node_step_seconds_count{node=denoiser,rank=0}"] == 9
+    assert found["dalsegno_worker_node_batch_gain{node=denoiser,rank=0}"] == 2.5
     assert found["dalsegno_worker_kv_kept_tokens{rank=0}"] == 32
     assert found["dalsegno_worker_preemptions_total{rank=0}"] == 1
     assert found["dalsegno_worker_speculative_tokens_total{kind=drafted,rank=0}"] == 8

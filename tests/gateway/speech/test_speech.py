@@ -5,12 +5,14 @@ import re
 import wave
 from base64 import b64decode
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import av
 import httpx
+import msgspec
 import openai
 import pytest
+from msgspec import Meta
 
 from configs.deployment import GatewaySettings
 from gateway.served_model import ServedModel
@@ -190,6 +192,8 @@ async def test_openais_own_client_hears_it() -> None:
         ({"input": "a" * 4097}, "input", "input: expected"),
         ({"speed": 2.0}, "speed", "speed: 2.0 is not supported yet"),
         ({"instructions": "whisper"}, "instructions", "instructions: 'whisper' is not supported yet"),
+        ({"language": "German"}, "language", "language: 'German' is not supported yet"),
+        ({"talker_top_k": 5}, "talker_top_k", "talker_top_k: no field of this route"),
         ({"stream_format": "sse", "stream": False}, "stream", "stream: expected true"),
         ({"temperature": -1}, "temperature", "temperature: expected"),
         ({"temprature": 1}, "temprature", "did you mean 'temperature'?"),
@@ -316,3 +320,38 @@ async def test_tracks_are_told_in_the_logs_order_with_one_count() -> None:
     lines = [json.loads(line) for line in response.text.splitlines()]
     assert [line["metadata"]["index"] for line in lines[:-1]] == [0, 1, 2]
     assert [b64decode(line["data"]) for line in lines[:-1]] == PIECES
+
+
+class SpeechOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Speech.
+
+    Attributes:
+        instructions: the manner.
+        language: of the text.
+        talker_top_k: the likeliest codes.
+    """
+
+    instructions: str = ""
+    language: Literal["English", "German"] | None = None
+    talker_top_k: Annotated[int, Meta(ge=0)] = 50
+
+
+async def test_fields_and_options_of_a_family_become_its_options() -> None:
+    served = replace(SPEAKER, options=SpeechOptions)
+    body = {"instructions": "whisper", "language": "German", "talker_top_k": 5, "seed": 3}
+    async with deployment(speak, served=served) as world:
+        response = await world.client.post("/v1/audio/speech", json=ASKED | body)
+        refused = await world.client.post("/v1/audio/speech", json=ASKED | {"language": "Elvish"})
+        twice = await world.client.post(
+            "/v1/audio/speech", json=ASKED | {"language": "German", "options": {"language": "English"}}
+        )
+        [event] = [event for event in world.events("request") if isinstance(event, RequestSubmitted)]
+    assert response.status_code == 200
+    assert event.params.options == {"instructions": "whisper", "language": "German", "talker_top_k": 5}
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "language")
+    assert (twice.status_code, twice.json()["error"]["param"]) == (400, "language")
+
+
+async def test_the_voices_are_listed_the_usual_one_first() -> None:
+    async with deployment(speak, served=SPEAKER) as world:
+        assert (await world.client.get("/v1/audio/voices")).json() == {"voices": ["tara", "leo"]}

@@ -8,7 +8,7 @@ import wave
 import av
 import pytest
 
-from gateway.speech.encoder import FORMATS, AudioFormat, Encoder, PcmFormat
+from gateway.sound.encoder import FORMATS, AudioFormat, Encoder, PcmFormat
 
 SOUND = PcmFormat(sample_rate=24_000)
 SECOND = b"".join(struct.pack("<h", int(12_000 * math.sin(i * 0.05))) for i in range(24_000))
@@ -94,7 +94,7 @@ def test_a_gateway_needs_no_numpy_for_it() -> None:
     pushed = "[kind.stream(sound).push(bytes(9000)) for kind in encoder.FORMATS.values()]"
     code = f"""
 import sys
-from gateway.speech import encoder
+from gateway.sound import encoder
 sound = encoder.PcmFormat(sample_rate=24000)
 {pushed}
 sys.exit('numpy' in sys.modules)

@@ -1,0 +1,1 @@
+"""Sound in answers: audio encoders, and the names of voices."""
