@@ -70,6 +70,8 @@ class ModelGraph:
             `outputs`.
         media: by modality, what a client needs to decode the bytes of a chunk, e.g. the sample rate of audio.
         repository: the usual checkpoint on the Hugging Face hub; empty if there is none.
+        former_nodes: names of nodes that published placements have and the family does not; they are
+            ignored.
         former_walks: names of removed walks that published placements still use; they are ignored.
         optional: nodes that a placement may leave out. Walks that need one of them then do not run, and the
             plan sees it (`Limits.absent_nodes`).
@@ -91,6 +93,9 @@ class ModelGraph:
         serves: the checkpoints it claims, in words, for error messages.
         room: for a family of programs, the room that its requests take in the KV cache, by the checkpoint
             folder, which may be empty.
+        remarks: what is to be known of a checkpoint under the deployment's `model_kwargs`, in sentences:
+            `dalsegno check` and `GET /v1/models` show them. It raises a `CheckpointError` for one that cannot
+            be served here.
         streams: the streams between its walks, by the stream's name and the consuming node; derived.
 
     Raises:
@@ -107,6 +112,7 @@ class ModelGraph:
     modalities: tuple[str, ...] = ("text",)
     media: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     repository: str = ""
+    former_nodes: frozenset[str] = frozenset()
     former_walks: frozenset[str] = frozenset()
     optional: frozenset[str] = frozenset()
     voices: tuple[str, ...] = ()
@@ -120,6 +126,7 @@ class ModelGraph:
     claims: Callable[[CheckpointInfo], Claim | None] | None = None
     serves: str = ""
     room: Callable[[Path], Sequence[Room]] | None = None
+    remarks: Callable[[Path, Mapping[str, Any]], Sequence[str]] | None = None
     streams: Mapping[InputPort, StreamLink] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

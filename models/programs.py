@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 PROGRAM: Final = "program"
 """The argument of a walk that names the program which its KV node runs."""
 
+FRAME_ROUTE: Final = 1
+"""The route (`Pass.routes`) of an encoder's frames in the decoder of an encoder-decoder model: the first
+cells of a sequence, the keys and values of its cross-attention. They are written, and do not attend."""
+FRAMES_SUFFIX: Final = "_frames"
+"""The end of the name of the attention function that attends to the frames. The other one gets `frames`, the
+number of them, and attends to the cells after them."""
+
 
 class Mask(StrEnum):
     """The tokens of a pass that a token of it sees; all of them see the whole context.
@@ -85,14 +92,15 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Going:
-    """What a driver reports while its run goes on.
+    """The report of a run that goes on.
 
     Attributes:
         progress: plain values for the client, such as `{"step": 3, "steps": 50}`; empty for none. Progress
             and previews are advisory: they are no part of the answer, and may get lost.
         previews: by modality, a tensor for the client of at most 512 KiB.
         state: a checkpoint of the run, by name: with it, `Driver.resume` continues after this round. Empty:
-            none. Stored in the log, so give one every few seconds, not every step. Not stored after a `Turn`.
+            none. Stored in the log, so give one every few seconds, not every step. Not stored after a `Turn`:
+            the loop may have checkpoints (`shared.walks.checkpoints`).
     """
 
     progress: Mapping[str, Any] = field(default_factory=dict)
@@ -116,6 +124,9 @@ class Driver(Protocol):
                         return None, or the next `Turn` if it needs no pass
         resume(state)   before the first pass: go on after the round that gave this `Going.state`
         counts          what has been counted, such as {"forwards": 90}: a fact of the node call
+        fit(contexts, tokens, spare)
+                        before the first pass: the most contexts and tokens that the engine has; each context
+                        but the first needs `spare` tokens besides its own. The driver may use fewer contexts.
         longest_pass    the most tokens of one of its passes: if the engine takes no pass so long, the run is
                         refused before anything is computed, not at that pass
 

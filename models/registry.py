@@ -6,6 +6,7 @@ entry point group `dalsegno.models`: the entry point's name is the family, its v
 """
 
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
@@ -29,9 +30,12 @@ _LOGGER: Final = logging.getLogger(__name__)
 _BUILT_IN: Final = {
     "bagel": "models.bagel",
     "block_diffusion": "models.block_diffusion",
+    "cosmos3": "models.cosmos3",
+    "csm": "models.csm",
     "decoder_lm": "models.decoder_lm",
     "gemma3": "models.gemma3",
     "idefics3": "models.idefics3",
+    "image_pipeline": "models.image_pipeline",
     "image_text": "models.image_text",
     "internvl": "models.internvl",
     "late_interaction": "models.late_interaction",
@@ -40,14 +44,21 @@ _BUILT_IN: Final = {
     "mistral3": "models.mistral3",
     "orpheus": "models.orpheus",
     "paligemma": "models.paligemma",
+    "parakeet": "models.parakeet",
     "pi0": "models.pi0",
     "pi05": "models.pi05",
     "qwen2_5_vl": "models.qwen2_5_vl",
+    "qwen3_omni": "models.qwen3_omni",
     "qwen3_vl": "models.qwen3_vl",
     "reranker": "models.reranker",
     "text_encoder": "models.text_encoder",
+    "video_pipeline": "models.video_pipeline",
     "vjepa2": "models.vjepa2",
     "vjepa2_ac": "models.vjepa2_ac",
+    "wan22": "models.wan22",
+    "whisper": "models.whisper",
+    "whole_pipeline": "models.whole_pipeline",
+    "whole_video_pipeline": "models.whole_video_pipeline",
 }
 ENTRY_POINT_GROUP: Final = "dalsegno.models"
 
@@ -69,7 +80,18 @@ class AmbiguousFamilyError(UnknownFamilyError):
 
 def families() -> dict[str, str]:
     """The package of each family, by the family's name."""
-    return _BUILT_IN | {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
+    return _BUILT_IN | _of_other_packages(tuple(sys.path))
+
+
+@cache
+def _of_other_packages(path: tuple[str, ...]) -> dict[str, str]:
+    """The families of installed packages, kept per path: reading all packages' metadata takes 20 ms."""
+    return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def is_built_in(family: str) -> bool:
+    """True for a family of this project, false for one of another package."""
+    return families().get(family) == _BUILT_IN.get(family) is not None
 
 
 def module(family: str, name: str) -> ModuleType:
@@ -83,7 +105,7 @@ def module(family: str, name: str) -> ModuleType:
         near = closest_match(family, known)
         hint = f"; did you mean {near!r}?" if near else ""
         raise UnknownFamilyError(f"model {family!r} is unknown: expected one of {sorted(known)}{hint}")
-    if known[family] != _BUILT_IN.get(family):
+    if not is_built_in(family):
         legacy_imports.install()
     return import_module(f"{known[family]}.{name}")
 
@@ -108,18 +130,20 @@ def load_processing(
     voices: Sequence[str] = (),
     media: MediaReader | None = None,
     kwargs: Mapping[str, Any] = MappingProxyType({}),
+    device_bytes: Callable[[], int] | None = None,
 ) -> Processing:
     """Load the CPU nodes of a checkpoint: its family's `processing.load`.
 
     A family that has voices gets `voices`, if there are any; one that decodes media gets `media`. One that
-    takes `kwargs` gets the deployment's `model_kwargs`.
+    takes `kwargs` gets the deployment's `model_kwargs`, one that takes `device_bytes` a function that
+    returns the memory of the rank's device, or None where that is not known.
 
     Raises:
         CheckpointError: a file is missing or malformed.
     """
     of_speech = {"voices": voices} if voices else {}
     load = module(family, "processing").load
-    given = {"media": media, "kwargs": kwargs}
+    given = {"media": media, "kwargs": kwargs, "device_bytes": device_bytes}
     taken = {name: value for name, value in given.items() if name in signature(load).parameters}
     found: Processing = load(checkpoint, max_seq_len=max_seq_len, **of_speech, **taken)
     return found
@@ -159,7 +183,8 @@ def family_of(checkpoint: Path) -> str:
         info = CheckpointInfo.read(checkpoint)
         claims = {family: claim for family in sorted(families()) if (claim := _claim(family, info))}
     except CheckpointError as error:
-        raise UnknownFamilyError(f"{checkpoint} is no checkpoint: {error}") from error
+        wanted = "expected a folder with config.json, or of a pipeline with model_index.json"
+        raise UnknownFamilyError(f"{checkpoint} is no checkpoint: {wanted}; {error}") from error
     best = [family for family, claim in claims.items() if claim == max(claims.values())]
     if len(best) > 1:
         raise AmbiguousFamilyError(

@@ -7,7 +7,7 @@ latest ones at `/metrics`; there a counter that starts again at zero shows a res
 import msgspec
 
 from shared.log.port import LogStats
-from shared.telemetry.histogram import SECONDS, Histogram
+from shared.telemetry.histogram import ROWS, SECONDS, Histogram
 
 
 class TensorMeters(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +85,23 @@ class EncoderMeters(msgspec.Struct, frozen=True, kw_only=True):
     nbytes: int = 0
 
 
+class StepMeters(msgspec.Struct, kw_only=True):
+    """Counters of a stepped node (`models.stepped`); its engine's thread writes them.
+
+    Attributes:
+        runs: runs under way, or waiting to be started.
+        calls: calls per forward.
+        step_s: the duration of a forward, and of what its runs compute up to their next calls.
+        gain: of the group of calls computed last: the time of a call by itself, as a multiple of its time in
+            the best batch; 1 where no batch pays.
+    """
+
+    runs: int = 0
+    calls: Histogram = msgspec.field(default_factory=lambda: Histogram.over(ROWS))
+    step_s: Histogram = msgspec.field(default_factory=lambda: Histogram.over(SECONDS))
+    gain: float = 1.0
+
+
 class GuideMeters(msgspec.Struct, frozen=True, kw_only=True):
     """Counters of a worker's queue of guides (constrained decoding).
 
@@ -110,6 +127,7 @@ class WorkerMeters(msgspec.Struct, frozen=True, kw_only=True):
         sampled_tokens: tokens that the model sampled.
         batch_rows: sequences per step.
         step_s: the duration of a step, from scheduling to its sampled tokens.
+        stepped: by name, the nodes that run in steps.
     """
 
     log: LogStats
@@ -123,6 +141,7 @@ class WorkerMeters(msgspec.Struct, frozen=True, kw_only=True):
     prefix: PrefixMeters = PrefixMeters()
     guides: GuideMeters = msgspec.field(default_factory=GuideMeters)
     encoders: EncoderMeters = EncoderMeters()
+    stepped: dict[str, StepMeters] = {}
 
 
 class ConductorMeters(msgspec.Struct, frozen=True, kw_only=True):

@@ -122,7 +122,7 @@ class RequestOutput:
         if event.id in self._placed_by:
             return  # a second copy, perhaps of an earlier placement
         self._placed_by.add(event.id)
-        self._lives = event.lives or _writers_of(event)
+        self._lives = writers_of(event)
         self._has_lives = bool(event.lives)
         if self._has_lives and isinstance(event, RequestResumed):
             self.transcript.begin(event.attempt)  # its fence may be stored later
@@ -133,7 +133,12 @@ class RequestOutput:
         self.transcript.begin(event.attempt)
 
 
-def _writers_of(event: RequestAdmitted | RequestResumed) -> _Lives:
-    """The writers by a record without `lives`, as older versions wrote it: any incarnation is accepted."""
+def writers_of(event: RequestAdmitted | RequestResumed) -> Mapping[str, int | None]:
+    """The writers of a placement (`w<rank>`), each with its incarnation.
+
+    Older versions wrote no `lives`; then any incarnation is accepted.
+    """
+    if event.lives:
+        return event.lives
     elsewhere = (rank for nodes in event.walk_placement.values() for rank in nodes.values())
     return {worker_writer(rank): None for rank in (*event.placement.values(), *elsewhere)}

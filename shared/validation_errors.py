@@ -6,6 +6,7 @@ msgspec finds the problem and its place. The message is made from the type and t
 API and the configuration report errors in one style, independent of the library.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -193,8 +194,19 @@ def _bound(kind: inspect.IntType | inspect.FloatType, found: object) -> str:
     if kind.le is not None and found > kind.le:
         return f" <= {kind.le}"
     if kind.multiple_of is not None and found % kind.multiple_of:
-        return f" that is a multiple of {kind.multiple_of}"
+        return f" that is a multiple of {kind.multiple_of} (the nearest is {_nearest(kind, found):g})"
     return ""
+
+
+def _nearest(kind: inspect.IntType | inspect.FloatType, found: float) -> float:
+    """The multiple within the bounds that is next to `found`."""
+    step = kind.multiple_of or 1
+    multiple = round(found / step)
+    if kind.ge is not None:
+        multiple = max(multiple, math.ceil(kind.ge / step))
+    if kind.le is not None:
+        multiple = min(multiple, math.floor(kind.le / step))
+    return multiple * step
 
 
 def _length(kind: inspect.StrType | inspect.ListType, found: object, type_: type, unit: str) -> str:

@@ -480,6 +480,7 @@ class Worker:
                 ),
                 guides=self._guides.meters() if self._guides is not None else GuideMeters(),
                 encoders=self._model.encoder_caches(),
+                stepped=self._model.stepped_nodes(),
             ),
         }
 

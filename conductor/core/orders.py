@@ -156,40 +156,45 @@ def merged(parts: dict[int, tuple[WalkResult, ...]]) -> tuple[WalkResult, ...] |
 
     What programs have counted on each rank is added up (`COUNTS`).
     """
-    ranks = sorted(parts)
-    whole = parts[ranks[0]]
-    for rank in ranks[1:]:
-        names, others = [one.name for one in whole], [one.name for one in parts[rank]]
-        if names != others:
-            return f"rank {ranks[0]} reports the walks {names}, rank {rank} {others}; expected the same"
-        for mine, other in zip(whole, parts[rank], strict=True):
-            compared: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-                ("fact", mine.facts, other.facts),
-                ("output", mine.outputs, other.outputs),
-            ]
-            for what, known, new in compared:
-                if conflicting := sorted(
-                    name
-                    for name in known.keys() & new.keys()
-                    if known[name] != new[name] and not (what == "fact" and name in _counts_of(known, new))
-                ):
-                    return (
-                        f"walk {mine.name}: rank {rank} reports the {what} {conflicting[0]!r} otherwise than "
-                        "another rank; expected each from one of them"
-                    )
-        whole = tuple(
-            WalkResult(
-                name=mine.name,
-                facts=mine.facts | other.facts | _counts_of(mine.facts, other.facts),
-                outputs=mine.outputs | other.outputs,
-            )
-            for mine, other in zip(whole, parts[rank], strict=True)
-        )
+    first, *others = sorted(parts)
+    whole = parts[first]
+    for rank in others:
+        names, reported = [one.name for one in whole], [one.name for one in parts[rank]]
+        if names != reported:
+            return f"rank {first} reports the walks {names}, rank {rank} {reported}; expected the same"
+        pairs = list(zip(whole, parts[rank], strict=True))
+        for mine, other in pairs:
+            if conflicting := _conflicting(mine, other):
+                return (
+                    f"walk {mine.name}: rank {rank} reports the {conflicting} otherwise than another rank; "
+                    "expected each from one of them"
+                )
+        whole = tuple(_joined(mine, other) for mine, other in pairs)
     return whole
 
 
-def _counts_of(facts: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
-    """What two ranks have counted in one walk, as a fact; empty unless both have counted."""
+def _conflicting(mine: WalkResult, other: WalkResult) -> str:
+    """The first fact or output that two ranks report with unlike values; empty if there is none."""
+    counted = _summed_counts(mine.facts, other.facts)
+    for name in sorted(mine.facts.keys() & other.facts.keys() - counted.keys()):
+        if mine.facts[name] != other.facts[name]:
+            return f"fact {name!r}"
+    for name in sorted(mine.outputs.keys() & other.outputs.keys()):
+        if mine.outputs[name] != other.outputs[name]:
+            return f"output {name!r}"
+    return ""
+
+
+def _joined(mine: WalkResult, other: WalkResult) -> WalkResult:
+    return WalkResult(
+        name=mine.name,
+        facts=mine.facts | other.facts | _summed_counts(mine.facts, other.facts),
+        outputs=mine.outputs | other.outputs,
+    )
+
+
+def _summed_counts(facts: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """The sums of two ranks' counts in one walk, as a fact; empty unless both have counted."""
     mine, theirs = facts.get(COUNTS), others.get(COUNTS)
     if not isinstance(mine, dict) or not isinstance(theirs, dict):
         return {}

@@ -81,6 +81,16 @@ def after_loss(request: Request, incarnation: int | None) -> Suspicion:
     )
 
 
+def may_be_over(request: Request, incarnation: int | None) -> bool:
+    """Tell whether a tensor may be gone because its incarnation is over, which the log does not say yet.
+
+    Where several ranks die at once, those that are back first miss the tensors of the others. So the first
+    loss of an incarnation does not end a request, for as many incarnations as it has ranks.
+    """
+    losses = request.suspicion.tensor_losses
+    return incarnation is not None and incarnation not in losses and len(losses) < len(request.ranks)
+
+
 def after_step(request: Request, step: Running) -> Suspicion:
     """The suspicion that remains after a completed step."""
     suspicion = request.suspicion

@@ -180,7 +180,8 @@ class Reactor:
             return self._end(request, failed(request, event.failure))
         # An incarnation that is over takes its tensors with it; a running one should have all of them.
         is_over = event.gone_rank is not None and world.incarnation(event.gone_rank) != event.gone_life
-        if not is_over and poison_pills.exhausted(request):
+        may_be_over = is_over or poison_pills.may_be_over(request, event.gone_life)
+        if not may_be_over and poison_pills.exhausted(request):
             message = (
                 f"{event.failure.message}; this was try {request.suspicion.tries} of "
                 f"{request.limits.max_attempts} without progress (max_attempts)"

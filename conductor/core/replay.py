@@ -42,7 +42,7 @@ from shared.log.port import StoredRecord
 from shared.request_output import RequestOutput
 from shared.subjects import CONDUCTOR_WRITER, Address, Subjects, worker_writer
 from shared.transcript import Transcript
-from shared.walks import StreamLink, chunks_of
+from shared.walks import ChunkPolicy, StreamLink, chunks_of, possible_policies
 
 _NO_PART: Final = frozenset({"request", "control", "edge"})
 """Kinds of subjects on which an unreadable record does not belong to a request. Anybody may write to the
@@ -316,7 +316,11 @@ def _note_weights(verdict: Verdict, event: RequestAdmitted | RequestResumed) -> 
 
 def _may_be(info: StreamLink, totals: StreamTotals) -> bool:
     """Tell whether a policy can have cut this many items into this many chunks."""
-    chunks = chunks_of(info.policy, totals.items)
+    return any(_cuts(policy, info, totals) for policy in possible_policies(info.policy))
+
+
+def _cuts(policy: ChunkPolicy, info: StreamLink, totals: StreamTotals) -> bool:
+    chunks = chunks_of(policy, totals.items)
     if totals.left:  # all windows over the items of its chunks, without a final chunk
         return totals.chunks == chunks - 1
     return totals.chunks == chunks or (info.after_end == "empty" and totals.chunks > chunks)

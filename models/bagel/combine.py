@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 import torch
 
-from models.bagel.drawing import FlowRequest
+from models.bagel.drawing import LOOP, FlowRequest
 from models.bagel.guidance import first_latents, guided, moved, progress_of, steps_of
 from models.bagel.previews import LatentColors, is_shown, previews_of
 from models.base import Item, StatelessResult
@@ -15,7 +15,8 @@ class CombineCfg:
     """The velocities of three ranks to the latents of the next step.
 
     Inputs: `latents`, (n, channels), or (0,) for the noise of the request's seed; `time_index`, the number of
-    the step; `v_main`, `v_text` and `v_img`, (n, channels), empty where a velocity is not asked for.
+    the step; `v_main`, `v_text` and `v_img`, (n, channels), empty where a velocity is not asked for. All are
+    empty in the iteration in which the language models take their room: it is no step.
 
     Args:
         colors: of latents, for previews; None: there are none.
@@ -34,8 +35,9 @@ class CombineCfg:
     def _step(self, item: Item) -> StatelessResult:
         request = msgspec.convert(item.args, FlowRequest)
         steps, number = steps_of(request.flow), int(item.inputs["time_index"])
-        main = item.inputs["v_main"]
-        latents = item.inputs["latents"]
+        main, latents = item.inputs["v_main"], item.inputs["latents"]
+        if not main.numel():
+            return StatelessResult(outputs={"latents": latents, "time_index": item.inputs["time_index"]})
         if not latents.numel():
             latents = first_latents(request, main.shape[1], item.seed).to(main.device)
         step = steps[number]
@@ -54,5 +56,8 @@ class CombineCfg:
         if is_shown(number + 1, len(steps), request.flow.partial_images):
             previews = previews_of(self._colors, latents, velocity, step.time, request.grid)
         return StatelessResult(
-            outputs=outputs, progress=progress_of(number + 1, len(steps)), previews=previews
+            outputs=outputs,
+            stops=(LOOP,) if number + 1 == len(steps) else (),
+            progress=progress_of(number + 1, len(steps)),
+            previews=previews,
         )

@@ -3,15 +3,22 @@
 Pure: the conductor imports it.
 """
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from models.bagel.options import MAX_SIDE, SIDE_STEP, BagelOptions, FlowSettings, flow_settings
-from models.bagel.spans import CFG_IMG, CFG_TEXT, MAIN, Kind, Span, contexts_of, shared_places
+from models.bagel.spans import CFG_IMG, CFG_TEXT, MAIN, Kind, Place, Span, contexts_of, shared_places
 from models.room import Room
 
+LOOP: Final = "steps"
+"""The loop of a flow over three language models."""
+ROOM: Final = "room"
+"""The edge from one of them to the next one: it has its room in the KV cache."""
+CHECKPOINT_STEPS: Final = 5
+"""The steps from one checkpoint of a flow to the next: 1 MiB each, of an image of 1024 x 1024."""
 _PROMPT: Final = 100
 """The tokens of a text, in estimates."""
 _VIT_ROWS: Final = 70
@@ -49,19 +56,30 @@ class FlowRequest(msgspec.Struct, frozen=True, kw_only=True):
         thought = prompt_tokens - sum(span.tokens for span in self.spans)
         return [*self.spans, Span(Kind.THOUGHT, thought)] if thought else list(self.spans)
 
-    def room_for(self, thought: int) -> int:
-        """The most tokens in the KV cache at a time, if the prompt ends with a thought of so many tokens."""
+    def room_for(self, thought: int, *, is_spread: bool = False) -> int:
+        """The most tokens in a KV cache at a time.
+
+        Args:
+            thought: the tokens of a text that the prompt ends with; 0 for none.
+            is_spread: each branch of guidance has a cache of its own; the room is that of the largest one.
+        """
         contexts = contexts_of([*self.spans, *([Span(Kind.THOUGHT, thought)] if thought else [])])
+        main, *others = self._computed(contexts)
+        latents = self.tokens + 2
+        if is_spread:
+            return latents + max(_tokens_of(places) for places in (main, *others))
+        own = (_tokens_of(places[shared_places(places, main) :]) for places in others)
+        return _tokens_of(main) + sum(own) + (1 + len(others)) * latents
+
+    def _computed(self, contexts: Mapping[str, tuple[Place, ...]]) -> list[tuple[Place, ...]]:
+        """The contexts of the branches that guidance uses, without equal ones; `main` is the first."""
         by_text = self.flow.text_scale > 1
-        others = [
-            name
-            for name, used in ((CFG_TEXT, by_text), (CFG_IMG, by_text and self.flow.img_scale > 1))
-            if used
-        ]
-        main = contexts[MAIN]
-        own = (contexts[name][shared_places(contexts[name], main) :] for name in others)
-        places = [*main, *(place for rest in own for place in rest)]
-        return sum(place.span.tokens for place in places) + (1 + len(others)) * (self.tokens + 2)
+        used = {MAIN: True, CFG_TEXT: by_text, CFG_IMG: by_text and self.flow.img_scale > 1}
+        return list(dict.fromkeys(contexts[name] for name, is_used in used.items() if is_used))
+
+
+def _tokens_of(places: Iterable[Place]) -> int:
+    return sum(place.span.tokens for place in places)
 
 
 def room_of(_: Path) -> list[Room]:

@@ -13,18 +13,15 @@ import msgspec
 import torch
 
 from models.bagel.branches import Branch, FlowNode, prompt_round
-from models.bagel.drawing import FlowRequest
+from models.bagel.drawing import CHECKPOINT_STEPS, ROOM, FlowRequest
 from models.bagel.guidance import Step, first_latents, guided, moved, progress_of, steps_of
 from models.bagel.previews import is_shown, previews_of
 from models.bagel.spans import BRANCHES, CFG_IMG, CFG_TEXT, MAIN, Place, contexts_of
 from models.programs import Driver, Going, Pass, Turn
 
-CHECKPOINT_STEPS: Final = 5
-"""The steps from one checkpoint of a flow to the next: 1 MiB each, of an image of 1024 x 1024."""
-
 
 def branches_of(contexts: Mapping[str, tuple[Place, ...]], steps: Sequence[Step]) -> dict[str, str]:
-    """For each branch that has a weight in a step, the branch that computes it: the first of equal ones."""
+    """The branch that computes each branch with a weight in a step: the first one with equal contexts."""
     wanted = list(dict.fromkeys(name for step in steps for name in step.branches))
     return {name: next(one for one in wanted if contexts[one] == contexts[name]) for name in wanted}
 
@@ -131,8 +128,10 @@ class BranchFlow:
     """A run of the program `branch`: one branch of a flow, over all calls of its node in the loop.
 
     Inputs: those of `Flow`, and in each call `latents`, (n, channels), or none for the noise of the seed, and
-    `time_index`, the number of the step. Output: the branch's `velocity`, (n, channels) float32; (0,) in a
-    step in which it has no weight, or if it has the same prompt as the main one.
+    `time_index`, the number of the step. Outputs: the branch's velocity, (n, channels) float32; (0,) in a
+    step in which it has no weight, or if it has the same prompt as the main one; and `room`, (0,).
+
+    Its first call computes nothing: once it returns, the run has its room in the KV cache.
     """
 
     def __init__(
@@ -154,6 +153,7 @@ class BranchFlow:
         self._is_wanted = name in branches_of(contexts, self._steps) and not is_same
         self._branch = Branch(name, contexts[name], ids, inputs["embeds"])
         self._noise = first_latents(request, node.latent_channels, seed)
+        self._is_begun = False
         self._is_step = False
         self.counts: Final = {"forwards": 0}
         self.more(inputs)
@@ -180,9 +180,9 @@ class BranchFlow:
         self._step = self._steps[int(inputs["time_index"])]
 
     def passes(self) -> Sequence[Pass]:
-        """The next pass over the prompt, or that of the step; none in a step without weight."""
+        """The next pass over the prompt, or that of the step; none in a step without weight, or at first."""
         self._is_step = False
-        if not self._has_weight:
+        if not self._is_begun or not self._has_weight:
             return []
         if found := prompt_round([self._branch]):
             return found
@@ -192,11 +192,13 @@ class BranchFlow:
 
     def take(self, hidden: Sequence[torch.Tensor]) -> Turn | None:
         """Give the velocity of the step."""
-        if not self._is_step and self._has_weight:
+        if self._is_begun and self._has_weight and not self._is_step:
             return None
+        self._is_begun = True
         self.counts["forwards"] += len(hidden)
-        found = self._node.velocity(hidden[0]) if hidden else torch.zeros(0, device=self._node.device)
-        return Turn(outputs={self._output: found})
+        nothing = torch.zeros(0, device=self._node.device)
+        found = self._node.velocity(hidden[0]) if hidden else nothing
+        return Turn(outputs={self._output: found, ROOM: nothing})
 
     @property
     def _has_weight(self) -> bool:

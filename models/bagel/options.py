@@ -79,10 +79,12 @@ def flow_settings(options: BagelOptions, *, is_edit: bool) -> FlowSettings:
     """
     low, high = options.cfg_interval or ((0.0, 1.0) if is_edit else (0.4, 1.0))
     if low > high:
-        raise ClientError(
+        wrong = ClientError(
             f"cfg_interval: expected two times from 0 to 1 in order, found [{low}, {high}]",
             code="invalid_value",
         )
+        wrong.param = "cfg_interval"
+        raise wrong
     scale = options.cfg_img_scale
     return FlowSettings(
         num_timesteps=options.num_timesteps,

@@ -8,6 +8,8 @@ from typing import Any, Final
 from shared.errors import ClientError
 
 CONFIG: Final = "config.json"
+PIPELINE: Final = "model_index.json"
+"""The list of the parts of a pipeline of diffusers, each of which has a folder with a config."""
 LLM: Final = "llm_config.json"
 """The config of the language model, in a folder with a config of each part, as BAGEL's."""
 
@@ -57,12 +59,12 @@ def read_json_if_present(path: Path) -> dict[str, Any]:
 
 
 def has_config(folder: Path) -> bool:
-    """True if a folder says what it is: in `config.json`, in `LLM`, or by the name of a file (`ONE_FILE`)."""
+    """True if a folder says what it is: in `CONFIG`, `LLM` or `PIPELINE`, or by a file (`ONE_FILE`)."""
     return (folder / CONFIG).is_file() or _has_no_config(folder)
 
 
 def _has_no_config(folder: Path) -> bool:
-    return (folder / LLM).is_file() or any(folder.glob(ONE_FILE))
+    return any((folder / name).is_file() for name in (LLM, PIPELINE)) or any(folder.glob(ONE_FILE))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -85,8 +87,11 @@ def read_language_config(folder: Path) -> dict[str, Any]:
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The config of the language model in a `config.json`: a part of that of a model of several parts."""
-    own = config.get("text_config")
-    return own if isinstance(own, dict) else config
+    for part in ("text_config", "thinker_config"):  # the thinker of a model that talks has parts of its own
+        own = config.get(part)
+        if isinstance(own, dict):
+            return text_config(own)
+    return config
 
 
 def context_length(config: Mapping[str, Any]) -> int | None:

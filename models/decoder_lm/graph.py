@@ -78,6 +78,7 @@ class Prompt:
         start: makes the arguments of that walk of those that any prompt has.
         prefill: the walk that starts an answer.
         score: the walk over a prompt without an answer.
+        decode: the walk that continues an answer.
     """
 
     prepared: PreparedPrompt
@@ -85,6 +86,7 @@ class Prompt:
     start: Callable[[SequenceRequest], SequenceRequest]
     prefill: str = "prefill"
     score: str = "score"
+    decode: str = "decode"
 
 
 def _as_it_is(args: SequenceRequest) -> SequenceRequest:
@@ -108,7 +110,7 @@ def answer(request: PlanRequest, prompt: Prompt) -> Plan:
         ended = yield Walk(prompt.score, inputs=prompt.inputs, args=begin)
     else:
         first = Walk(prompt.prefill, inputs=prompt.inputs, args=begin)
-        ended = yield Chain(first, Walk("decode", args=decode))
+        ended = yield Chain(first, Walk(prompt.decode, args=decode))
     facts = ended.facts_as(SequenceFacts)
     usage = Usage(
         prompt_tokens=prepared.prompt_tokens,

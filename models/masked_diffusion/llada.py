@@ -36,7 +36,7 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "layer_norm_type": "default",
     "rope": False,
 }
-"""What the published configuration class assumes of an absent key, where that is not Llama's."""
+"""The values that the published configuration class assumes for absent keys, where that is not Llama's."""
 _SIZES: Final = ("d_model", "n_heads", "n_layers", "mlp_hidden_size", "vocab_size", "max_sequence_length")
 _NAMES: Final[Mapping[str, str]] = {
     "wte": "model.embed_tokens",

@@ -1,12 +1,14 @@
 """Decoding of audio with PyAV: any of the listed codecs to one channel of float32, resampled."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO, Final
 
 import av
 import numpy as np
 from av.audio.resampler import AudioResampler
 
+from models.media.complete_sound import check_complete
 from models.media.containers import av_reported, check_codec, open_container
 from models.media.kinds import MediaLimits, MediaTooLargeError, UnsupportedMediaError
 from models.media.waveforms import Samples, check_rate, join
@@ -30,8 +32,24 @@ def decode_audio(file: BinaryIO, rate: int, limits: MediaLimits) -> Samples:
 
 def audio_blocks(file: BinaryIO, rate: int, limits: MediaLimits) -> Iterator[Samples]:
     """Decode a file's audio block by block, see `decode_audio`."""
-    check_rate(rate)
     count = 0
+    with open_sound(file, rate, limits) as (container, stream):
+        for block in _joined(_resampled(container, stream, rate), rate):
+            count += len(block)
+            _check_seconds(count / rate, limits)
+            yield block
+        stated_s = _stated_seconds(container, stream)
+        check_complete(file, container, stream, stated_s=stated_s, seconds=count / rate)
+
+
+@contextmanager
+def open_sound(file: BinaryIO, rate: int, limits: MediaLimits) -> Iterator[tuple[Any, Any]]:
+    """Open a file with audio, to be resampled to `rate`: its container, and the stream.
+
+    Raises:
+        MediaError: the file is damaged, has no audio, or states a length beyond the limit.
+    """
+    check_rate(rate)
     with open_container(file, "audio (WAV, FLAC, MP3, AAC, OGG, M4A) or a video with audio") as container:
         if not container.streams.audio:
             raise UnsupportedMediaError("expected audio, found a file without an audio stream")
@@ -39,10 +57,7 @@ def audio_blocks(file: BinaryIO, rate: int, limits: MediaLimits) -> Iterator[Sam
         check_codec(stream, CODECS)
         stream.codec_context.thread_count = 1
         _check_seconds(_stated_seconds(container, stream), limits)
-        for block in _resampled(container, stream, rate):
-            count += len(block)
-            _check_seconds(count / rate, limits)
-            yield block
+        yield container, stream
 
 
 def _resampled(container: Any, stream: Any, rate: int) -> Iterator[Samples]:
@@ -59,6 +74,18 @@ def _samples(frames: Any) -> Iterator[Samples]:
         block = frame.to_ndarray().reshape(-1).astype(np.float32)
         if len(block):
             yield block
+
+
+def _joined(blocks: Iterator[Samples], most: int) -> Iterator[Samples]:
+    """The same samples in fewer blocks, of about `most` samples each: codecs have frames of a thousand."""
+    waiting: list[Samples] = []
+    for block in blocks:
+        waiting.append(block)
+        if sum(map(len, waiting)) >= most:
+            yield np.concatenate(waiting)
+            waiting = []
+    if waiting:
+        yield np.concatenate(waiting)
 
 
 def _stated_seconds(container: Any, stream: Any) -> float:

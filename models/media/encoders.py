@@ -10,12 +10,15 @@ client (`content_type`). Its edge to the client says `on_resume="keep"`, unless 
 """
 
 import io
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final, Literal, TypeAlias
 
 import av
 import numpy as np
 import numpy.typing as npt
+from av.audio.stream import AudioStream
+from av.container import OutputContainer
 from av.video.stream import VideoStream
 from PIL import Image
 
@@ -25,6 +28,10 @@ FileBytes: TypeAlias = npt.NDArray[np.uint8]
 ImageFormat: TypeAlias = Literal["png", "jpeg", "webp"]
 IMAGE_FORMATS: Final = ("png", "jpeg", "webp")
 _GREY, _RGB, _RGBA = 1, 3, 4
+_LAYOUTS: Final = ("mono", "stereo")
+_AAC_RATES: Final = (
+    7350, 8000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000, 64_000, 88_200, 96_000,
+)  # fmt: skip
 
 
 def encode_image(pixels: Pixels, form: ImageFormat = "png", *, quality: int = 90) -> FileBytes:
@@ -54,14 +61,26 @@ def encode_image(pixels: Pixels, form: ImageFormat = "png", *, quality: int = 90
     return np.frombuffer(out.getvalue(), np.uint8)
 
 
-def encode_video(frames: Pixels, fps: float, *, quality: int = 23) -> FileBytes:
-    """Return an MP4 file (H.264), which players and browsers read.
+@dataclass(frozen=True, slots=True, eq=False)
+class Sound:
+    """The sound of a video: samples from -1 to 1, (1 or 2 channels, samples), so many of them per second.
+
+    A rate that AAC does not have is converted to the next higher one that it has.
+    """
+
+    samples: npt.NDArray[Any]
+    rate: int
+
+
+def encode_video(frames: Pixels, fps: float, *, quality: int = 23, sound: Sound | None = None) -> FileBytes:
+    """Return an MP4 file (H.264, and AAC for the sound), which players and browsers read.
 
     Args:
         frames: (frames, height, width, 3): uint8, or floats from 0 to 1. An odd height or width is enlarged
             by a copy of the last row or column, because H.264 has even ones.
         fps: frames per second, above 0.
         quality: H.264's constant rate factor, from 0 (exact, large) to 51.
+        sound: its sound track; None for a silent video.
 
     Raises:
         ValueError: the shape or dtype is another one, there is no frame, or `fps` is not above 0.
@@ -77,12 +96,36 @@ def encode_video(frames: Pixels, fps: float, *, quality: int = 23) -> FileBytes:
         assert isinstance(stream, VideoStream)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         stream.options = {"crf": str(quality)}
+        track = _add_track(file, sound) if sound is not None else None
         for frame in frames:
             padding = ((0, height - frame.shape[0]), (0, width - frame.shape[1]), (0, 0))
             cells = np.pad(_as_bytes(frame), padding, mode="edge")
             file.mux(stream.encode(av.VideoFrame.from_ndarray(cells, format="rgb24")))
         file.mux(stream.encode(None))
+        if track is not None and sound is not None:
+            _encode_sound(file, track, sound)
     return np.frombuffer(out.getvalue(), np.uint8)
+
+
+def _add_track(file: OutputContainer, sound: Sound) -> AudioStream:
+    """A track of AAC; streams must be added before the first frame is written."""
+    if sound.samples.ndim != 2 or not 1 <= len(sound.samples) <= len(_LAYOUTS):
+        raise ValueError(f"expected sound (1 or 2 channels, samples), found {sound.samples.shape}")
+    rate = next((one for one in _AAC_RATES if one >= sound.rate), _AAC_RATES[-1])
+    track = file.add_stream("aac", rate=rate, layout=_LAYOUTS[len(sound.samples) - 1])
+    assert isinstance(track, AudioStream)
+    return track
+
+
+def _encode_sound(file: OutputContainer, track: AudioStream, sound: Sound) -> None:
+    samples = np.ascontiguousarray(sound.samples, dtype=np.float32)
+    frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout=_LAYOUTS[len(samples) - 1])
+    frame.sample_rate = sound.rate
+    convert = av.AudioResampler(format="fltp", layout=frame.layout, rate=track.rate)
+    for part in (*convert.resample(frame), *convert.resample(None)):
+        part.pts = None
+        file.mux(track.encode(part))
+    file.mux(track.encode(None))
 
 
 def _as_bytes(pixels: Pixels) -> npt.NDArray[np.uint8]:

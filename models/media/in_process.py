@@ -4,17 +4,19 @@ Workers decode in other processes (`workers.media`), for a hostile file can end 
 """
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from models.media.arrays import Arrays, read_arrays
-from models.media.audio import decode_audio
+from models.media.audio import audio_blocks, decode_audio
+from models.media.audio_spans import audio_span
 from models.media.chosen_frames import read_video
 from models.media.images import decode_image
 from models.media.kinds import ChooseFrames, MediaLimits, Video
 from models.media.videos import open_video
+from models.media.waveforms import Samples
 from shared.events import Media
 
 
@@ -38,6 +40,13 @@ class InProcessReader:
 
     def audio(self, medium: Media, *, rate: int) -> npt.NDArray[np.float32]:
         return decode_audio(self._open(medium), rate, self._limits)
+
+    def audio_blocks(self, medium: Media, *, rate: int, take: Callable[[Samples], None]) -> None:
+        for block in audio_blocks(self._open(medium), rate, self._limits):
+            take(block)
+
+    def audio_span(self, medium: Media, *, rate: int, first: int, count: int) -> npt.NDArray[np.float32]:
+        return audio_span(self._open(medium), rate, first, count, self._limits)
 
     def tensors(self, medium: Media) -> Arrays:
         return read_arrays(self._open(medium), self._limits)

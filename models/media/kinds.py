@@ -29,7 +29,7 @@ class MediaLimits:
 
     max_pixels: int = 64_000_000
     max_frames: int = 2048
-    max_seconds: float = 3600.0
+    max_seconds: float = 14_400.0
     max_decoded_bytes: int = 1 << 30
 
 

@@ -1,6 +1,6 @@
 """The reader of media that families get (`processing.load(..., media=)`): its interface."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from models.media.kinds import ChooseFrames, Video
@@ -35,6 +35,23 @@ class MediaReader(Protocol):
         """Decode audio, or the audio of a video, to (N,) float32 from -1 to 1.
 
         It is mixed to one channel, and resampled to `rate` samples per second.
+        """
+        ...
+
+    def audio_blocks(
+        self, medium: Media, *, rate: int, take: "Callable[[npt.NDArray[np.float32]], None]"
+    ) -> None:
+        """Decode audio as `audio` does, block by block: `take` gets them in order.
+
+        It may be of any length: no more than a block is in memory.
+        """
+        ...
+
+    def audio_span(self, medium: Media, *, rate: int, first: int, count: int) -> "npt.NDArray[np.float32]":
+        """Decode a part of the audio: `count` samples from sample `first` on, fewer at the end of the file.
+
+        The samples before it are not decoded, except for those that the codec or the filter needs. They are
+        those of `audio` up to rounding.
         """
         ...
 

@@ -14,11 +14,11 @@ from models.checkpoints.files import CheckpointError
 from models.orpheus.frames import END_AUDIO
 from models.orpheus.graph import VOICES
 from models.sequence_request import PrepareRequest
+from models.spoken_text import NoText, check_speech_params, text_to_speak, voice_named
 from models.text.prepared_prompt import prepare_prompt
 from models.text.tokenizer import PromptTokenizer, load_tokenizer, vocab_size_of
-from models.voices import known_voice
-from shared.errors import BugError, ClientError
-from shared.events import Inputs, Params
+from shared.errors import BugError
+from shared.events import Params
 from shared.tensors import Handle
 
 START: Final = 128_259
@@ -72,71 +72,11 @@ class OrpheusProcessing:
         if node != "prepare":
             raise BugError(f"orpheus has no CPU node {node!r}; it has 'prepare'")
         prepare = PrepareRequest.of(args)
-        params, text = prepare.params, _text(prepare.inputs)
-        _check_params(params)
-        prompt = f"{self._voice(params.voice)}: {text}"
+        params, text = prepare.params, text_to_speak(prepare.inputs)
+        check_speech_params(params)
+        prompt = f"{voice_named(params.voice, self._voices)}: {text}"
         ids = [START, *self._tokenizer.encode(prompt, add_special_tokens=True, what="the text"), *END]
         return prepare_prompt(key, ids, params, tokenizer=self._tokenizer, defaults=PUBLISHED)
 
     def text_decoder(self) -> TextDecoder:
-        return _NoText()
-
-    def _voice(self, name: str | None) -> str:
-        """The name of the voice, as it is written in the prompt."""
-        voice = self._voices[0] if name is None else known_voice(name, self._voices)
-        if voice is None:
-            raise ClientError(
-                f"voice: expected one of {', '.join(self._voices)}; found {name!r}", code="invalid_value"
-            )
-        return voice
-
-
-class _NoText:
-    """Detokenizer of audio tokens, which have no text."""
-
-    def push(self, token_id: int) -> str:
-        return ""
-
-    def flush(self) -> str:
-        return ""
-
-    def bytes_of(self, token_id: int) -> bytes:
-        return b""
-
-
-def _text(request: Inputs) -> str:
-    """The text to speak."""
-    if request.files or set(request.input_modalities) - {"text"}:
-        found = [medium.modality for medium in request.files] or request.input_modalities
-        raise ClientError(f"this model reads text only; found {found}", code="unsupported_modality")
-    if request.output_modalities != ["audio"]:
-        raise ClientError(
-            f"this model speaks: expected output_modalities ['audio'], found {request.output_modalities}",
-            code="unsupported_modality",
-        )
-    if request.text is None:
-        given = "messages" if request.messages is not None else "token_ids"
-        raise ClientError(
-            f"this model speaks one text and takes no {given}: send the text itself "
-            "(POST /v1/audio/speech, or /generate with text)",
-            code="not_supported",
-        )
-    if not request.text.strip():
-        raise ClientError("the text is empty: expected at least one word")
-    return request.text
-
-
-def _check_params(params: Params) -> None:
-    """Refuse parameters of text output."""
-    given = {
-        "stop": params.stop,
-        "logprobs": params.logprobs is not None,
-        "echo": params.echo,
-        "guide": params.guide is not None,
-    }
-    for name, value in given.items():
-        if value:
-            raise ClientError(
-                f"{name} is a parameter of text output, and this model outputs audio: leave it out",
-                code="not_supported",
-            )
+        return NoText()

@@ -34,7 +34,7 @@ TENSOR: Final = "tensor"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Observation:
-    """What a robot sees and where it stands.
+    """The cameras of a robot, and its state.
 
     Attributes:
         images: in the order of the model's cameras; those that the robot lacks are left out.

@@ -22,7 +22,7 @@ _DEFAULT_CAMERAS: Final = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySettings:
-    """What a checkpoint says of its policy.
+    """The facts that a checkpoint states about its policy.
 
     Attributes:
         horizon: the actions of a chunk.

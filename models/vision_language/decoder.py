@@ -92,7 +92,28 @@ def load_decoder(
         CheckpointError: a file of the folder is missing, damaged or unsupported.
         UnsupportedArchitectureError: the language model has layers that cannot be served over a paged pool.
     """
-    checkpoint = Checkpoint.read(folder)
+    return decoder_of(
+        Checkpoint.read(folder),
+        name,
+        device=device,
+        dtype=dtype,
+        progress=progress,
+        peers=peers,
+        node_class=node_class,
+    )
+
+
+def decoder_of(
+    checkpoint: Checkpoint,
+    name: str,
+    *,
+    device: str | torch.device,
+    dtype: str,
+    progress: Progress,
+    peers: Peers | None,
+    node_class: type[VlmDecoder],
+) -> VlmDecoder:
+    """Load the language model of a checkpoint, as `load_decoder` does."""
     layout = probe_layout(
         _half(checkpoint, peers, is_connected=False), checkpoint.config, checkpoint.max_positions
     )
@@ -110,7 +131,7 @@ def load_decoder(
         name=name,
         layout=layout,
         max_positions=checkpoint.max_positions,
-        weights_digest=weights_digest(read_shards(folder)),
+        weights_digest=weights_digest(read_shards(checkpoint.folder)),
     )
 
 
@@ -120,7 +141,11 @@ def examine_decoder(folder: Path, *, members: int = 1) -> int:
     Raises:
         CheckpointError, UnsupportedArchitectureError: `load_decoder` would raise it too.
     """
-    checkpoint = Checkpoint.read(folder)
+    return examined(Checkpoint.read(folder), members=members)
+
+
+def examined(checkpoint: Checkpoint, *, members: int) -> int:
+    """Check a checkpoint, as `examine_decoder` does."""
     part = _half(checkpoint, SilentPeers(0, members) if members > 1 else None, is_connected=False)
     probe_layout(part, checkpoint.config, checkpoint.max_positions)
     return checkpoint.max_positions

@@ -17,6 +17,7 @@ from models.checkpoints.progress import Progress
 from models.checkpoints.weights import Shard, read_shards
 from models.transformers_lm.architecture import choose_dtype, config_of, max_positions_of, model_class_of
 from models.transformers_lm.quantised import quantised_of
+from models.transformers_lm.renames import Renamed
 from models.transformers_lm.tensors import load_weights
 
 KIND: Final = "ForConditionalGeneration"
@@ -25,12 +26,17 @@ KIND: Final = "ForConditionalGeneration"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint folder, read up to its weights."""
+    """A checkpoint folder, read up to its weights.
+
+    Attributes:
+        prefix: the begin of the names of its tensors, where the model is a part of what the folder has.
+    """
 
     folder: Path
     raw: dict[str, Any]
     model_class: Any
     config: Any
+    prefix: str = ""
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -65,16 +71,27 @@ def language_half(model_class: Any) -> Any:
     return _subclass(model_class, begin, base_model=property(lambda self: text_model_of(self.model)))
 
 
-def tower_half(model_class: Any) -> Any:
-    """The class without its language model and its head."""
+def tower_half(model_class: Any, *without: str) -> Any:
+    """The class without its language model and its head, and without the towers of these names."""
 
     def begin(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         model_class.__init__(self, config, *args, **kwargs)
         body, text = self.model, text_model_of(self.model)
         for parent in (self, body):
             for name, child in list(parent.named_children()):
-                if child is text or (parent is self and child is not body):
+                if child is text or name in without or (parent is self and child is not body):
                     _remove(parent, name)
+
+    return _subclass(model_class, begin, _tied_weights_keys={})
+
+
+def lacking(model_class: Any, *members: str) -> Any:
+    """The class without the members of these names, for models of several language models."""
+
+    def begin(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        model_class.__init__(self, config, *args, **kwargs)
+        for name in members:
+            _remove(self, name)
 
     return _subclass(model_class, begin, _tied_weights_keys={})
 
@@ -104,15 +121,17 @@ def load_half(
     dtype: str,
     progress: Progress,
 ) -> Any:
-    """Load one half of a checkpoint: the tensors that `keep` names.
+    """Load one half of a checkpoint: the tensors that `keep` names, of those with the checkpoint's prefix.
 
     Raises:
         CheckpointError: the weights are missing or damaged, or do not fit.
     """
-    shards = _kept(read_shards(checkpoint.folder), keep)
+    prefix = checkpoint.prefix
+    shards = _kept(read_shards(checkpoint.folder), lambda tensor: tensor.startswith(prefix) and keep(tensor))
     quantised = quantised_of(checkpoint.raw, shards, checkpoint.folder)
     chosen = choose_dtype(dtype, device, quantised.as_floats(shards) if quantised is not None else shards)
-    return load_weights(half, checkpoint.config, shards, device, chosen, progress, quantised)
+    renamed = Renamed.of(shards, lambda tensor: {tensor.removeprefix(prefix): 0}) if prefix else None
+    return load_weights(half, checkpoint.config, shards, device, chosen, progress, quantised, renamed)
 
 
 def _kept(shards: Collection[Shard], keep: Callable[[str], bool]) -> list[Shard]:

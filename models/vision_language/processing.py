@@ -89,15 +89,20 @@ class VisionLanguageProcessing(DecoderLmProcessing):
         ids = self.encode(request, text)
         parts = self.parts(ids, media)
         result = self.prepared(key, prepare, ids, text)
+        facts, arrays = self.laid_out(parts, media)
+        return CpuResult(
+            facts={**result.facts, **facts}, outputs={**result.outputs, **arrays}, guide=result.guide
+        )
+
+    def laid_out(
+        self, parts: Sequence[PromptPart], media: Sequence[PlacedMedium]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The facts about the media of a prompt, and their arrays, by edge."""
         facts = {
             "parts": msgspec.to_builtins(parts),
-            "visuals": [msgspec.to_builtins(_visual(medium)) for medium in media],
+            "visuals": [msgspec.to_builtins(visual_of(medium)) for medium in media],
         }
-        return CpuResult(
-            facts={**result.facts, **facts},
-            outputs={**result.outputs, "pixels": _pixels(media)},
-            guide=result.guide,
-        )
+        return facts, {"pixels": pixels_of(media)}
 
     def _seen(
         self, files: list[Media], order: list[tuple[str, int]], found: list[str], options: Mapping[str, Any]
@@ -182,7 +187,8 @@ def _ids_of(tokenizer: "Tokenizer", tokens: frozenset[str]) -> list[int]:
     return [token_id for token_id in ids.values() if token_id is not None]
 
 
-def _visual(medium: PlacedMedium) -> Visual:
+def visual_of(medium: PlacedMedium) -> Visual:
+    """A medium as its tower gets it."""
     seen = medium.seen
     return Visual(
         digest=medium.digest,
@@ -193,7 +199,8 @@ def _visual(medium: PlacedMedium) -> Visual:
     )
 
 
-def _pixels(media: list[PlacedMedium]) -> Any:
+def pixels_of(media: Sequence[PlacedMedium]) -> Any:
+    """The pixels of media one after the other, (n,) float32."""
     import numpy as np  # noqa: PLC0415 - only for media
 
     return np.concatenate([medium.seen.pixels.ravel() for medium in media]).astype(np.float32, copy=False)

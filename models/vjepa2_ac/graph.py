@@ -119,7 +119,7 @@ def plan(request: PlanRequest) -> Plan:
     if walk in _PROGRAMS:
         args |= {PROGRAM: _PROGRAMS[walk], "horizon": options.horizon}
     if options.cem and walk in _PROGRAMS:
-        args |= _cem(request, options)
+        args |= _cem(options)
     done = yield Walk(walk, args=args)
     counts: dict[str, int] = next((one.facts["counts"] for one in done.walks if "counts" in one.facts), {})
     usage = Usage(prompt_tokens=done.fact("latents"), counts=counts)
@@ -130,18 +130,15 @@ _OF_CEM: Final = (
     "samples", "topk", "cem_steps", "momentum_mean", "momentum_std", "momentum_mean_gripper",
     "momentum_std_gripper", "maxnorm", "close_gripper",
 )  # fmt: skip
-_CEM_TOKENS: Final = 16_384
-"""The most tokens of the KV cache that the samples of a plan take at once."""
 
 
-def _cem(request: PlanRequest, options: VJepa2AcOptions) -> dict[str, Any]:
+def _cem(options: VJepa2AcOptions) -> dict[str, Any]:
     """The arguments of the program `mpc`."""
     if options.topk > options.samples:
         raise ClientError(
             f"topk: expected at most the number of samples, {options.samples}, found {options.topk}"
         )
-    room = min(request.limits.kv_tokens, _CEM_TOKENS)
-    return {"room": room, **{name: getattr(options, name) for name in _OF_CEM}}
+    return {name: getattr(options, name) for name in _OF_CEM}
 
 
 def claims(checkpoint: CheckpointInfo) -> Claim | None:

@@ -20,6 +20,8 @@ from models.programs import Going, Mask, Pass
 from models.vjepa2_ac.poses import moved
 from models.vjepa2_ac.predictor import AcPredictor, normalized, positions_of
 
+_MOST_TOKENS: Final = 16_384
+"""The most tokens of the KV cache that the samples take that are rolled out at once."""
 _GRIPPER: Final = 0.75
 """The most that the gripper moves in an action."""
 _STILL: Final = 0.25
@@ -31,7 +33,6 @@ class MpcRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         horizon: the actions of a sequence.
-        room: the tokens of the KV cache that the run may take.
     """
 
     horizon: int
@@ -43,7 +44,6 @@ class MpcRequest(msgspec.Struct, frozen=True, kw_only=True):
     momentum_mean_gripper: float
     momentum_std_gripper: float
     maxnorm: float
-    room: int
     close_gripper: int | None = None
 
     @classmethod
@@ -141,13 +141,10 @@ class Mpc:
         self._generator = torch.Generator().manual_seed(seed % 2**63)
         self._beliefs = Beliefs(request)
         self._cem_step = 0
-        each = request.horizon * network.settings.frame_tokens
-        self.max_contexts: Final = max(1, min(request.samples, request.room // each))
-        self.max_tokens: Final = self.max_contexts * each
+        self._each = request.horizon * network.settings.frame_tokens
+        self.max_contexts = max(1, min(request.samples, _MOST_TOKENS // self._each))
         self.counts: Final = {"forwards": 0}
-        self._actions = self._beliefs.draw(self._generator)
-        self._costs: list[torch.Tensor] = []
-        self._group = self._begin(0)
+        self._draw()
 
     @classmethod
     def start(
@@ -164,6 +161,24 @@ class Mpc:
             goal=frames[1] if goal is None else goal.reshape(frames[0].shape),
             seed=seed,
         )
+
+    @property
+    def max_tokens(self) -> int:
+        """Those of all sequences of frames that are rolled out at once."""
+        return self.max_contexts * self._each
+
+    def fit(self, contexts: int, tokens: int, spare: int) -> None:
+        """Roll out fewer samples at once where the engine has less room (`models.programs.Driver`)."""
+        at_once = min(self.max_contexts, contexts, (tokens + spare) // (self._each + spare))
+        self.max_contexts = max(1, at_once)
+        self._group = self._begin(0)
+
+    def resume(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on after a round of the method: with its distribution, and the generator that drew so far."""
+        self._beliefs.mean, self._beliefs.std = state["mean"].cpu(), state["std"].cpu()
+        self._generator.set_state(state["generator"].cpu())
+        self._cem_step = int(state["cem_step"])
+        self._draw()
 
     def passes(self) -> Sequence[Pass]:
         """The next frame of each sample of the group; the last one is not kept."""
@@ -205,10 +220,21 @@ class Mpc:
         self._cem_step += 1
         if self._cem_step == self._request.cem_steps:
             return {"actions": self._beliefs.actions}
-        self._actions, self._costs = self._beliefs.draw(self._generator), []
-        self._group = self._begin(0)
+        state = {
+            "mean": self._beliefs.mean,
+            "std": self._beliefs.std,
+            "generator": self._generator.get_state(),
+            "cem_step": torch.tensor(self._cem_step),
+        }
+        self._draw()
         steps = {"step": self._cem_step, "steps": self._request.cem_steps}
-        return Going(progress={**steps, "cost": float(costs.min())})
+        return Going(progress={**steps, "cost": float(costs.min())}, state=state)
+
+    def _draw(self) -> None:
+        """Draw the samples of a round, and begin to roll them out."""
+        self._actions = self._beliefs.draw(self._generator)
+        self._costs: list[torch.Tensor] = []
+        self._group = self._begin(0)
 
     def _acting(self, group: _Group) -> torch.Tensor:
         """The present actions of a group, (n, 7)."""

@@ -13,7 +13,7 @@ Numbers = list[list[float | list[float]]]
 
 
 class VJepa2AcOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What to predict of a clip.
+    """The predictions that are wanted of a clip.
 
     Attributes:
         num_frames: frames taken evenly, at most all of the video. Default: the checkpoint's clip length.

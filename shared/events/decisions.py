@@ -16,12 +16,14 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         retry_after_s: the time after which a retry may succeed, in seconds; 0 if unknown.
+        param: the name of the wrong parameter of the request, if known.
     """
 
     code: str
     message: str
     status: int = 500
     retry_after_s: int = 0
+    param: str | None = None
 
     def __post_init__(self) -> None:
         # Messages quote clients' texts; a long quotation must not exceed the log's event size.
@@ -41,6 +43,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         walk_timeouts_s: time limits by walk. A step may take the sum of its walks' limits, if each has one.
         max_tokens_share: the share of the requested new tokens that is granted; below 1 under load.
         absent_nodes: the optional nodes of the model that are placed nowhere.
+        concurrent: the number of requests of the model that run, this one included; 0 if it was not recorded.
     """
 
     max_seq_len: int
@@ -51,6 +54,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     walk_timeouts_s: dict[str, float] = {}
     max_tokens_share: float = 1.0
     absent_nodes: tuple[str, ...] = ()
+    concurrent: int = 0
 
 
 class Pins(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -75,9 +75,15 @@ class RequestSubmitted(
 class RequestCancel(
     Event, frozen=True, kw_only=True, omit_defaults=True, tag="request.cancel.v1", tag_field="type"
 ):
-    """A client's cancellation of a request. The log's order decides whether it was in time."""
+    """A client's cancellation of a request. The log's order decides whether it was in time.
+
+    Attributes:
+        deletes: gateways give out the request's output no more, also if it has ended before. Records of the
+            log are never removed one by one: the output leaves the log with its age.
+    """
 
     reason: Annotated[str, Meta(max_length=1024)] = "cancelled"
+    deletes: bool = False
 
 
 class RequestWatched(

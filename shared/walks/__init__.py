@@ -2,6 +2,7 @@
 
     language    the elements of a walk: nodes, edges, sections, loops, streams
     chunks      the division of a stream's items into chunks for the consuming node
+    checkpoints the values with which a later attempt begins a loop
     compiler    the check and resolution of a walk, once, when its model is loaded
     compiled    a compiled walk: immutable, and shared by all its runs
     run         the execution of a walk for one request: a state machine without I/O, equal on every rank
@@ -22,8 +23,18 @@ from shared.walks.chunks import (
     SlidingWindow,
     StreamChunk,
     chunks_of,
+    policy_of,
+    possible_policies,
+    takes_arguments,
 )
-from shared.walks.compiled import UNLIMITED, CompiledLoop, CompiledNode, CompiledWalk, InputPort
+from shared.walks.compiled import (
+    UNLIMITED,
+    CompiledLoop,
+    CompiledNode,
+    CompiledWalk,
+    InputPort,
+    LoopCheckpoint,
+)
 from shared.walks.compiler import compile_walk
 from shared.walks.errors import WalkError
 from shared.walks.language import (
@@ -66,6 +77,7 @@ __all__ = [
     "Keep",
     "LeftContext",
     "Loop",
+    "LoopCheckpoint",
     "Node",
     "NotDue",
     "Parallel",
@@ -83,6 +95,9 @@ __all__ = [
     "chunks_of",
     "compile_walk",
     "link_streams",
+    "policy_of",
+    "possible_policies",
+    "takes_arguments",
 ]
 
 RENAMED: Final = {

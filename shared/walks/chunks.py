@@ -8,11 +8,13 @@ next window on. It may be empty, because the end is not known in advance.
     Fixed(3), 6 items             [0 1 2] [3 4 5] []
     SlidingWindow(4, 2), 7 items  [0 1 2 3] [2 3 4 5] [4 5 6]
     LeftContext(3, 1), 7 items    [0 1 2] [2 3 4 5] [5 6]
+    LeftContext(4, 2, first=1)    [0] [0 1 2] [1 2 3 4 5 6] [5 6 7 8 9 10] ...
 
 So the chunks depend only on the number of items and never on their times, and a replay derives the number of
 chunks from the number of items (`chunks_of`).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
@@ -76,26 +78,64 @@ class SlidingWindow:
 
 @dataclass(frozen=True, slots=True)
 class LeftContext:
-    """Chunks of `count` items, each but the first with the `context` items before it."""
+    """Chunks of `count` items, each but the first with the `context` items before it.
+
+    With `first`, a smaller number, the first chunk has so many items, and each next one twice as many as the
+    one before, up to `count`: so the first comes early, and each is there before the one before it is heard.
+    A name means the argument of that name of the consuming walk: `of` the arguments is the policy then.
+    """
 
     count: int
     context: int
+    first: int | str = 0
 
     def __post_init__(self) -> None:
         _check_count(self, "count", self.count, 1)
         _check_count(self, "context", self.context, 0)
+        if isinstance(self.first, str):
+            return
+        _check_count(self, "first", self.first, 0)
+        if self.first > self.count:
+            raise WalkError(f"{self}: expected a first chunk of at most {self.count} items")
+
+    def of(self, args: Mapping[str, Any]) -> "LeftContext":
+        """Return the policy in a walk with these arguments.
+
+        Raises:
+            WalkError: the walk lacks the argument, or it is no number of items.
+        """
+        if not isinstance(self.first, str):
+            return self
+        if self.first not in args:
+            raise WalkError(f"{self}: expected the argument {self.first!r} of the walk, found {sorted(args)}")
+        return LeftContext(self.count, self.context, args[self.first])
 
     def span(self, number: int) -> tuple[int, int]:
         """Return the half-open range of window `number`."""
-        return max(0, number * self.count - self.context), (number + 1) * self.count
+        return max(0, self._end(number) - self.context), self._end(number + 1)
 
     def whole(self, items: int) -> int:
         """Return the number of complete windows among so many items."""
-        return items // self.count
+        small = sum(1 for number in range(self._doublings) if self._end(number + 1) <= items)
+        return small + max(0, items - self._end(self._doublings)) // self.count
 
     def describe(self) -> list[Any]:
         """Return the policy as plain data."""
-        return ["left_context", self.count, self.context]
+        return ["left_context", self.count, self.context, *([self.first] if self.first else [])]
+
+    @property
+    def _doublings(self) -> int:
+        """The number of chunks that are smaller than `count`."""
+        return ((self.count - 1) // self._first).bit_length() if self._first else 0
+
+    @property
+    def _first(self) -> int:
+        return self.first if isinstance(self.first, int) else 0
+
+    def _end(self, chunks: int) -> int:
+        """The items of the first so many chunks, without context."""
+        small = min(chunks, self._doublings)
+        return self._first * ((1 << small) - 1) + (chunks - small) * self.count
 
 
 ChunkPolicy: TypeAlias = Fixed | SlidingWindow | LeftContext
@@ -182,6 +222,27 @@ class Cutter:
         self._chunked = max(self._chunked, stop)
         self.chunks += 1
         return chunk
+
+
+def policy_of(policy: ChunkPolicy, args: Mapping[str, Any]) -> ChunkPolicy:
+    """Return the policy in a walk with these arguments, see `LeftContext`.
+
+    Raises:
+        WalkError: the walk lacks an argument, or it has a wrong value.
+    """
+    return policy.of(args) if isinstance(policy, LeftContext) else policy
+
+
+def takes_arguments(policy: ChunkPolicy) -> bool:
+    """Return whether the policy depends on an argument of the consuming walk."""
+    return isinstance(policy, LeftContext) and isinstance(policy.first, str)
+
+
+def possible_policies(policy: ChunkPolicy) -> list[ChunkPolicy]:
+    """Return what the policy may be in a walk, whose arguments are not known."""
+    if isinstance(policy, LeftContext) and takes_arguments(policy):
+        return [LeftContext(policy.count, policy.context, first) for first in range(policy.count + 1)]
+    return [policy]
 
 
 def chunks_of(policy: ChunkPolicy, items: int) -> int:

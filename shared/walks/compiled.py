@@ -100,6 +100,8 @@ class CompiledLoop:
         restored: inputs that inner loops overwrite and this loop does not feed back, or not always (because
             of a guard); the next iteration gets their earlier value.
         exits: the routes that it holds, each with the loop's position in the route's `holds`.
+        dispensable: the routes with a guard between two nodes directly in its body, to an optional input that
+            nothing else feeds. Where the guard is false, the second node does not wait for the first one.
     """
 
     index: int
@@ -117,6 +119,24 @@ class CompiledLoop:
     cleared: tuple[InputPort, ...]
     restored: tuple[InputPort, ...]
     exits: tuple[tuple[Route, int], ...]
+    dispensable: tuple[Route, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopCheckpoint:
+    """What is stored of a loop, so that a later attempt can begin with it.
+
+    Attributes:
+        loop: its name.
+        every: the number of iterations from one checkpoint to the next.
+        node: feeds all values back.
+        edges: the names of the values.
+    """
+
+    loop: str
+    every: int
+    node: str
+    edges: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +156,7 @@ class CompiledWalk:
         restorers: by input, the loops that restore it, outermost first.
         guarded: an edge has a guard, so nodes may be skipped.
         stream_consumers: the indices of the nodes that take streams.
+        checkpoints: of the loops that have any.
         node_table: all nodes by index.
         loop_table: all loops by index; 0 is the walk.
     """
@@ -153,6 +174,7 @@ class CompiledWalk:
     restorers: Mapping[InputPort, tuple[int, ...]]
     guarded: bool
     stream_consumers: tuple[int, ...]
+    checkpoints: tuple[LoopCheckpoint, ...]
     node_table: tuple[CompiledNode, ...] = field(repr=False)
     loop_table: tuple[CompiledLoop, ...] = field(repr=False)
 

@@ -14,6 +14,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import TypeAlias
 
+from shared.walks.checkpoints import checkpoints_of
 from shared.walks.compiled import CompiledLoop, CompiledNode, CompiledWalk, InputPort, Route
 from shared.walks.errors import WalkError
 from shared.walks.language import (
@@ -283,6 +284,7 @@ class _Compiler:
             restorers=MappingProxyType(restorers),
             guarded=self.guarded,
             stream_consumers=tuple(node.index for node in nodes if node.streams),
+            checkpoints=checkpoints_of(self.loops, loops, nodes, frozenset(inputs)),
             node_table=nodes,
             loop_table=loops,
         )
@@ -329,7 +331,17 @@ class _Compiler:
                 for at, (held, _) in enumerate(route.holds)
                 if held == index
             ),
+            dispensable=tuple(route for route in self.routes if self.is_dispensable(route, index)),
         )
+
+    def is_dispensable(self, route: Route, loop: int) -> bool:
+        """Return whether a guard may let an optional input directly in this loop be missing."""
+        if route.when is None or route.loop != loop or route.back or not isinstance(route.to, str):
+            return False
+        target = self.places[route.to]
+        is_only_feed = len(self.feeds[route.edge, route.to]) == 1
+        ends_here = self.places[route.source].lineage[-1] == target.lineage[-1] == loop
+        return route.edge in target.node.optional and is_only_feed and ends_here
 
     def leaving(self, index: int) -> list[Route]:
         loop = self.loops[index]

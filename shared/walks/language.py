@@ -218,6 +218,10 @@ class Loop:
     An edge out of the loop is held until the loop ends. An edge in `outputs` then carries the value of the
     last iteration, an edge in `accumulated` the list of all values. An edge to `CLIENT` that is in neither
     is not held, and emits in every iteration.
+
+    Attributes:
+        checkpoint: every so many iterations, what the next one is fed is stored in the log, and a later
+            attempt begins the loop with it (`shared.walks.checkpoints`); 0 for never.
     """
 
     name: str
@@ -225,6 +229,7 @@ class Loop:
     max_iters: int | str | None
     outputs: Sequence[str] = ()
     accumulated: Sequence[str] = ()
+    checkpoint: int = 0
 
     def __post_init__(self) -> None:
         check_name("a loop", self.name)
@@ -237,6 +242,7 @@ class Loop:
         object.__setattr__(self, "accumulated", _names(f"loop {self.name!r}: accumulated", self.accumulated))
         if both := sorted({*self.outputs} & {*self.accumulated}):
             raise WalkError(f"loop {self.name!r}: outputs and accumulated must be disjoint; both list {both}")
+        _check_checkpoint(self.name, self.checkpoint)
 
 
 Section: TypeAlias = Node | Sequential | Parallel | Loop
@@ -251,7 +257,8 @@ def describe(section: Section) -> list[Any]:
             return [*described, ["optional", *section.optional]] if section.optional else described
         case Loop():
             leaving = [list(section.outputs), list(section.accumulated)]
-            return ["loop", section.name, section.max_iters, *leaving, describe(section.body)]
+            every = [["checkpoint", section.checkpoint]] if section.checkpoint else []
+            return ["loop", section.name, section.max_iters, *leaving, describe(section.body), *every]
         case Sequential():
             return ["sequential", *map(describe, section.sections)]
         case Parallel():
@@ -283,6 +290,13 @@ def check_max_iters(loop: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise WalkError(f"loop {loop!r}: max_iters must be an integer of at least 1, not {value!r}")
     return value
+
+
+def _check_checkpoint(loop: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise WalkError(
+            f"loop {loop!r}: checkpoint must be a number of iterations, or 0 for none, not {value!r}"
+        )
 
 
 def guard_name(what: str, guard: object) -> str:

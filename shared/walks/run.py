@@ -15,12 +15,15 @@ firings, and their state depends on nothing else, so they agree regardless of th
 
 If a guard keeps an edge from sending, the input is *missing*, and a node with a missing input is skipped.
 It is skipped once all its inputs are known to be present or missing, and takes nothing from a stream. A
-skipped node sends nothing, so later nodes may be skipped as well. A loop emits nothing for an edge on which
-nothing was sent in any iteration. A loop in which nothing fired in an iteration ends with it, because all
-later ones would be equal. A walk with guards starts when all its inputs are present.
+skipped node sends nothing, so later nodes may be skipped as well. An optional input that a guard keeps away
+is missing from the start of the iteration: its node does not wait for the one that would have sent it.
+
+A loop emits nothing for an edge on which nothing was sent in any iteration. A loop in which nothing fired in
+an iteration ends with it, because all later ones would be equal. A walk with guards starts when all its
+inputs are present.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import Enum, auto
 from typing import Any, Final, TypeAlias
 
@@ -130,6 +133,8 @@ class WalkRun:
         self._held: dict[tuple[int, int], Value] = {}  # by route and position in its holds
         self._saved: dict[tuple[InputPort, int], Value] = {}  # by the loop that restores it
         self._awaited = len(walk.inputs) if walk.guarded else 0  # so that no input arrives after a skip
+        if self._guarded:
+            self._note_missing(loops)
         for node in nodes:  # nodes without inputs are ready
             self._check_ready(node, [])
 
@@ -400,6 +405,14 @@ class WalkRun:
             self._put(node, (route.edge, route.to), _MISSING, route.loop)
             self._check_ready(node, emissions)
 
+    def _note_missing(self, loops: Iterable[CompiledLoop]) -> None:
+        """Mark the optional inputs that guards keep away in the iteration that starts."""
+        for loop in loops:
+            for route in loop.dispensable:
+                if route.when is not None and not route.when(self._iteration[loop.index], self.args):
+                    assert isinstance(route.to, str)
+                    self._put(self.walk.nodes[route.to], (route.edge, route.to), _MISSING, route.loop)
+
     def _skip(self, node: CompiledNode, emissions: list[Emission]) -> None:
         self._phase[node.index] = _Phase.FIRED
         for route in node.routes:
@@ -490,6 +503,7 @@ class WalkRun:
         if self._guarded:
             for index in (loop.index, *loop.inner):
                 self._active[index] = False
+            self._note_missing([self.walk.loop_table[index] for index in (loop.index, *loop.inner)])
         emissions: list[Emission] = []
         for index in loop.nodes:
             self._check_ready(self.walk.node_table[index], emissions)

@@ -144,6 +144,11 @@ def test_without_a_claim_the_families_that_were_asked_are_named(install: Install
         registry.family_of(folder_of(tmp_path / "odd", "Odd"))
 
 
+def test_a_folder_that_is_no_checkpoint_is_told_what_one_has(tmp_path: Path) -> None:
+    with pytest.raises(UnknownFamilyError, match=r"expected .* config\.json, .* model_index\.json; .* read"):
+        registry.family_of(tmp_path)
+
+
 @pytest.mark.parametrize("config", ["{}", '{"architectures": []}', '{"architectures": [7]}'])
 def test_a_checkpoint_without_an_architecture_is_claimed_by_none(config: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(config)

@@ -14,7 +14,7 @@ class Part(msgspec.Struct):
 class Whole(msgspec.Struct, forbid_unknown_fields=True):
     count: Annotated[int, Meta(ge=1, le=9)] | None = None
     heat: Annotated[float, Meta(gt=0, le=2)] = 1
-    side: Annotated[int, Meta(ge=16, multiple_of=16)] = 16
+    side: Annotated[int, Meta(ge=16, le=200, multiple_of=16)] = 16
     name: Annotated[str, Meta(pattern="^[a-z]+$")] = "x"
     kind: Literal["auto", "none"] = "auto"
     parts: Annotated[list[Part], Meta(min_length=1, max_length=2)] = msgspec.field(
@@ -43,8 +43,9 @@ class Whole(msgspec.Struct, forbid_unknown_fields=True):
         ({"count": 7}, "expected a count other than 7; found 7"),
         ({"count": 8}, "count: expected an odd number, found 8"),
         ({"heat": 0}, "heat: expected a number > 0, found 0"),
-        ({"side": 100}, "side: expected an integer that is a multiple of 16, found 100"),
+        ({"side": 100}, "side: expected an integer that is a multiple of 16 (the nearest is 96), found 100"),
         ({"side": 8}, "side: expected an integer >= 16, found 8"),
+        ({"side": 199}, "side: expected an integer that is a multiple of 16 (the nearest is 192), found 199"),
         ({"heat": 10**400}, "heat: expected a number <= 2, found an integer beyond 64 bits"),
         ({"heat": None}, "heat: expected a number, found null"),
         ({"name": "A"}, "name: expected a string that matches ^[a-z]+$, found 'A'"),

@@ -29,6 +29,8 @@ Fünf größere Übungen; naïve café; once upon a time a small machine learned
 example: print every third element, skip zero, convert unicode, join pieces.
 """
 VOCAB_SIZE: Final = 512
+_FEWEST: Final = 300
+"""The tokens of a vocabulary of bytes, however many special tokens it has."""
 _MAX_LENGTH: Final = 512
 _SPACE: Final = "\N{LOWER ONE EIGHTH BLOCK}"
 
@@ -91,7 +93,7 @@ def _bytes(vocabulary: Vocabulary) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE - len(vocabulary.specials),
+        vocab_size=max(_FEWEST, VOCAB_SIZE - len(vocabulary.specials)),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

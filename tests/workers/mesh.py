@@ -2,6 +2,7 @@
 
 branches   left | right -> join                          a Parallel, and a CPU node behind it
 refine     (pull | push) -> mix, in a loop                mix stops it early
+polish     the same, with checkpoints                     nothing of it is emitted
 count      a loop: counter streams its numbers            to three takers, by three policies
 fixed, sliding, left                                      a taker each: sums of its chunks, till enough
 """
@@ -20,7 +21,7 @@ from models.base import CpuResult, EngineKind, ModelGraph, TextDecoder
 from models.encoder_cache import CacheCounters
 from shared.errors import DalSegnoError, WorkerError
 from shared.events import Usage
-from shared.meters import EncoderMeters
+from shared.meters import EncoderMeters, StepMeters
 from shared.plans import Finish, Plan, PlanRequest, Walk
 from shared.tensors import Handle
 from shared.walks import (
@@ -46,6 +47,7 @@ from workers.kv_engine.counters import EngineStats
 from workers.loading.model import Loaded
 from workers.stateless_engine.firing import FiringResult, StatelessFiring
 from workers.stateless_engine.scheduler import BatchKey
+from workers.stateless_engine.stepped_runs import Stepper
 from workers.stateless_engine.thread import StatelessThread
 
 Floats = npt.NDArray[np.float32]
@@ -84,6 +86,23 @@ REFINE: Final = Loop(
     ),
     max_iters="rounds",
     outputs=["state"],
+)
+POLISH: Final = Loop(
+    "polish",
+    Sequential(
+        Parallel(
+            Node("pull", ["state"], [Edge("down", "mix")]),
+            Node("push", ["state", "by"], [Edge("up", "mix")]),
+        ),
+        Node(
+            "mix",
+            ["down", "up"],
+            [Edge("state", "pull"), Edge("state", "push"), Edge("state", KEEP), Edge("frame", KEEP)],
+        ),
+    ),
+    max_iters="rounds",
+    outputs=["state", "frame"],
+    checkpoint=2,
 )
 POLICIES: Final[Mapping[str, ChunkPolicy]] = {
     "fixed": Fixed(3),
@@ -125,6 +144,7 @@ GRAPH: Final = ModelGraph(
     walks={
         "branches": compile_walk("branches", BRANCHES),
         "refine": compile_walk("refine", REFINE),
+        "polish": compile_walk("polish", POLISH),
         "count": compile_walk("count", COUNT),
         **{name: compile_walk(name, _take(name)) for name in POLICIES},
     },
@@ -193,6 +213,10 @@ class Arithmetic:
     def max_cost(self) -> Mapping[str, float]:
         return {}
 
+    @property
+    def steppers(self) -> Mapping[str, Stepper]:
+        return {}
+
     def batch_key(self, firing: StatelessFiring) -> BatchKey:
         return BatchKey()
 
@@ -222,7 +246,9 @@ class Arithmetic:
                 return FiringResult(outputs={"up": array(given["state"] + given["by"])})
             case "mix":
                 state = given["down"] + given["up"]
-                stops = ("refine",) if state[0] > firing.args.get("until", 1e30) else ()
+                stops = (
+                    (firing.args.get("loop", "refine"),) if state[0] > firing.args.get("until", 1e30) else ()
+                )
                 return FiringResult(outputs={"state": array(state), "frame": array(state[:2])}, stops=stops)
             case "counter":
                 number = given["number"] + 1
@@ -272,6 +298,9 @@ class MeshModel:
 
     def encoder_caches(self) -> EncoderMeters:
         return EncoderMeters()
+
+    def stepped_nodes(self) -> dict[str, StepMeters]:
+        return {}
 
     async def load(self, rows: EngineClient) -> Loaded:
         del rows

@@ -19,7 +19,7 @@ from models.base import CpuResult, EngineKind, ModelGraph, TextDecoder
 from models.encoder_cache import CacheCounters
 from shared.errors import DalSegnoError
 from shared.events import OutputChunk, Usage, WalkCall, decode
-from shared.meters import EncoderMeters
+from shared.meters import EncoderMeters, StepMeters
 from shared.output_pieces import PieceAssembler
 from shared.plans import Finish, Plan, PlanRequest, Walk
 from shared.request_output import RequestOutput
@@ -35,6 +35,7 @@ from workers.kv_engine.counters import EngineStats
 from workers.loading.model import Loaded
 from workers.stateless_engine.firing import FiringResult, StatelessFiring
 from workers.stateless_engine.scheduler import BatchKey
+from workers.stateless_engine.stepped_runs import Stepper
 from workers.stateless_engine.thread import StatelessThread
 
 ERROR: Final = 2.0**-10
@@ -108,6 +109,10 @@ class Painter:
     def max_cost(self) -> Mapping[str, float]:
         return {}
 
+    @property
+    def steppers(self) -> Mapping[str, Stepper]:
+        return {}
+
     def batch_key(self, firing: StatelessFiring) -> BatchKey:
         return BatchKey()
 
@@ -165,6 +170,9 @@ class PaintingModel:
 
     def encoder_caches(self) -> EncoderMeters:
         return EncoderMeters()
+
+    def stepped_nodes(self) -> dict[str, StepMeters]:
+        return {}
 
     async def load(self, rows: EngineClient) -> Loaded:
         self._thread = StatelessThread(lambda: self.painter)

@@ -33,7 +33,7 @@ from shared.events import (
     encode,
 )
 from shared.log.memory import MemoryLog, MemoryStore
-from shared.meters import EncoderMeters, WorkerMeters
+from shared.meters import EncoderMeters, StepMeters, WorkerMeters
 from tests.workers import harness
 from tests.workers.harness import EOS, RANK, SUBJECTS, FakeEngine, ToyProcessing, chat
 from workers import process
@@ -74,6 +74,9 @@ class FakeModel:
 
     def encoder_caches(self) -> EncoderMeters:
         return EncoderMeters()
+
+    def stepped_nodes(self) -> dict[str, StepMeters]:
+        return {}
 
     async def load(self, rows: EngineClient) -> Loaded:
         await self.may_load.wait()

@@ -409,6 +409,7 @@ def _failure_of(error: DalSegnoError) -> Failure:
         message=error.message,
         status=error.failure_status,
         retry_after_s=math.ceil(retry_after_s or 0),
+        param=error.param,
     )
 
 

@@ -11,7 +11,7 @@ result or another rank needs one; an output used on this rank alone stays an arr
 The module knows a walk's index in its step, but not the progress of the walk.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,12 +31,13 @@ from workers.data_plane.step_tensors import StepTensors, Value, as_array, as_inl
 from workers.execution.kv_nodes import EMBEDS, KvNodes
 from workers.execution.node_result import NodeResult
 from workers.execution.program_runs import ProgramRuns
+from workers.execution.run_checkpoints import RunCheckpoints
 from workers.execution.step_placement import GraphOutputs, StepPlacement
 from workers.execution.step_streams import StepStreams
 from workers.generation.engine_client import EngineClient
 from workers.guides.guide_queue import GuideQueue
 from workers.machine.cpu_pool import CpuPool, is_large
-from workers.stateless_engine.firing import FiringResult
+from workers.stateless_engine.firing import FiringReport, FiringResult
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -55,6 +56,8 @@ class StatelessPort(Protocol):
         path: tuple[int, ...],
         chunk: ChunkOf | None,
         publish: Mapping[str, PublishOnDevice],
+        state: Mapping[str, Array],
+        report: Callable[[FiringReport], None],
     ) -> FiringResult: ...
 
 
@@ -105,6 +108,8 @@ class NodeExecutor:
         kv_nodes: KvNodes,
         programs: ProgramRuns,
         streams: StepStreams,
+        checkpoints: RunCheckpoints,
+        advise: Callable[[str, Mapping[str, Any], Mapping[str, Array]], None],
     ) -> None:
         self._hosted = hosted
         self._ready = ready
@@ -113,6 +118,8 @@ class NodeExecutor:
         self._kv_nodes = kv_nodes
         self._programs = programs
         self._streams = streams
+        self._checkpoints = checkpoints
+        self._advise = advise
 
     async def fire(self, walk_index: int, firing: Firing, key: str, chunk: ChunkOf | None) -> NodeResult:
         """Call a node of the walk at `walk_index`; `key` is the key prefix of its outputs.
@@ -204,6 +211,8 @@ class NodeExecutor:
             path=firing.path,
             chunk=chunk,
             publish=self._publishers(walk_index, node, key),
+            state=self._checkpoints.state(walk_index, firing),
+            report=partial(self._take_report, walk_index, firing),
         )
         self._tensors.check(handles)
         outputs = {
@@ -220,6 +229,12 @@ class NodeExecutor:
             progress=fired.progress,
             previews=fired.previews,
         )
+
+    def _take_report(self, walk_index: int, firing: Firing, report: FiringReport) -> None:
+        """Show the progress of a stepped run, and store its checkpoint."""
+        self._advise(firing.node, report.progress, report.previews)
+        if report.state:
+            self._checkpoints.store(walk_index, firing, report.state)
 
     async def _on_kv(self, walk_index: int, node: CompiledNode, firing: Firing, key: str) -> NodeResult:
         if any(isinstance(value, Array) for value in firing.inputs.values()):

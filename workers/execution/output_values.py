@@ -1,7 +1,8 @@
 """Values as output chunks: text as text, all other modalities as bytes with dtype and shape.
 
 A value above `PIECE_BYTES` is cut into pieces (`shared.output_pieces`). An image, a video or a sound that a
-node emits as an encoded file is recognised by its first bytes; its chunks say which type of file it is.
+node emits as an encoded file is recognised by its first bytes; its chunks say which type of file it is, and
+those of a video its codec, size and length.
 """
 
 from collections.abc import Iterator, Mapping
@@ -44,7 +45,7 @@ def contents(
     metadata = {
         "dtype": array.dtype,
         "shape": list(array.shape),
-        **_content_type(modality, array, data),
+        **_about_file(modality, array, data),
         **media,
     }
     if len(data) <= PIECE_BYTES:
@@ -64,10 +65,18 @@ def array_of(released: ReleasedValue) -> Array:
     return Array(dtype=first.metadata["dtype"], shape=tuple(first.metadata["shape"]), data=data)
 
 
-def _content_type(modality: str, array: Array, data: bytes) -> dict[str, str]:
-    """The MIME type of an encoded file, for a flat array of bytes that begins like one."""
+def _about_file(modality: str, array: Array, data: bytes) -> dict[str, Any]:
+    """The facts of an encoded file: its MIME type, for a flat array of bytes that begins like one."""
     if array.dtype != "uint8" or len(array.shape) != 1 or modality not in ("image", "video", "audio"):
         return {}
     found = (kind for offset, signature, kind in _SIGNATURES if data.startswith(signature, offset))
     kind = next((kind for kind in found if kind.startswith(modality)), None)
-    return {} if kind is None else {"content_type": kind}
+    if kind is None:
+        return {}
+    return {"content_type": kind, **(_about_video(data) if modality == "video" else {})}
+
+
+def _about_video(data: bytes) -> dict[str, Any]:
+    from models.media.films import film_facts  # noqa: PLC0415 - FFmpeg, for models that make videos
+
+    return film_facts(data)

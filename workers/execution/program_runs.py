@@ -8,29 +8,24 @@ in the log (ADR 45), or starts again from its inputs.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
-
-import numpy as np
+from functools import partial
+from typing import Any, Final, TypeAlias
 
 from models.programs import PROGRAM
-from shared.checkpoints import State, StoredArray
 from shared.errors import BugError
-from shared.events import NodeReady, digest_of
+from shared.events import NodeReady
 from shared.walks import Firing
 from workers.data_plane.port import Array, DeviceArray
+from workers.execution.run_checkpoints import RunCheckpoints
 from workers.generation.engine_client import EngineClient
 from workers.kv_engine.outputs import Output, ProgramOutput, ProgramReport
 from workers.kv_engine.programs.spec import ProgramSpec, RunInputs
 from workers.orders.inbox import StepKey
 
-
-class Reports(Protocol):
-    """Takes what runs report while they go on (`workers.execution.step_values.StepValues`)."""
-
-    def advise(self, node: str, progress: Mapping[str, Any], previews: Mapping[str, Array]) -> None: ...
-    def checkpoint(self, place: str, state: State) -> None: ...
+Advise: TypeAlias = Callable[[Mapping[str, Any], Mapping[str, Array]], None]
+"""Shows progress, and previews by modality."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,20 +45,21 @@ class ProgramHandle:
     """One run in the engine, from its submission to its end.
 
     Args:
-        place: the name of the checkpoints of its first node call; those of later calls are not stored.
+        advise: shows progress and previews of the node.
+        store: stores a checkpoint of the first node call; those of later calls are not stored.
 
     Attributes:
         called: done at the end of the present node call, with its output; raises its error.
         ended: done at the end of the run; raises its error.
     """
 
-    def __init__(self, key: str, node: str, place: str, reports: Reports) -> None:
+    def __init__(self, key: str, *, advise: Advise, store: Callable[[Mapping[str, Array]], None]) -> None:
         self.key: Final = key
         self.ended: Final[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
         self.called: asyncio.Future[ProgramOutput] = asyncio.get_running_loop().create_future()
-        self._node = node
-        self._place = place
-        self._reports = reports
+        self._advise = advise
+        self._store = store
+        self._is_first_call = True
 
     @property
     def is_parked(self) -> bool:
@@ -78,19 +74,22 @@ class ProgramHandle:
         """
         if self.ended.done():
             self.ended.result()
-        self._place = ""  # a later attempt enters the loop at its first call: no other state fits there
+        # A later attempt enters the loop at its first call: no other state fits there.
+        self._is_first_call = False
         self.called = asyncio.get_running_loop().create_future()
 
     def take(self, output: Output) -> None:
         """Take an output or a report of an engine step."""
         match output:
             case ProgramReport():
-                self._reports.advise(self._node, output.progress, output.previews)
-                if output.state and self._place:
-                    self._reports.checkpoint(self._place, _stored(output.state))
+                self._advise(output.progress, output.previews)
+                if output.state and self._is_first_call:
+                    self._store(output.state)
             case ProgramOutput():
-                self.called.set_result(output)
-                if output.finish is not None:
+                # A step that is cancelled waits no longer, but the engine may have made the output already.
+                if not self.called.done():
+                    self.called.set_result(output)
+                if output.finish is not None and not self.ended.done():
                     self.ended.set_result(None)
             case _:
                 raise BugError(
@@ -105,20 +104,12 @@ class ProgramHandle:
                 future.exception()  # marks it as retrieved: it is no error if nothing awaits this future
 
 
-def _stored(state: Mapping[str, Array]) -> State:
-    return {name: StoredArray(one.dtype, one.shape, one.data.tobytes()) for name, one in state.items()}
-
-
-def _array(stored: StoredArray) -> Array:
-    return Array(dtype=stored.dtype, shape=stored.shape, data=np.frombuffer(stored.data, np.uint8))
-
-
 class ProgramRuns:
     """The runs of one step.
 
     Args:
-        reports: takes what runs report while they go on.
-        checkpoints: the states that earlier attempts have stored, by place.
+        advise: shows progress and previews of a node.
+        checkpoints: of the step's runs.
 
     Attributes:
         keys: the keys of the runs in the engine.
@@ -129,14 +120,14 @@ class ProgramRuns:
         key: StepKey,
         ready: NodeReady,
         engine: EngineClient,
-        reports: Reports,
-        checkpoints: Mapping[str, State],
+        advise: Callable[[str, Mapping[str, Any], Mapping[str, Array]], None],
+        checkpoints: RunCheckpoints,
     ) -> None:
         self.keys: Final[set[str]] = set()
         self._key = key
         self._ready = ready
         self._engine = engine
-        self._reports = reports
+        self._advise = advise
         self._checkpoints = checkpoints
         self._parked: dict[tuple[object, ...], ProgramHandle] = {}
 
@@ -184,9 +175,11 @@ class ProgramRuns:
     ) -> ProgramHandle:
         call = self._ready.walks[walk_index]
         key = ".".join(map(str, (self._key, firing.node, walk_index, *firing.path)))
-        # The index of a step may be another step's in a later attempt: its walk and arguments have to agree.
-        place = digest_of((self._key.step, walk_index, call.name, call.args, firing.node, firing.path))
-        handle = ProgramHandle(key, firing.node, place, self._reports)
+        handle = ProgramHandle(
+            key,
+            advise=partial(self._advise, firing.node),
+            store=partial(self._checkpoints.store, walk_index, firing),
+        )
         spec = ProgramSpec(
             key=handle.key,
             node=firing.node,
@@ -196,7 +189,7 @@ class ProgramRuns:
             seed=self._ready.seed,
             priority=self._ready.priority,
             tenant=self._ready.tenant,
-            state={name: _array(one) for name, one in self._checkpoints.get(place, {}).items()},
+            state=self._checkpoints.state(walk_index, firing),
         )
         self._engine.submit(spec, handle)
         self.keys.add(handle.key)

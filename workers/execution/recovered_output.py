@@ -135,7 +135,9 @@ class OutputRecovery:
 
     def _fold(self, address: Address, event: AnyEvent) -> None:
         if isinstance(event, OutputChunk) and is_checkpoint(event):
-            if self._output.advises(address, event):
+            # Those of this attempt are left out: the ranks of a step read to different positions, and all of
+            # them have to find the same. What earlier attempts store behind the fence is void for all.
+            if event.attempt < self._key.attempt and self._output.advises(address, event):
                 self._checkpoints.fold(event)
             return
         for chunk in self._output.fold(address, event):
@@ -189,7 +191,7 @@ class OutputRecovery:
         return {name: self._track(name, chunks) for name, chunks in self._chunks.items()}
 
     def checkpoints(self, since: int = 0) -> dict[str, State]:
-        """The newest states of runs of programs, by place, without those of attempts before `since`."""
+        """The newest states of earlier attempts, by place, without those of attempts before `since`."""
         return self._checkpoints.states(since)
 
     def _track(self, track: str, chunks: list[OutputChunk]) -> RecoveredTrack:

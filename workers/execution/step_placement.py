@@ -169,10 +169,10 @@ class StepPlacement:
         return None if following is None else self.rank_of(following.name, node)
 
     @property
-    def runs_kv_nodes(self) -> bool:
-        """True if this rank runs a KV node in this step."""
-        return any(
-            self._graph.nodes[node] is EngineKind.KV and self.rank_of(walk.name, node) == self.rank
+    def may_resume(self) -> bool:
+        """True if a checkpoint may concern this rank: of a run on it, or of a loop over any ranks."""
+        return any(walk.checkpoints for walk in self.walks) or any(
+            self._graph.nodes[node] is not EngineKind.CPU and self.rank_of(walk.name, node) == self.rank
             for walk in self.walks
             for node in walk.nodes
         )

@@ -8,6 +8,7 @@ The streams outlive the step and belong to the attempt (`workers.streams.attempt
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from models.base import TOKEN
 from shared.events import StreamTotals
@@ -109,6 +110,13 @@ class StepStreams:
         return found
 
     # ---- consuming ---------------------------------------------------------------------------------
+    def begin(self, index: int, args: Mapping[str, Any]) -> None:
+        """Note the arguments of a walk that begins, for the streams that it consumes here."""
+        if self._streams is None:
+            return
+        for stream in self._consumed([self._placement.walks[index]]):
+            self._streams.begin(stream, args)
+
     def totals(self) -> dict[str, StreamTotals]:
         """The totals of the streams that this rank's nodes of the step consume, by stream name."""
         if self._streams is None:

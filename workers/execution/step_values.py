@@ -4,6 +4,7 @@ It also frees the step's tensors: a tensor is released once no node on any rank 
 rank derives that from its own copy of the walks.
 """
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from workers.data_plane.step_tensors import StepTensors, Value, copied
 from workers.execution import output_values
 from workers.execution.output_tracks import OutputTracks
 from workers.execution.step_placement import StepPlacement
+from workers.execution.step_rate import StepRates
 
 PROGRESS: Final = "progress"
 """The modality of advisory chunks whose metadata are a node's progress."""
@@ -34,6 +36,7 @@ class StepValues:
         self._tensors = tensors
         self._tracks = tracks
         self._values: dict[str, Any] = {}  # by edge name, for later walks
+        self._rates = StepRates()
         self._emitting: dict[int, Value] = {}  # by identity, while their bytes are copied
 
     def inputs(self, walk: CompiledWalk, call: WalkCall) -> dict[str, Any]:
@@ -81,7 +84,8 @@ class StepValues:
     def advise(self, node: str, progress: Mapping[str, Any], previews: Mapping[str, Array]) -> None:
         """Show progress and previews of a node to the client, if the log has room for them."""
         if progress:
-            metadata = {"node": node, "progress": dict(progress)}
+            timed = self._rates.timed(node, progress, time.monotonic())
+            metadata = {"node": node, "progress": timed}
             self._tracks.advise(node, {"modality": PROGRESS, "metadata": metadata})
         for modality, array in previews.items():
             media = self._graph.media.get(modality, {})

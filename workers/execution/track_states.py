@@ -21,7 +21,7 @@ class Recovered:
 
     Attributes:
         tracks: by name, where the step needs them.
-        checkpoints: the newest states of runs of programs, by place.
+        checkpoints: the newest states of runs of programs and of loops, by place.
     """
 
     tracks: Mapping[str, RecoveredTrack] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class TrackStates:
             known = self._states.get(key.request_id)
             if known is not None and all(map(placement.is_only_writer, placement.tracks)):
                 return Recovered({name: RecoveredTrack(state=known[name]) for name in names if name in known})
-        elif not names and not placement.runs_kv_nodes:
+        elif not names and not placement.may_resume:
             return Recovered()
         recovery = OutputRecovery(self._subjects, key, seq)
         # Chunks of earlier steps precede this step's order in the log. A fence may still be on its way.

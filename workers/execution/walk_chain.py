@@ -15,9 +15,11 @@ from shared.telemetry import tracing
 from shared.telemetry.tracing import INVALID_SPAN, Span
 from workers.data_plane.step_tensors import StepTensors
 from workers.execution.kv_nodes import KvNodes
+from workers.execution.loop_checkpoints import LoopCheckpoints
 from workers.execution.node_executor import HostedModel, NodeExecutor
 from workers.execution.output_tracks import OutputTracks
 from workers.execution.program_runs import ProgramRuns
+from workers.execution.run_checkpoints import RunCheckpoints
 from workers.execution.step_placement import StepPlacement
 from workers.execution.step_streams import StepStreams
 from workers.execution.step_values import StepValues
@@ -67,10 +69,28 @@ class WalkChain:
             key, placement.tracks, recovered.tracks, post, choice=_choice_of(ready), kept=placement.kept
         )
         self._values = StepValues(hosted.graph, placement, self._tensors, self.tracks)
-        self._kv_nodes = KvNodes(
-            key=key,
-            ready=ready,
-            placement=placement,
+        self._kv_nodes = self._new_kv_nodes(hosted, recovered, streams)
+        self._loops = LoopCheckpoints(
+            key.step,
+            placement.walks,
+            ready.walks,
+            found=recovered.checkpoints,
+            tensors=self._tensors,
+            reports=self._values,
+        )
+        checkpoints = RunCheckpoints(key.step, ready.walks, recovered.checkpoints, self._values)
+        self._programs = ProgramRuns(key, ready, hosted.engine, self._values.advise, checkpoints)
+        self._parts = self._shared_parts(hosted, checkpoints, streams)
+        self._walk: WalkExecution | None = None
+        self._pending: list[PeerFiring] = []  # firings for walks that have not started here
+
+    def _new_kv_nodes(
+        self, hosted: HostedModel, recovered: Recovered, streams: AttemptStreams | None
+    ) -> KvNodes:
+        return KvNodes(
+            key=self._key,
+            ready=self._ready,
+            placement=self._placement,
             processing=hosted.processing,
             guides=hosted.guides,
             engine=hosted.engine,
@@ -83,29 +103,35 @@ class WalkChain:
             streams=streams,
             read=self._report_read,
         )
-        self._programs = ProgramRuns(key, ready, hosted.engine, self._values, recovered.checkpoints)
-        self._parts = StepParts(
-            key=key,
-            placement=placement,
-            nodes=NodeExecutor(
-                hosted,
-                ready,
-                placement,
-                tensors=self._tensors,
-                kv_nodes=self._kv_nodes,
-                programs=self._programs,
-                streams=self._step_streams,
-            ),
+
+    def _shared_parts(
+        self, hosted: HostedModel, checkpoints: RunCheckpoints, streams: AttemptStreams | None
+    ) -> StepParts:
+        """The parts that all walks share."""
+        nodes = NodeExecutor(
+            hosted,
+            self._ready,
+            self._placement,
+            tensors=self._tensors,
+            kv_nodes=self._kv_nodes,
+            programs=self._programs,
+            streams=self._step_streams,
+            checkpoints=checkpoints,
+            advise=self._values.advise,
+        )
+        return StepParts(
+            key=self._key,
+            placement=self._placement,
+            nodes=nodes,
             kv_nodes=self._kv_nodes,
             tensors=self._tensors,
             values=self._values,
+            loops=self._loops,
             step_streams=self._step_streams,
             tracks=self.tracks,
             streams=streams,
-            send=send,
+            send=self._send,
         )
-        self._walk: WalkExecution | None = None
-        self._pending: list[PeerFiring] = []  # firings for walks that have not started here
 
     @property
     def sequences(self) -> Mapping[str, SequenceHandle]:
@@ -125,7 +151,8 @@ class WalkChain:
         for index, call in enumerate(self._ready.walks):
             begun_s = clock()
             with tracing.ending(tracing.start_child(span, f"walk {call.name}")) as child:
-                inputs = self._values.inputs(self._placement.walks[index], call)
+                self._step_streams.begin(index, call.args)
+                inputs = self._loops.begun(index, self._values.inputs(self._placement.walks[index], call))
                 walk = WalkExecution(self._parts, index, call.args, inputs, self._pending_for(index))
                 self._walk = walk
                 result = await walk.run()

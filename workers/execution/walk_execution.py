@@ -23,6 +23,7 @@ from shared.walks import NOT_DUE, CompiledNode, Emission, Firing, InputPort, Str
 from workers.data_plane.port import INLINE_BYTES
 from workers.data_plane.step_tensors import StepTensors, Value
 from workers.execution.kv_nodes import KvNodes
+from workers.execution.loop_checkpoints import LoopCheckpoints
 from workers.execution.node_executor import NodeExecutor
 from workers.execution.node_result import NodeResult
 from workers.execution.output_tracks import OutputTracks
@@ -51,6 +52,7 @@ class StepParts:
     kv_nodes: KvNodes
     tensors: StepTensors
     values: StepValues
+    loops: LoopCheckpoints
     step_streams: StepStreams
     tracks: OutputTracks
     streams: AttemptStreams | None
@@ -159,6 +161,7 @@ class WalkExecution:
         result = await step.nodes.fire(self.index, firing, key, self._chunk_taken(node))
         self._facts |= result.facts
         step.values.advise(firing.node, result.progress, result.previews)
+        await step.loops.store(self.index, firing, result.outputs, result.stops)
         if result.streamed:
             await step.step_streams.send(node, result.streamed, key)
         if step.tracks.has_kept(firing.node):

@@ -5,8 +5,8 @@ from typing import Final
 
 DECODE_SLOWDOWN_LIMIT: Final = 1.7
 """The default of `KVEngineConfig.decode_slowdown_limit`."""
-MAX_PASS_TOKENS: Final = 8192
-"""The default of `KVEngineConfig.max_pass_tokens`: an image of 1024 x 1024 is often 4,098 tokens."""
+MAX_PASS_TOKENS: Final = 12_544
+"""The default of `KVEngineConfig.max_pass_tokens`: three branches of an image of 1024 x 1024, 4,098 each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

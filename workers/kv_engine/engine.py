@@ -212,7 +212,7 @@ class KVEngine:
             raise BugError(f"sequence {spec.key!r} is in the engine already")
         if not has_head(self.node):
             raise BugError(f"node {self.node.name!r} has no language head: expected a walk with a program")
-        spec.check(self.node.vocab_size)
+        spec.check(self.node.vocab_size, is_fed=self._fed is not None)
         if spec.token_program:
             self._programs.add_sequence(spec)
             self._work.sequences += 1

@@ -236,8 +236,10 @@ class SequenceSpec:
         is_plain = not self.adjusts_logits and self.logprobs is None and self.guide is None
         return is_plain and not self.sends
 
-    def check(self, vocab_size: int) -> None:
+    def check(self, vocab_size: int, *, is_fed: bool = False) -> None:
         """Check that a model with `vocab_size` tokens can compute this request.
+
+        The prompt of a fed node is rows, and its ids may be of another vocabulary.
 
         Raises:
             ClientError: the client's part of the request is invalid.
@@ -256,7 +258,7 @@ class SequenceSpec:
             raise BugError(f"sequence {self.key!r} has pooling and max_tokens: expected one of them")
         sampling = self.sampling
         for field_name, ids in (
-            ("prompt", self.prompt_ids),
+            ("prompt", () if is_fed else self.prompt_ids),
             ("prefix", self.prefix_ids),
             ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
             ("bad_words", [token_id for word in sampling.bad_words for token_id in word]),

@@ -43,6 +43,7 @@ class Spans:
     block_size: int
     key_ends: Int32s | None = None  # (T,), as in `Step`
     full_starts: Int32s | None = None  # (T,), as in `Step`
+    first_keys: Int32s | None = None  # (B,), the first key that a span's tokens see; None: 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

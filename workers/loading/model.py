@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from configs.deployment import ConfigError, DeploymentConfig
 from models import registry
 from models.base import EngineKind, MediaReader, ModelGraph, Processing
-from shared.meters import EncoderMeters
+from shared.meters import EncoderMeters, StepMeters
 from workers.generation.engine_client import EngineClient, EnginePort
 from workers.kv_engine.counters import EngineStats
 from workers.kv_engine.thread import EngineThread
@@ -84,6 +84,10 @@ class Model(Protocol):
         """The counters of the encoder caches of its stateless nodes."""
         ...
 
+    def stepped_nodes(self) -> dict[str, StepMeters]:
+        """The counters of its nodes that run in steps, by name."""
+        ...
+
     async def load(self, client: EngineClient) -> Loaded:
         """Load the model; the engine delivers its outputs to `client`."""
         ...
@@ -126,6 +130,9 @@ class LocalModel:
 
     def encoder_caches(self) -> EncoderMeters:
         return self._stateless.encoder_caches() if self._stateless is not None else EncoderMeters()
+
+    def stepped_nodes(self) -> dict[str, StepMeters]:
+        return self._stateless.stepped_nodes() if self._stateless is not None else {}
 
     async def load(self, client: EngineClient) -> Loaded:
         begun_s = time.monotonic()
@@ -206,9 +213,16 @@ class LocalModel:
             voices=self.config.known_voices if self.config.voices else (),
             media=self.media,
             kwargs=self.config.model_kwargs,
+            device_bytes=self._device_bytes,
         )
         _check_members(loaded, self.config.model)
         return loaded
+
+    def _device_bytes(self) -> int:
+        """The memory of this rank's device."""
+        from workers.machine.devices import choose_device, device_bytes  # noqa: PLC0415 - torch
+
+        return device_bytes(choose_device(self.config, self.rank))
 
     async def _start_stateless(self) -> None:
         """Start the stateless engine's thread."""

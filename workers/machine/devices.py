@@ -1,4 +1,6 @@
-"""The device that a rank computes on. Asks torch only which GPUs this machine has."""
+"""The device that a rank computes on, and its memory. Asks torch only which GPUs this machine has."""
+
+import os
 
 import torch
 
@@ -21,3 +23,10 @@ def choose_device(config: DeploymentConfig, rank: int) -> torch.device:
         where = f"devices.{rank}" if rank in config.devices else "model_kwargs.device"
         raise ConfigError(f"{where} is {name!r}, but this machine has {count} GPUs")
     return torch.device("cuda", index)
+
+
+def device_bytes(device: torch.device) -> int:
+    """The memory of a device, in use or not; of a CPU that of the machine."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

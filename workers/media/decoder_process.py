@@ -23,6 +23,7 @@ from PIL import AvifImagePlugin, Image
 
 from models.media.arrays import read_arrays
 from models.media.audio import audio_blocks
+from models.media.audio_spans import audio_span
 from models.media.images import decode_image
 from models.media.kinds import MediaError, MediaLimits
 from models.media.videos import open_video
@@ -92,6 +93,9 @@ def _decode(sock: socket.socket, job: dict[str, Any], file: BinaryIO) -> None:
             _send_arrays(sock, read_arrays(file, limits).items())
         case "audio":
             _send_arrays(sock, (("", block) for block in audio_blocks(file, job["rate"], limits)))
+        case "audio_span":
+            span = audio_span(file, job["rate"], job["first"], job["count"], limits)
+            _send_arrays(sock, [("", span)])
         case "video":
             _send_video(sock, file, limits)
         case _:

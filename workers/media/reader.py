@@ -59,6 +59,27 @@ class DecodingReader:
 
         return self._run("audio", medium, use, rate=rate)
 
+    def audio_blocks(
+        self, medium: Media, *, rate: int, take: Callable[[npt.NDArray[np.float32]], None]
+    ) -> None:
+        check_rate(rate)
+
+        def use(job: Job) -> None:
+            while not (message := job.receive()).get("end"):
+                take(_array(job, message, self._limits.max_decoded_bytes))
+            job.is_over = True
+
+        self._run("audio", medium, use, rate=rate)
+
+    def audio_span(self, medium: Media, *, rate: int, first: int, count: int) -> npt.NDArray[np.float32]:
+        check_rate(rate)
+
+        def use(job: Job) -> npt.NDArray[np.float32]:
+            ((_, found),) = _arrays(job, self._limits)
+            return found
+
+        return self._run("audio_span", medium, use, rate=rate, first=first, count=count)
+
     def tensors(self, medium: Media) -> dict[str, npt.NDArray[Any]]:
         return self._run("tensors", medium, lambda job: dict(_arrays(job, self._limits)))
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from shared.errors import BugError, DalSegnoError
 from shared.events import StreamSent, StreamTaken, StreamTotals
-from shared.walks import Cutter, InputPort, StreamChunk, StreamLink
+from shared.walks import Cutter, InputPort, StreamChunk, StreamLink, policy_of, takes_arguments
 from workers.data_plane.port import Array, TensorStore
 from workers.data_plane.step_tensors import put
 from workers.generation.engine_client import EngineClient
@@ -92,6 +92,12 @@ class AttemptStreams:
     def ready(self, stream: InputPort) -> bool:
         """True when `next_chunk` has a chunk, or an error, to return."""
         return stream in self._failures or self._consumer(stream).ready
+
+    def begin(self, stream: InputPort, args: Mapping[str, Any]) -> None:
+        """Note the arguments of the walk that consumes a stream: its chunks may depend on them."""
+        info = self._infos[stream]
+        if takes_arguments(info.policy):
+            self._consumer(stream).begin(Cutter(policy_of(info.policy, args), info.after_end))
 
     def watch(self, stream: InputPort, callback: Callable[[], None]) -> None:
         """Call `callback` once, as soon as the stream is ready."""
@@ -220,7 +226,8 @@ class AttemptStreams:
             if stream not in self._infos:
                 raise BugError(f"the model has no stream {stream[0]!r} to node {stream[1]!r}")
             info = self._infos[stream]
-            found = self._consumers[stream] = StreamConsumer(info.policy, Cutter(info.policy, info.after_end))
+            cutter = None if takes_arguments(info.policy) else Cutter(info.policy, info.after_end)
+            found = self._consumers[stream] = StreamConsumer(info.policy, cutter)
         return found
 
     def _push(self, stream: InputPort, rank: int, first: int, items: Items | None, *, end: bool) -> None:

@@ -90,13 +90,17 @@ class _Source:
 class StreamConsumer:
     """The consumer of one stream.
 
+    Args:
+        policy: for its window.
+        cutter: None while the arguments that its chunks depend on are not known (`begin`).
+
     Attributes:
         chunks: the number of chunks taken; `consumed`, the number of items up to the end of the last chunk.
         abandoned: consumption stopped before the end of the stream.
         item_type: dtype and shape of an item; None before the first item.
     """
 
-    def __init__(self, policy: ChunkPolicy, cutter: Cutter) -> None:
+    def __init__(self, policy: ChunkPolicy, cutter: Cutter | None) -> None:
         self.items = 0
         self.chunks = 0
         self.consumed = 0
@@ -133,7 +137,16 @@ class StreamConsumer:
             )
         if source.ends_at is not None and source.next >= source.ends_at:
             self.ended = True
-        if not self._cutter.ended:
+        self._cut_items()
+
+    def begin(self, cutter: Cutter) -> None:
+        """Cut the items in this way, from the first on: for a consumer that was made without a cutter."""
+        if self._cutter is None:
+            self._cutter = cutter
+            self._cut_items()
+
+    def _cut_items(self) -> None:
+        if self._cutter is not None and not self._cutter.ended:
             self._cut.extend(self._cutter.cut(self.items, self.ended))
 
     def _append(self, rank: int, source: _Source, items: Items) -> None:
@@ -158,6 +171,8 @@ class StreamConsumer:
     @property
     def ready(self) -> bool:
         """True when a chunk can be taken."""
+        if self._cutter is None:
+            return False
         return bool(self._cut) or (self._cutter.ended and self._cutter.after_end == "empty")
 
     def take(self) -> tuple[StreamChunk, list[tuple[ItemBatch, int, int]]]:
@@ -165,6 +180,7 @@ class StreamConsumer:
 
         The batches stay until `release_used`.
         """
+        assert self._cutter is not None, "a stream that is not cut yet is not ready"
         chunk = self._cut.popleft() if self._cut else self._cutter.empty()
         self.chunks += 1
         self.consumed = chunk.stop
@@ -177,6 +193,8 @@ class StreamConsumer:
 
     def release_used(self) -> list[ItemBatch]:
         """Forget and return the batches that no later chunk needs; called when the taken chunk is joined."""
+        if self._cutter is None:
+            return []
         floor = self._cut[0].start if self._cut else self._cutter.needed
         gone: list[ItemBatch] = []
         for batch in self._batches:
@@ -192,7 +210,7 @@ class StreamConsumer:
 
     def stop(self) -> list[ItemBatch]:
         """Stop consuming; forget and return all batches."""
-        self.abandoned = not self._cutter.ended or bool(self._cut)
+        self.abandoned = self._cutter is None or not self._cutter.ended or bool(self._cut)
         return self.drop()
 
     def drop(self) -> list[ItemBatch]:

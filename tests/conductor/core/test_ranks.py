@@ -421,6 +421,31 @@ def test_a_tensor_cannot_be_gone_for_ever() -> None:
     assert failure.message == "its owner is dead; this was try 2 of 2 without progress (max_attempts)"
 
 
+def test_ranks_that_die_at_once_and_come_back_one_by_one_lose_no_request() -> None:
+    script = begun("solo", limits=msgspec.structs.replace(LIMITS, max_attempts=2))
+    done(script, "prepare")
+    dead = script.cluster.world.incarnation(0)
+    script.join("w1-b", 1)  # rank 0 is dead as well, and the log does not say so yet
+    decode = order_of(script, "decode", rank=1)
+    key = key_of(decode, "prefill", "talker", "kv")
+    script.fail(decode, GONE, gone=key, gone_rank=0, gone_life=dead)
+    assert script.last(RequestFailed) is None
+    script.join("w0-b", 0)
+    done(script, "prepare", "decode", "sign")
+    assert script.request().phase is Phase.FINISHED
+
+
+def test_a_rank_that_lives_and_loses_a_tensor_again_fails_the_request() -> None:
+    script = begun("solo", limits=msgspec.structs.replace(LIMITS, max_attempts=2))
+    done(script, "prepare")
+    for _ in range(2):
+        assert script.last(RequestFailed) is None
+        decode = order_of(script, "decode", rank=1)
+        key, life = key_of(decode, "prefill", "talker", "kv"), script.cluster.world.incarnation(0)
+        script.fail(decode, GONE, gone=key, gone_rank=0, gone_life=life)
+    assert script.last(RequestFailed).failure.code == "tensor_gone"
+
+
 @pytest.mark.parametrize(
     "gone",
     [None, "", "r1", "r1/1", "r1/1/x/decode", "r2/1/0/prepare", "r1/1/7/sign/n/e", f"r1/1/{'9' * 5000}/w"],

@@ -95,7 +95,7 @@ def _model(folder: Path) -> Any:
     language.torch = vision.torch = _Float32Torch()
     llm = language.Qwen2Config.from_json_file(folder / "llm_config.json")
     llm.qk_norm, llm.tie_word_embeddings, llm.layer_module = True, False, "Qwen2MoTDecoderLayer"
-    llm.pad_token_id, llm.rope_theta = None, tiny.LLM_CONFIG["rope_theta"]
+    llm.pad_token_id, llm.rope_theta = None, tiny.TINY.rope_theta
     vit = vision.SiglipVisionConfig.from_json_file(folder / "vit_config.json")
     vit.rope, vit.num_hidden_layers = False, vit.num_hidden_layers - 1
     config = whole.BagelConfig(
@@ -118,9 +118,9 @@ def _autoencoder(folder: Path) -> Any:
         resolution=256,
         in_channels=3,
         downsample=8,
-        ch=tiny.VAE_WIDTH,
+        ch=tiny.TINY.vae_widths[0],
         out_ch=3,
-        ch_mult=[1] * tiny.VAE_LEVELS,
+        ch_mult=[1] * len(tiny.TINY.vae_widths),
         num_res_blocks=tiny.VAE_BLOCKS,
         z_channels=tiny.VAE_CHANNELS,
         scale_factor=0.3611,

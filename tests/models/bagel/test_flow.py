@@ -16,6 +16,7 @@ from models.bagel.llm import BagelLM
 from models.bagel.nodes import load
 from models.bagel.options import BagelOptions, flow_settings
 from models.bagel.spans import BRANCHES, CFG_IMG, CFG_TEXT, MAIN, Kind, Span, contexts_of
+from models.bagel.walks import WALKS
 from models.base import Item
 from models.programs import Going, Mask, Pass, Turn
 from tests.models.bagel.dense_passes import DensePasses
@@ -62,10 +63,6 @@ def flow_passes(engine: DensePasses) -> int:
     return sum(not one.commits for asked in engine.asked for one in asked)
 
 
-def drawn_routes(tokens: int) -> torch.Tensor:
-    return torch.tensor([0, *[1] * (tokens - 2), 0], dtype=torch.int8)
-
-
 def velocity(
     name: str, asked: FlowRequest, given: dict[str, torch.Tensor], embeds: torch.Tensor
 ) -> torch.Tensor:
@@ -110,6 +107,7 @@ CASES = {
     "without guidance": ([Span(Kind.TEXT, 5)], {"cfg_text_scale": 1.0}, 0),
     "two texts": ([Span(Kind.TEXT, 5), Span(Kind.TEXT, 3)], ALL_BRANCHES, 0),
     "thought": ([Span(Kind.SYSTEM, 3), Span(Kind.TEXT, 5)], ALL_BRANCHES, 4),
+    "instructions last": ([Span(Kind.TEXT, 5), Span(Kind.SYSTEM, 3)], ALL_BRANCHES, 4),
     "edit": (EDIT, {}, 0),
     "edit with thought": (EDIT, {"cfg_renorm_type": "channel"}, 3),
     "image last": ([*EDIT[3:], *EDIT[1:3]], {}, 0),
@@ -200,26 +198,56 @@ def test_a_flow_resumes_at_its_checkpoint() -> None:
     assert flow_passes(engine) == 3, "one step of three branches"
 
 
-@pytest.mark.parametrize("name", ["text", "thought", "edit", "two texts"])
-def test_three_nodes_draw_the_same(name: str) -> None:
-    spans, options, thought = CASES[name]
-    asked, given = request(spans, **options), inputs(spans, thought=thought)
+State = dict[str, torch.Tensor]
+
+
+def drawn_by_three(
+    asked: FlowRequest, given: State, state: State | None = None
+) -> tuple[list[State], dict[str, DensePasses]]:
+    """The state after each iteration of the loop over three nodes, and the nodes' engines."""
     args = msgspec.to_builtins(asked)
-    expected, _ = drawn(asked, given)
-    state = {"latents": torch.zeros(0), "time_index": torch.tensor([0])}
+    state = state or {"latents": torch.zeros(0), "time_index": torch.tensor([0])}
     drivers = {one: start_branch(node(one), given | state, args, seed=SEED) for one in BRANCHES}
     engines = {one: DensePasses(node(one)) for one in BRANCHES}
-    for number in range(6):
-        velocities: dict[str, torch.Tensor] = {}
+    states: list[State] = []
+    stops: tuple[str, ...] = ()
+    while not stops:
+        velocities: State = {}
         for one, driver in drivers.items():
-            if number:
+            if states:
                 driver.more(state)  # type: ignore[attr-defined]
             turn = engines[one].run(driver)
             assert isinstance(turn, Turn)
+            assert states or not engines[one].contexts, "the first call takes room, and computes nothing"
             velocities |= turn.outputs
         [combined] = CombineCfg().run([Item(inputs=state | velocities, args=args, seed=SEED)])
         assert not isinstance(combined, Exception)
-        state = dict(combined.outputs)
-    assert torch.allclose(state["latents"], expected, atol=1e-5)
-    used = sum(flow_passes(engine) for engine in engines.values())
-    assert used == flow_passes(drawn(asked, given)[1]), "no branch computes what has no weight"
+        assert bool(combined.progress) == bool(states), "the iteration that takes room is no step"
+        state, stops = dict(combined.outputs), combined.stops
+        states.append(state)
+    assert stops == tuple(WALKS["image_gen_cfg"].loops)
+    return states, engines
+
+
+@pytest.mark.parametrize("name", ["text", "thought", "instructions last", "edit", "two texts"])
+def test_three_nodes_draw_the_same(name: str) -> None:
+    spans, options, thought = CASES[name]
+    asked, given = request(spans, **options), inputs(spans, thought=thought)
+    expected, _ = drawn(asked, given)
+    states, engines = drawn_by_three(asked, given)
+    assert len(states) == 7, "six steps, and the iteration that takes room"
+    assert torch.allclose(states[-1]["latents"], expected, atol=1e-5)
+    contexts = contexts_of(asked.spans_of(len(given["token_ids"])))
+    weighty = [one for step in steps_of(asked.flow) for one in step.branches]
+    needed = sum(one == MAIN or contexts[one] != contexts[MAIN] for one in weighty)
+    assert sum(flow_passes(one) for one in engines.values()) == needed, "nothing without weight is computed"
+
+
+def test_three_nodes_draw_the_same_from_a_checkpoint_of_their_loop() -> None:
+    spans, options, thought = CASES["edit with thought"]
+    asked, given = request(spans, **options), inputs(spans, thought=thought)
+    states, _ = drawn_by_three(asked, given)
+    for number, state in enumerate(states[:-1]):
+        later, _ = drawn_by_three(asked, given, state)
+        assert len(later) == 1 + 6 - number
+        assert torch.equal(later[-1]["latents"], states[-1]["latents"])

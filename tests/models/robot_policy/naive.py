@@ -1,51 +1,24 @@
-"""A naive engine for policies: one request at a time, keys and values in plain lists, torch's attention.
+"""Policies over `tests.models.plain_cells`, one request at a time."""
 
-The node and its expert share the lists, as they share the cells of the engine's pool.
-"""
-
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
 
 from models.base import Item
 from models.programs import Driver, Mask, Pass
 from models.robot_policy.flow import ActionFlow, PolicyNode
 from models.robot_policy.tower import CameraEncoder
-from workers.kv_engine.node import splice
+from tests.models.plain_cells import PlainCells, alone
 
-_NAME = "naive_cells"
-_now: dict[str, Any] = {}
-
-
-def _attention(module: Any, query: Any, key: Any, value: Any, *_: Any, scaling: float, **__: Any) -> Any:
-    keys, values = (
-        torch.cat([*_now["cells"].get((module.layer_idx, name), []), new], dim=2)
-        for name, new in (("k", key), ("v", value))
-    )
-    _now["new"] += [((module.layer_idx, "k"), key), ((module.layer_idx, "v"), value)]
-    visible = torch.ones(query.shape[2], keys.shape[2], dtype=torch.bool, device=query.device)
-    if _now["mask"] is Mask.CAUSAL:
-        visible = visible.tril(keys.shape[2] - query.shape[2])
-    found = scaled_dot_product_attention(query, keys, values, visible, scale=scaling, enable_gqa=True)
-    return found.transpose(1, 2).contiguous(), None
+__all__ = ["alone", "driver", "load", "run"]
 
 
-AttentionInterface.register(_NAME, _attention)
-
-
-def alone() -> None:
-    """Let the following layers attend to their own tokens alone, all to all."""
-    _now.update(cells={}, new=[], mask=Mask.FULL)
-
-
-@torch.inference_mode()
 def run(
     node: PolicyNode,
     driver: Driver,
@@ -63,40 +36,18 @@ def run(
         shift: of the positions of the expert.
         timed: measures the time of the prefix, of the state, and of the steps, by these names.
     """
-    backbones: dict[str, Any] = {"": node, **node.towers}
-    for one in backbones.values():
-        one.use_attention(_NAME)
-    cells: dict[Any, list[torch.Tensor]] = {}
-    length = 0
-    while True:
-        [asked] = driver.passes()
-        part = "actions" if not asked.commits else "state" if asked.tower else "prefix"
-        with timed(part):
-            hidden, new = _pass(backbones[asked.tower], asked, cells, length, mask, shift)
-        if asked.commits:
-            length += asked.tokens
-            for place, tensor in new:
-                cells.setdefault(place, []).append(tensor)
-        taken = driver.take([hidden])
-        if taken is not None:
-            assert isinstance(taken, Mapping)
-            found: torch.Tensor = taken["actions"]
-            return found
+
+    def changed(asked: Pass, following: int) -> Pass:
+        assert asked.positions is None, "they continue after the committed tokens"
+        first = following + (shift if asked.tower else 0)
+        positions = torch.arange(first, first + asked.tokens)
+        return replace(asked, mask=mask or asked.mask, positions=positions)
+
+    return PlainCells(node, changed=changed, timed=timed, named=_part_of).run(driver)["actions"]
 
 
-def _pass(
-    backbone: Any, asked: Pass, cells: Any, length: int, mask: Mask | None, shift: int
-) -> tuple[torch.Tensor, list[Any]]:
-    assert asked.embeds is not None
-    assert asked.positions is None, "they continue after the committed tokens"
-    _now.update(cells=cells, new=[], mask=mask or asked.mask)
-    first = length + (shift if asked.tower else 0)
-    device, count = asked.embeds.device, asked.tokens
-    positions, at = torch.arange(first, first + count, device=device), torch.arange(count, device=device)
-    ids = torch.zeros(count, dtype=torch.int32, device=device)
-    inputs = splice(backbone, ids, asked.embeds, at)
-    step = SimpleNamespace(token_ids=ids, positions=positions)
-    return backbone.forward(inputs, step), _now["new"]
+def _part_of(asked: Pass) -> str:
+    return "actions" if not asked.commits else "state" if asked.tower else "prefix"
 
 
 def load(

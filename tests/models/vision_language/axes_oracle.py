@@ -210,7 +210,7 @@ def _of_qwen(
     indices: Sequence[int],
 ) -> Reference:
     cells = AutoImageProcessor.from_pretrained(tiny_axes_checkpoint(family), backend="pil")
-    clips = [_planes(cells, video[list(indices)], family) for video in videos]
+    clips = [planes_of(cells, video[list(indices)], family) for video in videos]
     facts = [
         SimpleNamespace(frames_indices=list(indices), fps=FPS, sampled_fps=len(indices) / len(one) * FPS)
         for one in videos
@@ -266,7 +266,7 @@ def _split(text: str, tokens: Mapping[str, Any]) -> list[str]:
     return pieces
 
 
-def _planes(cells: Any, frames: Picture, family: AxesFamily) -> tuple[torch.Tensor, list[int]]:
+def planes_of(cells: Any, frames: Picture, family: AxesFamily) -> tuple[torch.Tensor, list[int]]:
     """A video's patches and grid, as transformers' video processors cut normalised frames."""
     patch = cells.patch_size
     height, width = frame_size(family, frames)

@@ -1,5 +1,6 @@
-"""What the nodes compute against recordings of the published code: latents, rollouts, plans."""
+"""Latents, rollouts and plans of the nodes, against recordings of the published code."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from models.vjepa2_ac.rollout import Rollout
 from tests.models.vjepa2_ac import cases, served
 from tests.models.vjepa2_ac.served import PUBLISHED, is_close
 from workers.data_plane.arrays import to_array, to_tensor
+from workers.data_plane.port import Array
 from workers.kv_engine.outputs import Output, ProgramOutput, ProgramReport
 from workers.kv_engine.programs.spec import ProgramSpec
 
@@ -123,33 +125,48 @@ def test_another_mask_position_or_memory_is_another_rollout(wrong: type[Rollout]
     assert not is_close(found.flatten(0, 1)[None], PUBLISHED["rollout"])
 
 
-def plan_args(name: str, *, room: int) -> dict[str, Any]:
+def plan_args(name: str) -> dict[str, Any]:
     """The arguments of the program for a recorded plan."""
     options = cases.PLANS[name]
     asked = {key: value for key, value in options["mpc_args"].items() if key != "rollout"}
     horizon = options["mpc_args"]["rollout"]
-    return {**asked, "horizon": horizon, "close_gripper": options["close_gripper"], "room": room}
+    return {**asked, "horizon": horizon, "close_gripper": options["close_gripper"]}
 
 
-def planned(*, goal: int, pose: Any, **args: Any) -> list[Output]:
+def planned(
+    args: dict[str, Any],
+    *,
+    goal: int = cases.GOAL_FRAME,
+    pose: Any = cases.POSE,
+    state: Mapping[str, Array] | None = None,
+    **settings: int,
+) -> list[Output]:
     """The outputs of an engine that plans."""
     inputs = {
         "frame": to_array(served.frames()[[0, goal]]),
         "controls": to_array(torch.from_numpy(np.float32(pose))[None]),
     }
-    by = served.engine()
+    by = served.engine(**settings)
     by.add_program(
-        ProgramSpec(key="p", node=served.NODE, program="mpc", inputs=inputs, args=args, seed=cases.SEED)
+        ProgramSpec(
+            key="p",
+            node=served.NODE,
+            program="mpc",
+            inputs=inputs,
+            args=args,
+            seed=cases.SEED,
+            state=state or {},
+        )
     )
     return served.steps(by)
 
 
 @pytest.mark.parametrize("name", cases.PLANS)
-@pytest.mark.parametrize("room", [10_000, 200])
-def test_a_plan_is_the_published_one_however_many_samples_fit(name: str, room: int) -> None:
-    args = plan_args(name, room=room)
+@pytest.mark.parametrize("settings", [{}, {"num_blocks": 12}, {"max_sequences": 3}])
+def test_a_plan_is_the_published_one_however_many_samples_fit(name: str, settings: dict[str, Any]) -> None:
+    args = plan_args(name)
 
-    *reports, output = planned(goal=cases.GOAL_FRAME, pose=cases.POSE, **args)
+    *reports, output = planned(args, **settings)
 
     assert isinstance(output, ProgramOutput)
     assert is_close(to_tensor(output.values["actions"], torch.device("cpu")), PUBLISHED[name])
@@ -163,11 +180,25 @@ def test_a_plan_is_the_published_one_however_many_samples_fit(name: str, room: i
 @pytest.mark.parametrize(("goal", "pose"), [(2, 1), (cases.GOAL_FRAME, -3)])
 def test_a_plan_depends_on_goal_and_pose(goal: int, pose: int) -> None:
     """Negative control: no part of what a plan is made of is ignored."""
-    args = plan_args("closing", room=10_000)
+    args = plan_args("closing")
 
-    expected = least_cost(planned(goal=cases.GOAL_FRAME, pose=cases.POSE, **args))
+    expected = least_cost(planned(args))
 
-    assert abs(least_cost(planned(goal=goal, pose=pose * cases.POSE, **args)) / expected - 1) > 1e-4
+    assert abs(least_cost(planned(args, goal=goal, pose=pose * cases.POSE)) / expected - 1) > 1e-4
+
+
+def test_an_interrupted_plan_goes_on_after_its_last_round() -> None:
+    args = plan_args("closing")
+    *reports, whole = planned(args)
+    last = reports[-1]
+    assert isinstance(last, ProgramReport)
+    assert isinstance(whole, ProgramOutput)
+
+    [output] = planned(args, state=last.state)
+
+    assert isinstance(output, ProgramOutput)
+    assert output.values["actions"].data.tobytes() == whole.values["actions"].data.tobytes()
+    assert output.counts == {"forwards": args["samples"] * args["horizon"]}, "one of three rounds"
 
 
 def least_cost(outputs: list[Output]) -> float:

@@ -80,7 +80,6 @@ def test_the_arguments_of_a_plan_are_the_published_defaults() -> None:
 
     assert (found["samples"], found["topk"], found["cem_steps"], found["horizon"]) == (400, 10, 10, 2)
     assert (found["momentum_mean"], found["momentum_std"], found["maxnorm"]) == (0.15, 0.15, 0.05)
-    assert found["room"] == 900
 
 
 @pytest.mark.parametrize(

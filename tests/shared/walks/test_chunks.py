@@ -15,6 +15,9 @@ from shared.walks import (
     StreamChunk,
     WalkError,
     chunks_of,
+    policy_of,
+    possible_policies,
+    takes_arguments,
 )
 
 UNTYPED: Any = "2", True, None
@@ -26,6 +29,7 @@ POLICIES = st.one_of(
         lambda window: st.builds(SlidingWindow, st.just(window), st.integers(1, window))
     ),
     st.builds(LeftContext, st.integers(1, 9), st.integers(0, 12)),
+    st.builds(LeftContext, st.integers(4, 9), st.integers(0, 12), first=st.integers(1, 4)),
 )
 
 
@@ -62,6 +66,8 @@ def spans(policy: ChunkPolicy, items: int) -> list[tuple[int, int]]:
         (LeftContext(10, 2), 10, [(0, 10), (8, 10)]),
         (LeftContext(10, 2), 20, [(0, 10), (8, 20), (18, 20)]),
         (LeftContext(10, 2), 40, [(0, 10), (8, 20), (18, 30), (28, 40), (38, 40)]),
+        (LeftContext(10, 2, first=4), 30, [(0, 4), (2, 12), (10, 22), (20, 30)]),
+        (LeftContext(5, 1, first=1), 17, [(0, 1), (0, 3), (2, 7), (6, 12), (11, 17), (16, 17)]),
         (LeftContext(2, 5), 6, [(0, 2), (0, 4), (0, 6), (1, 6)]),  # not before the first item
     ],
 )
@@ -188,8 +194,24 @@ def test_a_stream_only_grows_and_only_up_to_its_end(
         (lambda: SlidingWindow(7, 28), "the stride must not exceed the window, or some items would be in no"),
         (lambda: LeftContext(0, 0), "LeftContext: count must be an integer of at least 1, not 0"),
         (lambda: LeftContext(10, -1), "LeftContext: context must be an integer of at least 0, not -1"),
+        (lambda: LeftContext(10, 2, first=11), "a first chunk of at most 10 items"),
     ],
 )
 def test_wrong_numbers_are_refused(build: Callable[[], Any], message: str) -> None:
     with pytest.raises(WalkError, match=message):
         build()
+
+
+def test_a_first_chunk_may_be_an_argument_of_the_consuming_walk() -> None:
+    policy = LeftContext(10, 2, first="frames")
+    assert takes_arguments(policy)
+    assert not takes_arguments(LeftContext(10, 2, first=3))
+    assert policy_of(policy, {"frames": 4}) == LeftContext(10, 2, first=4)
+    assert policy_of(Fixed(3), {}) == Fixed(3)
+    assert {chunks_of(one, 12) for one in possible_policies(policy)} >= {
+        chunks_of(LeftContext(10, 2, first), 12) for first in (1, 4, 10)
+    }
+    with pytest.raises(WalkError, match="expected the argument 'frames'"):
+        policy_of(policy, {})
+    with pytest.raises(WalkError, match="at most 10 items"):
+        policy_of(policy, {"frames": 11})

@@ -166,8 +166,9 @@ def test_a_loop_may_hold_what_goes_to_the_client() -> None:
 )
 def test_each_loop_an_edge_leaves_holds_it_in_its_own_way(inner: str, outer: str, kept: Any) -> None:
     node = Node("n", ["x"], [Edge("y", KEEP)])
-    inside = Loop("inner", node, 3, **{inner: ["y"]})
-    run = begin(Loop("outer", inside, 2, **{outer: ["y"]}), x=0)
+    by_inner: dict[str, Any] = {inner: ["y"]}
+    by_outer: dict[str, Any] = {outer: ["y"]}
+    run = begin(Loop("outer", Loop("inner", node, 3, **by_inner), 2, **by_outer), x=0)
     drive(run)
     assert {**run.outputs, **run.accumulated} == {"y": kept}
 
@@ -716,3 +717,23 @@ def test_firings_come_in_the_order_the_walk_was_written_whatever_arrived_first()
     for edge, node in (("z", "c"), ("y", "a"), ("x", "b")):
         run.deliver(edge, node, 0)
     assert [firing.node for firing in run.take_ready()] == ["b", "a", "c"]
+
+
+def test_an_optional_input_that_a_guard_keeps_away_is_not_waited_for() -> None:
+    body = Parallel(
+        Node("left", ["x"], [Edge("x", "left"), Edge("room", "right", when=even)]),
+        Node("right", ["x", "room"], [Edge("x", "right")], optional=["room"]),
+    )
+    run = begin(Loop("steps", body, 3), x=0)
+    ready: list[list[str]] = []
+    while firings := run.take_ready():
+        ready.append([f"{one.node} {sorted(one.inputs)}" for one in firings])
+        for firing in firings:
+            run.complete(firing, dict.fromkeys(run.walk.nodes[firing.node].outputs, 0))
+    assert ready == [
+        ["left ['x']"],
+        ["right ['room', 'x']"],
+        ["left ['x']", "right ['x']"],
+        ["left ['x']"],
+        ["right ['room', 'x']"],
+    ]

@@ -123,6 +123,10 @@ class Talker(TextNode):
         """The logits, without tokens that are never said."""
         return super().head(hidden, indices).index_fill(1, self._unsaid, -torch.inf)
 
+    def splice(self, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        """The rows: each token has one, and the ids of the prompt are not the talker's."""
+        return rows.new_zeros(len(token_ids), rows.shape[1]).index_copy(0, at, rows)
+
     def prompt_rows(
         self,
         token_ids: torch.Tensor,

@@ -10,6 +10,7 @@ import pytest
 
 from models.base import CpuResult, EngineKind, ModelGraph
 from models.media.kinds import MediaError
+from models.options import InvalidOptionError
 from shared.errors import CapacityError, WorkerError
 from shared.events import (
     EpochOpened,
@@ -916,6 +917,16 @@ async def test_a_typed_error_fails_its_own_order_with_its_code_and_status() -> N
 
         assert failed.failure == Failure(code="trapped", message="not like this", status=400)
         assert rig.executor.running == 0
+
+
+async def test_an_error_about_a_parameter_names_it_on_the_log() -> None:
+    async with rigged() as rig:
+        wrong = InvalidOptionError("width", "width: expected less")
+        rig.start(
+            ready("r", WalkCall(name="trap", inputs={"name": harness.text("x")}, args={"error": wrong}))
+        )
+
+        assert (await rig.event(WalkFailed)).failure.param == "width"
 
 
 async def test_an_unexpected_error_is_internal_and_its_trace_stays_in_the_process_log(

@@ -16,6 +16,7 @@ from shared.walks import Firing
 from workers.data_plane.arrays import to_array, to_tensor
 from workers.data_plane.port import Array
 from workers.execution.program_runs import CallResult, ProgramRuns
+from workers.execution.run_checkpoints import RunCheckpoints
 from workers.generation.engine_client import EngineClient
 from workers.kv_engine.outputs import ProgramOutput, ProgramReport
 from workers.kv_engine.programs.spec import ProgramSpec, RunInputs
@@ -32,7 +33,8 @@ class Rank:
         engine: Any = self
         self.client.engine = engine
         self.stored: list[State] = []
-        self.runs = ProgramRuns(StepKey("r", 1, 0), ready(), self.client, self, {})
+        checkpoints = RunCheckpoints(0, ready().walks, {}, self)
+        self.runs = ProgramRuns(StepKey("r", 1, 0), ready(), self.client, self.advise, checkpoints)
         self._node = node
 
     def submit(self, spec: ProgramSpec | RunInputs) -> None:
@@ -96,6 +98,20 @@ def test_two_ranks_have_a_run_each_for_all_iterations() -> None:
             assert not rank.runs.keys
 
     asyncio.run(run())
+
+
+def test_an_output_for_a_cancelled_call_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        rank = Rank("LLM")
+        call = rank.call(0)
+        await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        rank.give("r.1.0.LLM.0.0", 0, ends=True)
+
+    asyncio.run(run())
+    assert not caplog.records
 
 
 def test_the_loop_of_the_next_walk_begins_a_run_of_its_own() -> None:

@@ -135,3 +135,22 @@ def test_a_rank_that_is_told_for_nothing_is_told_of_each() -> None:
 @pytest.mark.parametrize("policy", [Fixed(10_000), SlidingWindow(9000, 10), LeftContext(10, 8000)])
 def test_a_window_holds_enough_for_a_chunk(policy: ChunkPolicy) -> None:
     assert window_of(policy) >= 2 * span_of(policy) > WINDOW_ITEMS
+
+
+def test_items_that_come_before_the_walk_wait_for_its_arguments() -> None:
+    policy = LeftContext(4, 1, first="frames")
+    stream = StreamConsumer(policy, None)
+    stream.push(0, 0, items(0, 7))
+    assert not stream.ready
+    assert stream.release_used() == []
+    stream.begin(Cutter(LeftContext(4, 1, first=2)))
+    stream.begin(Cutter(LeftContext(4, 1, first=1)))  # of a step that is begun again
+    assert take(stream) == ([0, 1], False)
+    assert take(stream) == ([1, 2, 3, 4, 5], False)
+    assert not stream.ready
+    stream.push(0, 7, None, end=True)
+    assert take(stream) == ([5, 6], True)
+    stopped = StreamConsumer(policy, None)
+    stopped.push(0, 0, items(0, 7))
+    assert len(stopped.stop()) == 1
+    assert stopped.abandoned

@@ -24,7 +24,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from models.programs import FRAMES_SUFFIX
 from shared.errors import BugError
+from workers.kv_engine.attention.encoder_cells import EncoderGroups
 from workers.kv_engine.attention.kernels import AttentionKernel, masks_of, warn_of_mask
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.attention.span_groups import Group, group_spans
@@ -59,6 +61,7 @@ class _Context:
         self._spans: Final = step.spans
         self._longest: Final = int(step.spans.kv_lengths.max())
         self._groups: Final[dict[int | None, Sequence[Group]]] = {}
+        self._encoded: tuple[int, EncoderGroups] | None = None
 
     def groups(self, window: int | None) -> Sequence[Group]:
         """Return the groups for layers with this window; they are made at the first call."""
@@ -68,6 +71,12 @@ class _Context:
             device, dtype = self.slots.device, self.pool.keys[0].dtype
             self._groups[window] = group_spans(self._spans, window, device=device, dtype=dtype)
         return self._groups[window]
+
+    def encoder_groups(self, frames: int) -> EncoderGroups:
+        """Return the groups for a model whose sequences begin with `frames` cells of an encoder."""
+        if self._encoded is None or self._encoded[0] != frames:
+            self._encoded = frames, EncoderGroups.of(self.step, frames, self.pool.keys[0])
+        return self._encoded[1]
 
 
 def _kernel_for(pool: PagedPool, step: Step) -> AttentionKernel | None:
@@ -108,9 +117,14 @@ def paged_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    frames: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute one layer's attention. `kwargs` were checked when the checkpoint was loaded."""
+    """Compute one layer's attention. `kwargs` were checked when the checkpoint was loaded.
+
+    `frames` is given by the decoder of an encoder-decoder model (`encoder_cells`): tokens attend to the cells
+    after those of the frames.
+    """
     context: _Context | None = getattr(_thread, "context", None)
     if context is None:
         raise BugError("paged attention was called outside of an engine step")
@@ -120,6 +134,9 @@ def paged_attention(
     values.index_copy_(0, context.slots, value[0].transpose(0, 1))
 
     scores = Scores(scaling=scaling, softcap=softcap)
+    if frames is not None:
+        own = context.encoder_groups(frames).own
+        return _over_groups(context, query[0].transpose(0, 1), layer, scores, own)[None], None
     return _over_pool(context, query[0].transpose(0, 1), layer, scores, sliding_window)[None], None
 
 
@@ -160,6 +177,40 @@ def _over_pool(
 AttentionInterface.register(ATTENTION, paged_attention)
 
 
+def frames_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,  # (1, H, T, D)
+    *,
+    frames: int,
+    scaling: float | None = None,
+) -> tuple[torch.Tensor, None]:
+    """Compute one layer's attention to the cells of the encoder's frames, which an earlier pass has written.
+
+    Tokens of a sequence without frames get zeros.
+    """
+    context: _Context | None = getattr(_thread, "context", None)
+    if context is None:
+        raise BugError("attention to frames was called outside of an engine step")
+    layer: Any = module.layer_idx
+    groups = context.encoder_groups(frames).crossed
+    out = _over_groups(context, query[0].transpose(0, 1), layer, Scores(scaling=scaling), groups)
+    return out[None], None
+
+
+AttentionInterface.register(ATTENTION + FRAMES_SUFFIX, frames_attention)
+
+
+def _over_groups(
+    context: _Context, queries: torch.Tensor, layer: int, scores: Scores, groups: Sequence[Group]
+) -> torch.Tensor:
+    """Attend by torch in some groups: (T, H, D), zeros for the tokens of no group."""
+    keys, values = context.pool.keys[layer], context.pool.values[layer]
+    out = torch.zeros_like(queries)
+    for group in groups:
+        out.index_copy_(0, group.tokens, _attend(queries, keys, values, group, scores))
+    return out
+
+
 def _attend(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: Group, scores: Scores
 ) -> torch.Tensor:
@@ -183,7 +234,7 @@ def _attend(
 
 
 def _weighted(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scores: Scores
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scores: Scores
 ) -> torch.Tensor:
     """Return (B, H, Q, D) for queries of that shape, and keys and values (B, K, L, D)."""
     is_shared = q.shape[1] != k.shape[1]
@@ -196,5 +247,7 @@ def _weighted(
         k, v = (cells.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for cells in (k, v))
     scaling = q.shape[-1] ** -0.5 if scores.scaling is None else scores.scaling
     products = torch.matmul(q, k.transpose(2, 3)) * scaling
-    capped = torch.tanh(products / scores.softcap) * scores.softcap + mask
+    capped = torch.tanh(products / scores.softcap) * scores.softcap
+    if mask is not None:
+        capped = capped + mask
     return torch.matmul(torch.softmax(capped, dim=-1, dtype=torch.float32).to(q.dtype), v)

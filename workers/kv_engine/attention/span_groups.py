@@ -3,8 +3,13 @@
 `group_spans` makes the groups of a step, once for all layers with the same window. Spans share a group if
 padding them to one shape adds little work. Padding repeats a cell or a query of the same span, so no
 sequence ever reads another's keys. Each query sees one range of keys (`Step.key_ends`).
+
+A *whole* span is one whose tokens all see all of its keys, such as the latents of an image. Whole spans of
+one shape need no mask: one for an image of 1024 x 1024 has 17 million entries, and keeps torch from using its
+fastest kernel.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,46 +35,71 @@ class Group:
     queries: torch.Tensor | None  # (B * Q,) int64, packed tokens; padding repeats a span's last
     kept: torch.Tensor | None  # (N,) int64, the entries of B * Q that are not padding
     slots: torch.Tensor  # (B * L,) int64
-    mask: torch.Tensor  # (B, 1, Q, L), added to the scores
+    mask: torch.Tensor | None  # (B, 1, Q, L), added to the scores; None: every query sees all keys
 
 
 def group_spans(
-    spans: Spans, window: int | None = None, *, device: torch.device, dtype: torch.dtype
+    spans: Spans,
+    window: int | None = None,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    among: Collection[int] | None = None,
 ) -> list[Group]:
-    """Return the groups of a step, for layers that see the last `window` keys (None: all keys)."""
-    return [_make_group(spans, members, window, device, dtype) for members in partition(spans, window)]
+    """Return the groups of a step, for layers that see the last `window` keys (None: all keys).
+
+    `among` are the indices of the spans to group; None: all.
+    """
+    parts = partition(spans, window, among)
+    return [_make_group(spans, members, window, device, dtype) for members in parts]
 
 
 def _first_keys(spans: Spans, window: int | None) -> Int32s:
     """The first key that any query of each span sees: (B,)."""
+    least = np.zeros_like(spans.kv_lengths) if spans.first_keys is None else spans.first_keys
     if window is None:
-        return np.zeros_like(spans.kv_lengths)
+        return least
     starts = spans.kv_lengths - np.diff(spans.query_offsets)
     firsts = starts - window + 1
     if spans.full_starts is not None:
         firsts = np.minimum(firsts, np.minimum.reduceat(spans.full_starts, spans.query_offsets[:-1]))
-    return np.maximum(firsts, 0)
+    return np.maximum(firsts, least)
 
 
-def partition(spans: Spans, window: int | None = None) -> list[list[int]]:
+def partition(
+    spans: Spans, window: int | None = None, among: Collection[int] | None = None
+) -> list[list[int]]:
     """Return the groups as lists of span indices; padding is about a quarter of a group's work at most."""
     counts = np.diff(spans.query_offsets).tolist()
     lengths = (spans.kv_lengths - _first_keys(spans, window)).tolist()
+    whole = _whole_spans(spans, window)
     parts: list[list[int]] = []
     queries = keys = work = 0
-    for index in sorted(range(len(counts)), key=lambda i: (counts[i], lengths[i]), reverse=True):
+    members = range(len(counts)) if among is None else among
+    for index in sorted(members, key=lambda i: (counts[i], lengths[i]), reverse=True):
         count, length = counts[index], lengths[index]
         longest = max(keys, length)
         padding = (len(parts[-1]) + 1) * queries * longest - work - count * length if parts else 0
         # Spans of one query have a faster path, so they are not mixed with others.
         is_alike = bool(parts) and (count > 1) == (queries > 1)
-        if is_alike and padding <= _FREE_PADDING + (work + count * length) // 4:
+        # Padding would cost whole spans their kernel without a mask.
+        allowed = 0 if parts and (whole[index] or whole[parts[-1][0]]) else (work + count * length) // 4
+        if is_alike and padding <= _FREE_PADDING + allowed:
             parts[-1].append(index)
             keys, work = longest, work + count * length
             continue
         parts.append([index])
         queries, keys, work = count, length, count * length
     return [sorted(part) for part in parts]
+
+
+def _whole_spans(spans: Spans, window: int | None) -> list[bool]:
+    """True for each span whose tokens, several, all see all of its keys."""
+    if spans.key_ends is None or window is not None:
+        return [False] * len(spans.kv_lengths)
+    ends = np.minimum.reduceat(spans.key_ends, spans.query_offsets[:-1])
+    found: list[bool] = ((ends == spans.kv_lengths) & (np.diff(spans.query_offsets) > 1)).tolist()
+    return found
 
 
 def _make_group(
@@ -85,14 +115,8 @@ def _make_group(
     # (B, Q): padding repeats the span's last query.
     ordinals = np.minimum(np.arange(counts.max()), counts[:, None] - 1)
     queries = starts[:, None] + ordinals
-    own = (lengths - counts)[:, None] + ordinals  # the place of each query in its sequence
-    key_ends = own + 1 if spans.key_ends is None else spans.key_ends[queries]
-    visible = places[:, None, :] < key_ends[:, :, None]  # (B, Q, L)
-    if window is not None:
-        key_starts = own - window + 1
-        if spans.full_starts is not None:
-            key_starts = np.minimum(key_starts, spans.full_starts[queries])
-        visible &= places[:, None, :] >= key_starts[:, :, None]
+    whole = _whole_spans(spans, window)
+    needs_mask = not all(whole[index] for index in members) or len(set(lengths.tolist())) > 1
 
     def on_device(array: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(device)
@@ -105,5 +129,28 @@ def _make_group(
         queries=None if is_single else on_device(queries.astype(np.int64).ravel()),
         kept=None if is_single else on_device(np.flatnonzero(is_kept)),
         slots=on_device((blocks * np.int64(spans.block_size) + cells % spans.block_size).ravel()),
-        mask=torch.zeros((), dtype=dtype, device=device).where(on_device(visible), float("-inf"))[:, None],
+        mask=_mask(spans, members, queries, places, window, device, dtype) if needs_mask else None,
     )
+
+
+def _mask(
+    spans: Spans,
+    members: list[int],
+    queries: Int32s,
+    places: Int32s,
+    window: int | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The mask of a group, (B, 1, Q, L), by its packed `queries` (B, Q) and the `places` of keys (B, L)."""
+    starts = spans.kv_lengths - spans.query_offsets[1:]  # of a packed token's index to its place
+    own = queries + starts[members][:, None]  # the place of each query in its sequence
+    key_ends = own + 1 if spans.key_ends is None else spans.key_ends[queries]
+    visible = places[:, None, :] < key_ends[:, :, None]  # (B, Q, L)
+    if window is not None:
+        key_starts = own - window + 1
+        if spans.full_starts is not None:
+            key_starts = np.minimum(key_starts, spans.full_starts[queries])
+        visible &= places[:, None, :] >= key_starts[:, :, None]
+    zero = torch.zeros((), dtype=dtype, device=device)
+    return zero.where(torch.from_numpy(visible).to(device), float("-inf"))[:, None]

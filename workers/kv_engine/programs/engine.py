@@ -2,9 +2,11 @@
 
     add ── driver ── wait for rows and blocks ── passes ── step ── take ── passes ── ... ── outputs
 
-A run starts when the pool has room for all that its driver declares, so it never waits for room later and
-is never preempted. While a run waits for room, no sequence that came later is admitted. In each step the runs
-take turns: the one that has waited longest comes first. A pass is never split. Called in the engine's thread.
+A run starts when the pool has room for all that its driver declares, so it never waits for room here later,
+and is never preempted. It may wait for its other ranks, and keeps its room meanwhile: a walk in which runs of
+several ranks need one another lets them start in one order. While a run waits for room, no sequence that came
+later is admitted. In each step the runs take turns: the one that has waited longest comes first. A pass is
+never split. Called in the engine's thread.
 """
 
 import logging
@@ -35,6 +37,8 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 _MAX_LOGITS: Final = 1 << 28
 """The most logits of the passes of one step, a GiB of them, unless one pass asks for more."""
+_SPARE_BLOCKS: Final = 2
+"""Each context but the first may leave a part of a further block empty, and copy a part of a shared one."""
 
 
 class Programs:
@@ -185,6 +189,8 @@ class Programs:
     def _queue(self, run: Run) -> None:
         driver, most_rows, pool = run.driver, self._scheduler.max_sequences, self._scheduler.blocks
         try:
+            if (fit := getattr(driver, "fit", None)) is not None:
+                fit(most_rows, pool.capacity_tokens, _SPARE_BLOCKS * pool.block_size)
             rows, blocks = self._needs(run)
             self._checks.check_length(getattr(driver, "longest_pass", 0))
         except Exception as error:
@@ -306,13 +312,10 @@ class Programs:
         return -run.spec.priority, run.deadline, self._scheduler.served(run.spec.tenant), run.arrival
 
     def _needs(self, run: Run) -> tuple[int, int]:
-        """The rows and blocks of a run.
-
-        Each context but the first may leave a part of a further block empty, and copy a part of a shared one.
-        """
+        """The rows and blocks of a run."""
         contexts = run.driver.max_contexts
         blocks = self._scheduler.blocks.blocks_for(run.driver.max_tokens)
-        return contexts, blocks + 2 * (contexts - 1)
+        return contexts, blocks + _SPARE_BLOCKS * (contexts - 1)
 
     def _fits(self, run: Run) -> bool:
         rows, blocks = self._needs(run)

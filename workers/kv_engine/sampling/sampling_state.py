@@ -130,11 +130,13 @@ class _SequenceState:
         self.bias: list[float] = []
         self.changed: set[int] = set()
         self._slots: dict[int, int] = {}
-        self._slot(sequence.ids[0])
+        # The prompt of a fed sequence is rows; its ids may be of another vocabulary, such as the thinker's.
+        prompt_ids = spec.prompt_ids if sequence.fed is None else []
+        self._slot(sequence.ids[0] if prompt_ids else 0)
         for token_id, bias in sampling.logit_bias:
             self.bias[self._slot(token_id)] = bias
         if sampling.repetition_penalty != 1:
-            self._mark(dict.fromkeys(spec.prompt_ids), IN_PROMPT)
+            self._mark(dict.fromkeys(prompt_ids), IN_PROMPT)
         self._is_counted = bool(
             sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
         )

@@ -1,5 +1,7 @@
 """Groups of spans, their padding, and the keys that they gather."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -47,6 +49,7 @@ def test_every_token_is_in_one_group_and_padding_stays_inside_its_span() -> None
     tokens = torch.cat([group.tokens for group in groups])
     assert sorted(tokens.tolist()) == list(range(sum(queries for queries, _ in shapes)))
     for group, part in zip(groups, members, strict=True):
+        assert group.mask is not None
         slots = group.slots.view(group.spans, -1)
         for row, span in enumerate(part):
             own = set(
@@ -71,6 +74,7 @@ def test_a_query_sees_as_many_keys_as_its_window_is_wide_and_no_others_are_gathe
 
     assert sorted(span for part in members for span in part) == list(range(30))
     for group, part in zip(groups, members, strict=True):
+        assert group.mask is not None
         slots = group.slots.view(group.spans, -1)
         for row, span in enumerate(part):
             queries, keys = shapes[span]
@@ -83,3 +87,40 @@ def test_a_query_sees_as_many_keys_as_its_window_is_wide_and_no_others_are_gathe
                 assert seen == list(range(max(0, at - window + 1), at + 1))
         longest = max(min(shapes[span][1], shapes[span][0] + window - 1) for span in part)
         assert slots.shape[1] == longest
+
+
+def whole(shapes: list[tuple[int, int]], causal: tuple[int, ...] = ()) -> Spans:
+    """Spans whose tokens see all keys, but for those at the indices `causal`."""
+    step = spans(shapes)
+    ends = [
+        np.arange(keys - queries, keys) + 1 if index in causal else np.full(queries, keys)
+        for index, (queries, keys) in enumerate(shapes)
+    ]
+    starts = [np.full(queries, keys - queries) for queries, keys in shapes]
+    return replace(
+        step,
+        key_ends=np.concatenate(ends).astype(np.int32),
+        full_starts=np.concatenate(starts).astype(np.int32),
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "window", "masked"),
+    [
+        (whole([(40, 50)]), None, [False]),
+        (whole([(40, 50), (40, 50)]), None, [False]),
+        (whole([(40, 50), (30, 50)]), None, [False]),  # padded queries repeat one that sees the same
+        (whole([(40, 50), (40, 60)]), None, [True]),
+        (whole([(500, 510), (500, 530)]), None, [False, False]),
+        (whole([(500, 510), (500, 510)], causal=(1,)), None, [True]),
+        (whole([(500, 510), (480, 530)], causal=(1,)), None, [False, True]),
+        (whole([(40, 50)]), 45, [True]),
+        (whole([(1, 50)]), None, [True]),
+        (whole([(40, 50)], causal=(0,)), None, [True]),
+    ],
+)
+def test_spans_whose_tokens_see_all_keys_have_no_mask(
+    step: Spans, window: int | None, masked: list[bool]
+) -> None:
+    groups = group_spans(step, window, device=torch.device("cpu"), dtype=torch.float32)
+    assert [group.mask is not None for group in groups] == masked

@@ -1,7 +1,7 @@
 """A thinker's states feed a talker in the engine: what it says is what transformers says."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
@@ -133,6 +133,24 @@ def test_every_talker_says_what_transformers_says_with_its_items_in_any_pieces()
     assert len({tuple(one.tokens) for one in said.values()}) == len(TEXTS), (
         "the control: each says something else"
     )
+
+
+def test_a_repetition_penalty_counts_what_was_said_and_not_the_ids_of_the_prompt() -> None:
+    text = TEXTS[0]
+    sampling = Sampling(temperature=0.0, repetition_penalty=1.3)
+    spec = replace(talked(text, states_of(text), ended=True), sampling=sampling)
+    beyond = [5000 + one for one in spec.prompt_ids]  # of a vocabulary larger than the talker's
+    specs = {
+        "own": spec,
+        "beyond": replace(spec, prompt_ids=beyond),
+        "plain": replace(spec, sampling=Sampling()),
+    }
+    said = {key: Said() for key in specs}
+    talker = engine("talker")
+    for key, one in specs.items():
+        talker.add(replace(one, key=key))
+    drain(talker, said)
+    assert said["own"].tokens == said["beyond"].tokens != said["plain"].tokens
 
 
 def test_states_are_sent_once_whatever_the_steps_are_cut_into_and_whatever_is_cached() -> None:
