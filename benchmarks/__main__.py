@@ -11,67 +11,45 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Final
+from importlib import import_module
+from typing import Final, TypeVar
 
-from benchmarks import (
-    actions,
-    beside,
-    diffusion,
-    encoders,
-    events,
-    floods,
-    gpu,
-    guided,
-    handoff,
-    hop,
-    log,
-    mixed,
-    nats_kills,
-    overload,
-    prefix,
-    replay,
-    rollouts,
-    scheduler,
-    serving,
-    speculate,
-    speech,
-    start,
-    vision,
-)
 from benchmarks.machine import described
 from benchmarks.peers import session
 from benchmarks.report import Figure, show
 
+_Result = TypeVar("_Result")
+_NAMES: Final = (
+    *("serving", "hop", "events", "replay", "start", "speech", "vision", "encoders", "actions", "rollouts"),
+    *("images", "pipelines", "beside", "prefix", "mixed", "scheduler", "speculate", "diffusion", "guided"),
+    *("floods", "overload"),
+)
+
+
+def _later(module: str, function: str, result: type[_Result]) -> Callable[[], _Result]:
+    """A function that imports a benchmark when it runs: together they need every large library there is."""
+
+    def run() -> _Result:
+        found: _Result = getattr(import_module(f"benchmarks.{module}"), function)()
+        return found
+
+    return run
+
+
 MEASUREMENTS: Final[dict[str, Callable[[], list[Figure]]]] = {
-    "serving": serving.measure,
-    "hop": hop.measure,
-    "events": events.measure,
-    "replay": replay.measure,
-    "start": start.measure,
-    "speech": speech.measure,
-    "vision": vision.measure,
-    "encoders": encoders.measure,
-    "actions": actions.measure,
-    "rollouts": rollouts.measure,
-    "beside": beside.measure,
-    "prefix": prefix.measure,
-    "mixed": mixed.measure,
-    "scheduler": scheduler.measure,
-    "speculate": speculate.measure,
-    "diffusion": diffusion.measure,
-    "guided": guided.measure,
-    "floods": floods.measure,
-    "overload": overload.measure,
-    "kills": nats_kills.measure,
+    **{name: _later(name, "measure", list[Figure]) for name in _NAMES},
+    "kills": _later("nats_kills", "measure", list[Figure]),
 }
-TABLES: Final[dict[str, Callable[[], None]]] = {"handoff": handoff.main, "log": log.main}
+TABLES: Final[dict[str, Callable[[], None]]] = {
+    name: _later(name, "main", type(None)) for name in ("handoff", "log")
+}
 """Benchmarks that print their own table."""
 
 
 def main() -> None:
     match sys.argv[1:]:
         case ["gpu"]:
-            gpu.main()
+            _later("gpu", "main", type(None))()
         case ["peers", *options]:
             _compare_with_others(options)
         case names:

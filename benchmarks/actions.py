@@ -15,10 +15,8 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -29,6 +27,7 @@ import torch
 from benchmarks.machine import described
 from benchmarks.random_policy import SHAPES, write_policy
 from benchmarks.report import RATIO, Figure, show, spread
+from benchmarks.turns import Parts, together
 from models.base import Item
 from models.pi05.nodes import load
 from models.robot_policy.flow import ActionFlow, PolicyNode, first_noise
@@ -56,7 +55,7 @@ class _Loop:
     encoder: CameraEncoder
     node: PolicyNode
     ids: list[int]
-    seconds: dict[str, list[float]] = field(default_factory=dict)
+    parts: Parts
 
     @classmethod
     def load(cls, checkpoint: Path) -> "_Loop":
@@ -69,23 +68,16 @@ class _Loop:
         assert isinstance(node, PolicyNode)
         use_cpu_threads(threads_for(node.parameters, os.cpu_count() or 1))  # as a worker
         tokenizer, _ = load_tokenizer(checkpoint)
-        return cls(encoder, node, tokenizer.encode(state_prompt("fold the shirt", _STATE)).ids)
-
-    @contextmanager
-    def _timed(self, part: str) -> Iterator[None]:
-        begun_s = time.perf_counter()
-        yield
-        if self.node.device.type == "cuda":
-            torch.cuda.synchronize()
-        self.seconds.setdefault(part, []).append(time.perf_counter() - begun_s)
+        ids = tokenizer.encode(state_prompt("fold the shirt", _STATE)).ids
+        return cls(encoder, node, ids, Parts(node.device))
 
     @torch.inference_mode()
     def chunk(self, seed: int) -> None:
         """Compute one chunk of actions."""
         device, settings = self.node.device, self.node.expert.settings
-        with self._timed("chunk"):
+        with self.parts.timed("chunk"):
             images = [pixels_of(one, settings.image_size) for one in _images(seed)]
-            with self._timed("tower"):
+            with self.parts.timed("tower"):
                 pixels = torch.from_numpy(np.stack(images)).to(device)
                 [found] = self.encoder.run([Item(inputs={"pixels": pixels}, args={})])
                 assert not isinstance(found, Exception)
@@ -98,7 +90,7 @@ class _Loop:
                 noise=first_noise(seed, settings.horizon, settings.action_dim).to(device),
                 steps=settings.steps,
             )
-            naive.run(self.node, driver, timed=self._timed)
+            naive.run(self.node, driver, timed=self.parts.timed)
 
 
 def _images(seed: int) -> list[Any]:
@@ -115,7 +107,7 @@ def compare(checkpoint: Path, clients: Sequence[int], rounds: int = ROUNDS) -> l
     """The figures of one checkpoint."""
     loop = _Loop.load(checkpoint)
     loop.chunk(0)
-    loop.seconds.clear()
+    loop.parts.seconds.clear()
     bare: list[float] = []
     served: dict[int, list[float]] = {count: [] for count in clients}
     latency: dict[int, list[float]] = {count: [] for count in clients}
@@ -143,11 +135,7 @@ def _configuration(checkpoint: Path) -> str:
 
 def _served(url: str, clients: int, number: int) -> tuple[float, list[float]]:
     """Chunks per second of all clients together, and the seconds of each chunk."""
-    begun_s = time.perf_counter()
-    with ThreadPoolExecutor(clients) as pool:
-        futures = [pool.submit(_ask, url, 1000 * number + 100 * client, CHUNKS) for client in range(clients)]
-        seconds = [one for future in futures for one in future.result()]
-    return len(seconds) / (time.perf_counter() - begun_s), seconds
+    return together(clients, lambda client: _ask(url, 1000 * number + 100 * client, CHUNKS))
 
 
 def _ask(url: str, seed: int, chunks: int) -> list[float]:
@@ -163,9 +151,9 @@ def _ask(url: str, seed: int, chunks: int) -> list[float]:
 def _figures(
     loop: _Loop, bare: list[float], served: dict[int, list[float]], latency: dict[int, list[float]]
 ) -> list[Figure]:
-    whole, parts = sum(loop.seconds["chunk"]), loop.seconds
+    parts = loop.parts
     shares = [
-        Figure(f"share of the {name} in a chunk", sum(parts[part]) / whole, "", "bare loop")
+        Figure(f"share of the {name} in a chunk", parts.share(part, "chunk"), "", "bare loop")
         for name, part in (("tower", "tower"), ("prefix", "prefix"), ("flow", "actions"))
     ]
     ratios = [
@@ -176,10 +164,16 @@ def _figures(
         )
         for count in served
     ]
+    bare_s = median(parts.seconds["chunk"])
     return [
         *ratios,
         *shares,
-        Figure("bare loop: latency of a chunk", 1e3 * median(parts["chunk"]), "ms"),
+        Figure("bare loop: latency of a chunk", 1e3 * bare_s, "ms"),
+        *(
+            Figure("added by serving, to one robot", 1e3 * (median(latency[one]) - bare_s), "ms")
+            for one in latency
+            if one == 1
+        ),
         spread("bare loop: chunks", bare, "/s"),
         *(Figure(f"{count} robots: latency p50", 1e3 * median(latency[count]), "ms") for count in latency),
         *(spread(f"{count} robots: chunks", served[count], "/s") for count in served),

@@ -1,7 +1,8 @@
 """Rollouts of V-JEPA 2-AC with random weights: keys and values kept, against all frames again in each step.
 
-In process, in turns: the program over the pool of the engine, and the published loop,
-a forward under a mask over all frames so far. Horizons 4, 15 and 30, one rollout and four at a time.
+In process, in turns: the program over the pool of the engine; the same program over plain tensors, one
+rollout after the other; and the published loop, a forward under a mask over all frames so far. Horizons 4, 15
+and 30, one rollout and four at a time.
 
     python -m benchmarks rollouts                      # a small predictor, frames of 64 patches, on the CPU
     python -m benchmarks.rollouts --shape published    # the published one, 256 patches; for a GPU
@@ -10,7 +11,7 @@ a forward under a mask over all frames so far. Horizons 4, 15 and 30, one rollou
 import argparse
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -20,7 +21,9 @@ from benchmarks.report import RATIO, Figure, show, spread
 from models.vjepa2_ac.node import RolloutNode
 from models.vjepa2_ac.predictor import AcPredictor, normalized
 from models.vjepa2_ac.settings import AcSettings
+from tests.models.plain_cells import PlainCells
 from tests.models.vjepa2_ac import served
+from workers.kv_engine.attention.paged import ATTENTION
 from workers.kv_engine.config import KVEngineConfig
 from workers.kv_engine.engine import KVEngine
 from workers.machine.cpu_threads import threads_for, use_cpu_threads
@@ -56,13 +59,30 @@ class _Loops:
             num_blocks=max(AT_ONCE) * blocks, block_size=16, max_step_tokens=4096, max_sequences=max(AT_ONCE)
         )
         node: Any = RolloutNode(self.network, served.NODE)
+        self._node = node
         self._engine = KVEngine(node, config)
 
     def kept(self, horizon: int, at_once: int) -> torch.Tensor:
         """The last frames, by the program."""
+        self._node.use_attention(ATTENTION)
         runs = {str(n): (self.frames[n], self.controls[n, :horizon]) for n in range(at_once)}
         found = served.rolled(self._engine, runs, horizon)
         return torch.stack([found[name][-1] for name in runs])
+
+    @torch.inference_mode()
+    def plain(self, horizon: int, at_once: int) -> torch.Tensor:
+        """The last frames, by the program over plain tensors."""
+        return torch.stack([self._plain(n, horizon) for n in range(at_once)])
+
+    def _plain(self, number: int, horizon: int) -> torch.Tensor:
+        inputs = {"frame": self.frames[number], "controls": self.controls[number, :horizon]}
+        driver = self._node.programs["rollout"](self._node, inputs, {"horizon": horizon}, seed=0)
+        cells = PlainCells(self._node)
+        found = cells.run(driver)
+        for _ in range(horizon - 1):
+            driver.more(found)
+            found = cells.run(driver)
+        return found["frame"][-1]
 
     @torch.inference_mode()
     def again(self, horizon: int, at_once: int) -> torch.Tensor:
@@ -80,22 +100,31 @@ def measure(shape: str = "small") -> list[Figure]:
     loops, found = _Loops(SHAPES[shape]), []
     for horizon in HORIZONS:
         for at_once in AT_ONCE:
-            ways: dict[str, Callable[[int, int], torch.Tensor]] = {"kept": loops.kept, "again": loops.again}
+            ways: dict[str, Callable[[int, int], torch.Tensor]] = {
+                "kept": loops.kept,
+                "plain": loops.plain,
+                "again": loops.again,
+            }
             took: dict[str, list[float]] = {name: [] for name in ways}
             for _ in range(ROUNDS + 1):
                 for name, way in ways.items():
                     begin = time.perf_counter()
                     way(horizon, at_once)
                     took[name].append(1000 * (time.perf_counter() - begin))
-            kept, again = (took[name][1:] for name in ("kept", "again"))  # the first round warms up
+            kept, plain, again = (took[name][1:] for name in ways)  # the first round warms up
             what = f"horizon {horizon}, {at_once} at once"
-            ratios = [slow / fast for slow, fast in zip(again, kept, strict=True)]
             found += [
-                spread(f"time, frames again / keys and values kept, {what}", ratios, RATIO),
+                spread(f"time, frames again / keys and values kept, {what}", _ratios(again, kept), RATIO),
+                spread(f"time, plain tensors / engine, {what}", _ratios(plain, kept), RATIO),
                 spread(f"rollout, {what}", kept, "ms"),
+                spread(f"rollout over plain tensors, {what}", plain, "ms"),
                 spread(f"rollout by the published loop, {what}", again, "ms"),
             ]
     return found
+
+
+def _ratios(ones: Sequence[float], others: Sequence[float]) -> list[float]:
+    return [one / other for one, other in zip(ones, others, strict=True)]
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """`python -m benchmarks`, which is `make bench`: beside others first, and then alone."""
 
+import ast
 import sys
 from pathlib import Path
 
@@ -35,6 +36,14 @@ def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     measured = {name: lambda name=name: [Figure(f"{name} is so", 2.0, RATIO)] for name in ("one", "two")}
     monkeypatch.setattr(benchmarks, "MEASUREMENTS", measured)
     monkeypatch.setattr(benchmarks, "TABLES", {"three": lambda: print("a table")})
+
+
+def test_each_name_is_a_module_that_measures() -> None:
+    folder = Path(benchmarks.__file__).parent
+    for function, names in (("measure", benchmarks._NAMES), ("main", ("handoff", "log", "gpu"))):
+        for name in names:
+            tree = ast.parse((folder / f"{name}.py").read_text())
+            assert function in {part.name for part in tree.body if isinstance(part, ast.FunctionDef)}, name
 
 
 def _told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *names: str) -> str:
