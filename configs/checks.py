@@ -75,7 +75,7 @@ def check(
     origins = _Origins(source, sources or {})
     raw = {key: value for key, value in raw.items() if value is not None or key not in SECTIONS}
     graph = _graph(raw.get("model"), origins)
-    raw = _without_offloading(_with_current_names(raw, graph, origins), origins)
+    raw = _without_counterparts(_with_current_names(raw, graph, origins), origins)
     _refuse_unknown_in(raw, origins)
     _check_devices(raw.get("devices"), origins)
     try:
@@ -164,11 +164,11 @@ def _with_current_names(
     return {**raw, "model_kwargs": current}
 
 
-def _without_offloading(raw: Mapping[str, Any], origins: "_Origins") -> Mapping[str, Any]:
+def _without_counterparts(raw: Mapping[str, Any], origins: "_Origins") -> Mapping[str, Any]:
     """Return `raw` without the published keys that have no counterpart; log a warning for each."""
-    kept, left_out = published_keys.without_offloading(raw)
+    kept, left_out = published_keys.without_counterparts(raw)
     for key, why in left_out.items():
-        _LOGGER.warning("%s: %s has no effect: %s", origins.of(published_keys.KV_CACHE), key, why)
+        _LOGGER.warning("%s: %s has no effect: %s", origins.of(key.partition(".")[0]), key, why)
     return kept
 
 

@@ -180,6 +180,8 @@ class RecoverySettings(
         gateways: gateways that `serve` starts, on consecutive ports.
         snapshot_every: events that a conductor folds between two snapshots, which shorten its next start;
             0 writes none.
+        templates: `serve` forks its processes from ones that have imported their code, so that a killed
+            worker is back sooner; false starts each as a new program. Linux only.
     """
 
     worker_silent_s: Annotated[float, Meta(ge=0.6, le=600)] = 1.5
@@ -188,6 +190,7 @@ class RecoverySettings(
     conductors: Annotated[int, Meta(ge=1, le=16)] = 1
     gateways: Annotated[int, Meta(ge=1, le=64)] = 1
     snapshot_every: Annotated[int, Meta(ge=0)] = 20_000
+    templates: bool = True
 
 
 class SealingSettings(
@@ -298,7 +301,7 @@ class MediaSettings(
     max_request_bytes: Annotated[int, Meta(ge=1024)] = 1024 * 1024 * 1024
     max_pixels: Annotated[int, Meta(ge=1)] = 64 * 1024 * 1024
     max_frames: Annotated[int, Meta(ge=1)] = 2048
-    max_seconds: Annotated[float, Meta(gt=0)] = 3600.0
+    max_seconds: Annotated[float, Meta(gt=0)] = 14_400.0
     allowed_hosts: list[Annotated[str, Meta(pattern=_HOST_PATTERN)]] = []
     fetch_timeout_s: Seconds = 30.0
     store_bytes: Annotated[int, Meta(ge=1 << 20)] | None = None
@@ -320,7 +323,10 @@ class DeploymentConfig(
             language); `masked_diffusion` or `block_diffusion` (diffusion language models); `text_encoder`,
             `image_text` or `late_interaction` (embeddings); `reranker` (scores of texts); `vjepa2` (features
             of video), `vjepa2_ac` (what a robot's actions lead to); `pi0` or `pi05` (actions of robots);
-            `bagel` (texts and images, in and out); or `orpheus` (text to speech).
+            `bagel` (texts and images, in and out); `image_pipeline`, `video_pipeline`, `wan22`, `cosmos3`,
+            `whole_pipeline` or `whole_video_pipeline` (images and videos by diffusers); `whisper` or
+            `parakeet` (speech to text); `qwen3_omni` (texts, media and speech); or `orpheus` or `csm`
+            (text to speech).
         checkpoint: a folder in Hugging Face format with safetensors; relative to the YAML file. Default: the
             family's usual repository in the local cache of the Hugging Face hub.
         max_seq_len: the most tokens of one sequence, prompt and answer together.

@@ -39,7 +39,13 @@ class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
             `ac_predictor_mpc` and `mpc_scorer`; `pi0` and `pi05` have `prepare`, `vit_encoder`, `LLM` and
             `denormalize`; `bagel` has `prepare`, `vit_encoder`, `vae_encoder`, `LLM`, `vae_decoder` and
             `encode_image`, and for guidance over several ranks `LLM_cfg_text`, `LLM_cfg_img` and
-            `combine_cfg` (optional); `orpheus` has `prepare`, `LLM` and `snac_decoder`.
+            `combine_cfg` (optional); pipelines of diffusers have `prepare`, `text_encoder`, `denoiser` (`dit`
+            in `wan22` and `cosmos3`, which has no `text_encoder`), `vae_decoder`, `encode_output` and, for
+            videos, `next_frame`, or `pipeline` in place of the middle ones (`whole_pipeline`,
+            `whole_video_pipeline`); `whisper` has `listen`, `window`, `encoder`, `decoder`, `transcript` and
+            `reader`, `parakeet` the same without `decoder`; `qwen3_omni` has `prepare`, `vision_encoder`,
+            `audio_encoder`, `Thinker`, `Talker` and `Code2Wav`; `orpheus` has `prepare`, `LLM` and
+            `snac_decoder`, `csm` has `prepare`, `LLM` and `codec_decoder`.
         ranks: the ranks that execute these nodes: GPUs, or CPU processes. Several ranks are replicas: each
             request uses one of them.
         graph_walks: the walks to which the group applies; default: all walks that no other group names for
@@ -83,6 +89,7 @@ def resolve(groups: Sequence[NodeGroup], graph: ModelGraph) -> tuple[PlacedGroup
         PlacementError: a group is invalid, or a node belongs to no group or to two.
     """
     graph = graph.without(absent_nodes(groups, graph))
+    groups = _without_former_nodes(groups, graph)
     homes: dict[tuple[str, str], int] = {}  # (walk, node) -> the group that names both
     rest: dict[str, int] = {}  # node -> the group that names no walks
     placed: list[PlacedGroup] = []
@@ -113,6 +120,19 @@ def resolve(groups: Sequence[NodeGroup], graph: ModelGraph) -> tuple[PlacedGroup
     _refuse_moving_programs(graph, placed)
     _refuse_split_tp_groups(placed)
     return tuple(placed)
+
+
+def _without_former_nodes(groups: Sequence[NodeGroup], graph: ModelGraph) -> Sequence[NodeGroup]:
+    """The groups without nodes that no longer exist; a group of nothing else is left out."""
+    former = graph.former_nodes
+    if not any(former & set(group.node_names) for group in groups):
+        return groups
+    kept = [[node for node in group.node_names if node not in former] for group in groups]
+    return [
+        msgspec.structs.replace(group, node_names=nodes)
+        for group, nodes in zip(groups, kept, strict=True)
+        if nodes
+    ]
 
 
 def absent_nodes(groups: Iterable[NodeGroup | PlacedGroup], graph: ModelGraph) -> frozenset[str]:

@@ -39,8 +39,15 @@ _DEFAULT_URL: Final = "http://127.0.0.1:8000"
     type=click.Path(dir_okay=False, path_type=Path),
     help="Ask for an image, sound or a video, by the file's extension, and save it here.",
 )
-@click.option("--size", metavar="WIDTHxHEIGHT", help="The size of the image, in pixels. Needs --out.")
-def ask(output_dir: Path | None, out: Path | None, size: str | None, **flags: Any) -> None:
+@click.option(
+    "--size", metavar="WIDTHxHEIGHT", help="The size of the image or video, in pixels. Needs --out."
+)
+@click.option(
+    "--seconds", type=click.FloatRange(0, min_open=True), help="The length of the video. Needs --out."
+)
+def ask(
+    output_dir: Path | None, out: Path | None, size: str | None, seconds: float | None, **flags: Any
+) -> None:
     """Send one question to a running server and print the answer as it arrives.
 
     TEXT is the question; `-` reads it from stdin. $DALSEGNO_API_KEY is sent to servers that require a key.
@@ -54,9 +61,11 @@ def ask(output_dir: Path | None, out: Path | None, size: str | None, **flags: An
     if output_dir is not None and out is not None:
         raise click.UsageError("--out and --output-dir both say where to save: use one of them")
     if size is not None and out is None:
-        raise click.UsageError("--size is that of an image: name its file with --out")
+        raise click.UsageError("--size is that of an image or a video: name its file with --out")
+    if seconds is not None and out is None:
+        raise click.UsageError("--seconds is that of a video: name its file with --out")
     if out is not None:
-        _save_one(prompt, out, size)
+        _save_one(prompt, out, size, seconds)
         return
     if output_dir is not None:
         _save_outputs(prompt, output_dir)
@@ -75,31 +84,34 @@ def _save_outputs(prompt: "ChatPrompt", folder: Path) -> None:
     """Print the answer's text, and the paths of the files that its other outputs were saved to."""
     from dalsegno.ask.files import client_arguments
     from dalsegno.ask.outputs import ask_for_outputs
+    from dalsegno.ask.progress import ProgressReport
 
-    with _shown() as show:
+    with _shown() as show, ProgressReport() as progress:
         saved = ask_for_outputs(
             prompt,
             folder,
             show=show,
-            notice=lambda words: click.echo(words, err=True),
+            report=progress.say,
             **client_arguments(prompt.files),
         )
     for path in saved:
         click.echo(str(path))
 
 
-def _save_one(prompt: "ChatPrompt", path: Path, size: str | None) -> None:
+def _save_one(prompt: "ChatPrompt", path: Path, size: str | None, seconds: float | None) -> None:
     """Print the answer's text, if there is any, and the path of the file that its image was saved to."""
     from dalsegno.ask.files import client_arguments
     from dalsegno.ask.outputs import ask_for_file
+    from dalsegno.ask.progress import ProgressReport
 
-    with _shown() as show:
+    with _shown() as show, ProgressReport() as progress:
         saved = ask_for_file(
             prompt,
             path,
             size=size,
+            seconds=seconds,
             show=show,
-            notice=lambda words: click.echo(words, err=True),
+            report=progress.say,
             **client_arguments(prompt.files),
         )
     click.echo(str(saved))

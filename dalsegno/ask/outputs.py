@@ -3,14 +3,15 @@
 It uses `POST /generate` through the Python client, so the answer survives the loss of a connection.
 """
 
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from dalsegno.ask.chat import ChatPrompt
 from dalsegno.client import Answer, Client
-from dalsegno.client.images import drawing
 from dalsegno.client.request import RequestOptions
+from dalsegno.client.videos import filming
 from shared.errors import ClientError
 from shared.ids import is_token
 
@@ -28,7 +29,7 @@ def ask_for_outputs(
     folder: Path,
     *,
     show: Callable[[str], None],
-    notice: Callable[[str], None],
+    report: Callable[[Mapping[str, Any]], None],
     **more: Any,
 ) -> list[Path]:
     """Ask, and save the outputs of all modalities but text in `folder`; return their paths.
@@ -37,13 +38,14 @@ def ask_for_outputs(
         prompt: the question.
         folder: it is made if it does not exist; files of the same names are replaced.
         show: called with each piece of the answer's text.
-        notice: called with the progress of the request, in words.
+        report: called with the progress of the request.
         more: further arguments of `Client.stream`, such as `images`.
 
     Raises:
         DalSegnoError: there is no server, it refuses, or the answer breaks off.
     """
-    return save_outputs(_answer(prompt, show, notice, more), folder)
+    _check_folder(folder)
+    return save_outputs(_answer(prompt, show, report, more), folder)
 
 
 def ask_for_file(
@@ -51,8 +53,9 @@ def ask_for_file(
     path: Path,
     *,
     size: str | None,
+    seconds: float | None = None,
     show: Callable[[str], None],
-    notice: Callable[[str], None],
+    report: Callable[[Mapping[str, Any]], None],
     **more: Any,
 ) -> Path:
     """Ask for an image, sound or a video, and save it; the extension of `path` says which, and in what form.
@@ -60,24 +63,29 @@ def ask_for_file(
     Args:
         prompt: the question.
         path: a file that is there already is replaced.
-        size: of an image, `WIDTHxHEIGHT` in pixels; None leaves it to the server.
+        size: of an image or a video, `WIDTHxHEIGHT` in pixels; None leaves it to the server.
+        seconds: the length of a video; None leaves it to the server.
         show: called with each piece of the answer's text.
-        notice: called with the progress of the request, in words.
+        report: called with the progress of the request.
         more: further arguments of `Client.stream`, such as `images`.
 
     Raises:
-        DalSegnoError: the extension is unknown, there is no server, it refuses, or the answer breaks off.
+        DalSegnoError: the extension is unknown, the file cannot be written, there is no server, it
+            refuses, or the answer breaks off.
     """
     extension = path.suffix.lstrip(".").lower()
     modality = _MODALITIES.get(extension)
     if modality is None:
         known = ", ".join(f".{one}" for one in _MODALITIES)
         raise ClientError(f"{path}: expected a file name that ends in one of {known}")
+    if seconds is not None and modality != "video":
+        raise ClientError(f"{path}: --seconds is that of a video: name a file that ends in .mp4")
+    _check_file(path)
     form = _FORMS.get(extension)
     wanted: RequestOptions = {"output_modalities": (modality,)}
     if form is not None:
         wanted["options"] = {"output_format": form}
-    answer = _answer(prompt, show, notice, {**more, **drawing(wanted, size)})
+    answer = _answer(prompt, show, report, {**more, **filming(wanted, size, seconds)})
     if modality == _AUDIO and answer.audio is not None:
         return answer.audio.save(path)
     media = answer.media.get(modality)
@@ -89,7 +97,7 @@ def ask_for_file(
 def _answer(
     prompt: ChatPrompt,
     show: Callable[[str], None],
-    notice: Callable[[str], None],
+    report: Callable[[Mapping[str, Any]], None],
     more: Mapping[str, Any],
 ) -> Answer:
     optional = {
@@ -105,7 +113,7 @@ def _answer(
     ):
         for chunk in stream:
             if chunk.modality == "progress":
-                notice(_in_words(chunk.metadata.get("progress", {})))
+                report(chunk.metadata.get("progress", {}))
             elif chunk.text and not chunk.advisory:
                 show(chunk.text)
         return stream.answer
@@ -131,5 +139,23 @@ def save_outputs(answer: Answer, folder: Path) -> list[Path]:
     return saved
 
 
-def _in_words(progress: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in progress.items())
+def _check_file(path: Path) -> None:
+    """Refuse a path that cannot be written to: an answer may take minutes, and would be lost."""
+    if not path.parent.is_dir():
+        raise ClientError(f"{path}: there is no folder {path.parent}; make it first")
+    is_new = not path.exists()
+    try:
+        path.open("ab").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise ClientError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _check_folder(folder: Path) -> None:
+    """Make a folder, and refuse one in which no file can be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ClientError(f"{folder} cannot be written to: {error.strerror or error}") from error

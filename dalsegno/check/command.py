@@ -11,7 +11,7 @@ what is wrong.
 
 import json
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -129,7 +129,13 @@ def examine(config: DeploymentConfig) -> Report:
         links=links,
         places=layout.places(groups),
         devices=devices,
-        notes=[*_shared(devices), *_replicas(node_placements), *_tp_groups(config), *_room(graph, config)],
+        notes=[
+            *_remarks(graph, config),
+            *_shared(devices),
+            *_replicas(node_placements),
+            *_tp_groups(config),
+            *_room(graph, config),
+        ],
         warnings=[*problems, *_kv_moves(config, links), *_loops(graph, config)],
         is_for_here=not problems,
         tokenizer_fits=tokenizer_fits,
@@ -220,12 +226,14 @@ def options_in_words(graph: ModelGraph) -> Iterator[str]:
 def _kind_of(schema: Mapping[str, Any]) -> str:
     """The type and the bounds of a JSON schema, in words."""
     kinds = [one for one in schema.get("anyOf", [schema]) if one.get("type") != "null"]
-    return " or ".join(
-        " ".join(
-            [str(one.get("type", "value")), *(f"{_BOUNDS[key]} {one[key]}" for key in _BOUNDS if key in one)]
-        )
-        for one in kinds
-    )
+    return " or ".join(_scalar_kind(one) for one in kinds)
+
+
+def _scalar_kind(schema: Mapping[str, Any]) -> str:
+    if values := schema.get("enum"):
+        return f"one of {', '.join(map(str, values))}"
+    bounds = (f"{_BOUNDS[key]} {schema[key]}" for key in _BOUNDS if key in schema)
+    return " ".join([str(schema.get("type", "value")), *bounds])
 
 
 # ---- text output -------------------------------------------------------------------------------------
@@ -443,6 +451,13 @@ def _kv_moves(config: DeploymentConfig, links: list[Link]) -> Iterator[str]:
             way = f"from {_ranks(link.sources)} to {_ranks(link.targets)}"
             move = "move" if link.always_leaves else "may move"
             yield f"keys and values of {node} {move} {way} between {walk} and {to}{each}"
+
+
+def _remarks(graph: ModelGraph, config: DeploymentConfig) -> Sequence[str]:
+    """What the family says of the checkpoint."""
+    if graph.remarks is None:
+        return ()
+    return graph.remarks(Path(config.checkpoint), config.model_kwargs)
 
 
 def _room(graph: ModelGraph, config: DeploymentConfig) -> Iterator[str]:

@@ -12,6 +12,7 @@ from dalsegno.client.media import Audio, MediaItem, Medium
 from dalsegno.client.request import ClientRequest, Messages, RequestOptions, client_request
 from dalsegno.client.stream import AsyncStream
 from dalsegno.client.transport import ClientTransport, Health
+from dalsegno.client.videos import filming, video_of
 from models.base import EMBEDDING, SCORE
 from shared.errors import ClientError
 from shared.ids import is_prefix
@@ -112,6 +113,22 @@ class AsyncClient:
         """Return what a model makes of one image or of several, as `prompt` says."""
         how["images"] = images
         return await self.generate_image(prompt, size=size, request_id=request_id, **how)
+
+    async def generate_video(
+        self,
+        prompt: str,
+        *,
+        size: str | None = None,
+        seconds: float | None = None,
+        request_id: str | None = None,
+        **how: Unpack[RequestOptions],
+    ) -> Medium:
+        """Return the video that a model makes: a file.
+
+        `size` is `WIDTHxHEIGHT` in pixels, `seconds` the length; `images` is the one to begin with.
+        """
+        stream = self.stream(prompt, request_id=request_id, **filming(how, size, seconds))
+        return video_of(await stream.read())
 
     async def embed(
         self, text: str, *, request_id: str | None = None, **how: Unpack[RequestOptions]

@@ -1,14 +1,10 @@
 """Requests for an image: what `generate_image` and `edit_image` add to a request, and what they return."""
 
-import re
-from typing import Final
-
 from dalsegno.client.answer import Answer
 from dalsegno.client.media import Medium
 from dalsegno.client.request import RequestOptions
 from shared.errors import ClientError
-
-_SIZE: Final = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", re.ASCII)
+from shared.picture_size import sides_of
 
 
 def drawing(how: RequestOptions, size: str | None) -> RequestOptions:
@@ -21,15 +17,15 @@ def drawing(how: RequestOptions, size: str | None) -> RequestOptions:
     wanted.setdefault("output_modalities", ("image",))
     if size is None:
         return wanted
-    found = _SIZE.fullmatch(size)
-    if found is None:
+    sides = sides_of(size)
+    if sides is None:
         wrong = ClientError(
             f"size: expected WIDTHxHEIGHT such as 1024x1024, found {size!r}", code="invalid_value"
         )
         wrong.param = "size"
         raise wrong
-    sides = {"width": int(found[1]), "height": int(found[2])}
-    wanted["options"] = {**how.get("options", {}), **sides}
+    width, height = sides
+    wanted["options"] = {**how.get("options", {}), "width": width, "height": height}
     return wanted
 
 

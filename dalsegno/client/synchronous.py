@@ -280,6 +280,25 @@ class Client:
             lambda: self._client.edit_image(prompt, images, size=size, request_id=request_id, **how)
         )
 
+    def generate_video(
+        self,
+        prompt: str,
+        *,
+        size: str | None = None,
+        seconds: float | None = None,
+        request_id: str | None = None,
+        **how: Unpack[RequestOptions],
+    ) -> Medium:
+        """Return the video that a model makes: a file.
+
+        `size` is `WIDTHxHEIGHT` in pixels, `seconds` the length; `images` is the one to begin with.
+        """
+        return self._loop.call(
+            lambda: self._client.generate_video(
+                prompt, size=size, seconds=seconds, request_id=request_id, **how
+            )
+        )
+
     def embed(
         self, text: str, *, request_id: str | None = None, **how: Unpack[RequestOptions]
     ) -> list[float]:

@@ -114,3 +114,9 @@ def for_child(*, credentials: Mapping[str, str] | None) -> dict[str, str]:
     theirs = NATS_CREDENTIALS if credentials is not None else frozenset()
     inherited = {name: value for name, value in os.environ.items() if name not in theirs}
     return {"OMP_WAIT_POLICY": "PASSIVE"} | inherited | dict(credentials or {}) | {"PYTHONUNBUFFERED": "1"}
+
+
+def replace(variables: Mapping[str, str]) -> None:
+    """Make `variables` the environment of this process, as that of a new program would be."""
+    os.environ.clear()
+    os.environ.update(variables)

@@ -112,7 +112,7 @@ def check(found: Effective) -> None:
     """Check what single roles would check later: the family's settings, files, addresses.
 
     Raises:
-        ConfigError, AddressError: a role would refuse the configuration.
+        ConfigError, AddressError, CheckpointError: a role would refuse the configuration.
     """
     from workers import settings
 
@@ -128,6 +128,8 @@ def check(found: Effective) -> None:
         if not Path(str(config.model_kwargs[name])).exists():
             source = found.sources[f"model_kwargs.{name}"]
             raise ConfigError(f"{source}: model_kwargs.{name}: {config.model_kwargs[name]} does not exist")
+    if (remarks := registry.graph(config.model).remarks) is not None:
+        remarks(Path(config.checkpoint), config.model_kwargs)
     _check_length(found)
     secrets.api_keys(config.gateway)
     nats_access.nats_credentials(config.nats, PROVISIONER).tls()

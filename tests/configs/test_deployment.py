@@ -189,10 +189,10 @@ def test_a_family_without_a_usual_one_needs_one_that_is_named(tmp_path: Path) ->
 
 
 def test_a_file_for_a_family_nobody_serves_says_which_are_served(tmp_path: Path) -> None:
-    raw = {"model": "cosmos3", "max_seq_len": 64, "kv_cache": {"page_size": 128}}
+    raw = {"model": "higgs_audio", "max_seq_len": 64, "kv_cache": {"page_size": 128}}
     with pytest.raises(
         UnknownFamilyError,
-        match=r"x\.yaml: model 'cosmos3' is unknown: expected one of \[.*'decoder_lm', .*'orpheus'",
+        match=r"x\.yaml: model 'higgs_audio' is unknown: expected one of \[.*'decoder_lm', .*'orpheus'",
     ):
         checks.check(raw, source="x.yaml", folder=tmp_path, name="x")
 

@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dalsegno.serve.supervisor import Command
+from dalsegno.serve.role_runs import Command
 from dalsegno.terminal.console import Console
 
 OBEDIENT = """
@@ -42,7 +42,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Health).serve_forever()
 
 def command(name: str, script: str, *args: str) -> Command:
     """A role that is a few lines of Python."""
-    return Command(name=name, argv=(sys.executable, "-I", "-c", script, *args), env={})
+    return Command(name=name, program=(sys.executable, "-I", "-c"), args=(script, *args), env={})
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from dalsegno.cli import main
 from dalsegno.config import environment
 from dalsegno.serve.data_dir import DataDir
-from dalsegno.serve.supervisor import Command
+from dalsegno.serve.role_runs import Command
 from shared.log.nats.private_server import NatsServer
 from tests.dalsegno.fakes import REFUSING
 from tests.hostile import NO_TOKENS
@@ -26,6 +26,12 @@ def the_line(result: Result, status: int = 1) -> str:
     assert not result.stdout
     (line,) = result.stderr.strip().splitlines()
     return line.removeprefix("Error: ")
+
+
+@pytest.fixture(autouse=True)
+def _no_templates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`serve` runs in the tests' own process, which is not to be forked."""
+    monkeypatch.setenv("DALSEGNO_RECOVERY_TEMPLATES", "false")
 
 
 @pytest.fixture
@@ -99,7 +105,7 @@ def test_a_misspelt_command_or_option_is_status_2() -> None:
 def test_what_a_role_refuses_for_good_is_the_status_of_serve(
     checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = Command(name="worker-0", argv=(sys.executable, "-c", REFUSING), env={})
+    worker = Command(name="worker-0", program=(sys.executable, "-c", REFUSING), args=(), env={})
     monkeypatch.setattr("dalsegno.serve.role_commands.commands", lambda *_: [worker])
 
     result = dalsegno("serve", checkpoint, "--port", "0", "--data-dir", str(tmp_path / "data"))

@@ -25,6 +25,7 @@ from shared.log.nats.credentials import Credentials
 from shared.log.port import Log
 from shared.subjects import Subjects
 from shared.transcript import Transcript
+from tests import forked
 from tests.e2e.deploy import Running
 
 E = TypeVar("E", bound=Event)
@@ -210,15 +211,20 @@ class Reader:
 # ---- the command line ------------------------------------------------------------------------------------
 
 
-def run(*args: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> Ended:
-    """Run `dalsegno ARGS`, with any exit status."""
+def run(
+    *args: str, env: dict[str, str] | None = None, cwd: Path | None = None, as_program: bool = False
+) -> Ended:
+    """Run `dalsegno ARGS`, with any exit status: forked (`tests.forked`), or as a new program."""
+    around = {**os.environ, **(env or {})}
+    if not as_program:
+        return forked.run(*args, env=around, cwd=cwd, timeout_s=PATIENCE_S)
     return subprocess.run(
         [sys.executable, "-m", "dalsegno", *args],
         capture_output=True,
         text=True,
         check=False,
         timeout=PATIENCE_S,
-        env={**os.environ, **(env or {})},
+        env=around,
         cwd=cwd,
     )
 

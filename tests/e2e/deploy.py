@@ -9,14 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
 from dalsegno.config import environment
 from dalsegno.serve.data_dir import Pids, RunningDeployment
 from shared.log.nats.credentials import Credentials
+from tests import forked
 
+Launcher: TypeAlias = subprocess.Popen[bytes] | forked.Forked
 START_SECONDS: Final = 100.0
 STOP_SECONDS: Final = 60.0
 
@@ -28,7 +30,7 @@ class Running:
     `pids` is read again each time: a killed role has a new pid once it runs again.
     """
 
-    launcher: subprocess.Popen[bytes]
+    launcher: Launcher
     data_dir: Path
     ready_file: Path
     output: Path
@@ -87,18 +89,26 @@ class Running:
 
 @contextmanager
 def serve(
-    folder: Path, *args: str, model: str = "demo", env: dict[str, str] | None = None
+    folder: Path, *args: str, model: str = "demo", env: dict[str, str] | None = None, as_program: bool = False
 ) -> Iterator[Running]:
     """Run `dalsegno serve MODEL ARGS` with its data dir in `folder` until the end of the block.
 
-    A second start on the same `folder` is the same deployment.
+    A second start on the same `folder` is the same deployment. With `as_program`, the launcher and its roles
+    are new programs, which is slow; otherwise they are forked (`tests.forked`).
     """
     ready_file, output, data_dir = folder / "ready.json", folder / "terminal.txt", folder / "data"
-    command = [sys.executable, "-m", "dalsegno", "serve", model, "--port", "0", *args]
+    command = ["serve", model, "--port", "0", *args]
     command += ["--data-dir", str(data_dir), "--ready-file", str(ready_file)]
+    command += ["--set", "recovery.templates=false"] if as_program else []
+    around = {**os.environ, **(env or {})}
     ready_file.unlink(missing_ok=True)
     with output.open("ab") as file:
-        launcher = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, **(env or {})})
+        launcher: Launcher
+        if as_program:
+            program = [sys.executable, "-m", "dalsegno", *command]
+            launcher = subprocess.Popen(program, stdout=file, stderr=file, env=around)
+        else:
+            launcher = forked.start(*command, output=file.fileno(), error=file.fileno(), env=around)
     running = Running(launcher, data_dir, ready_file, output)
     try:
         _wait_until_ready(running)

@@ -17,13 +17,15 @@ from configs.deployment import SECTIONS, DeploymentConfig, NodeGroup
 from dalsegno.config import environment
 from gateway import errors
 from gateway.generate import request as generate_request
+from gateway.images.request import VariationRequest
 from gateway.openai import requests as openai_requests
 from gateway.openai.requests import ChatRequest, CompletionRequest
-from gateway.speech.encoder import FORMATS
+from gateway.sound.encoder import FORMATS
 from gateway.speech.request import SpeechRequest
 from gateway.texts.embeddings import EmbeddingRequest
 from gateway.texts.encodings import Encoding
 from gateway.texts.rerank import RerankRequest
+from gateway.videos.request import GenerationRequest
 from tests.e2e import clients, pages
 from tests.e2e.deploy import Running
 from tests.e2e.pages import named, rows
@@ -64,6 +66,7 @@ NOT_IN_THE_INDEX: Final = {
     "benchmarks/README.md",
     "configs/demo/README.md",
     "configs/demo_diffusion/README.md",
+    "configs/demo_draw/README.md",
     "configs/demo_vision/README.md",
 }
 """What the front page leads to, or is."""
@@ -242,6 +245,16 @@ def test_every_field_of_speech_is_in_its_table() -> None:
     fields = {field.encode_name for field in msgspec.structs.fields(SpeechRequest)} - {"model"}
     assert set().union(*(named(row[0]) for row in told)) == fields
     assert set(FORMATS) <= set().union(*(named(row[1]) for row in told))
+
+
+def test_every_field_of_images_and_videos_is_in_its_table() -> None:
+    kinds: dict[str, type[msgspec.Struct]] = {
+        "## Images": VariationRequest,
+        "## Videos": GenerationRequest,
+    }
+    for heading, kind in kinds.items():
+        told = set().union(*(named(row[0]) for row in rows(HTTP, heading)))
+        assert {field.encode_name for field in msgspec.structs.fields(kind)} <= told, heading
 
 
 def test_every_field_of_the_routes_for_texts_is_in_its_table() -> None:

@@ -20,7 +20,8 @@ import yaml
 from PIL import Image
 
 from configs.files import configs_folder
-from shared.events import NodeReady
+from models.bagel.drawing import CHECKPOINT_STEPS
+from shared.events import OutputChunk
 from tests.e2e import clients, deploy
 from tests.e2e.deploy import Running
 from tests.models.bagel.cases import CASES, SEED, Case, picture, published
@@ -29,8 +30,10 @@ from tests.tiny.bagel import bagel_checkpoint
 pytestmark = pytest.mark.timeout(250)
 
 DRAWN: Final = ("draw", "draw_plain", "draw_channel", "draw_think", "edit")
-LONG: Final = 80
-"""Steps of a flow that lasts long enough to be killed in its middle."""
+SIZE: Final = 256
+"""The side of a picture whose steps last long enough for its worker to be killed in one of the last."""
+TIMESTEPS: Final = {"draw_plain": 51, "draw": 61}
+"""One more than the steps of a drawing that is killed."""
 Pixels = npt.NDArray[np.uint8]
 
 
@@ -119,18 +122,64 @@ async def test_sixteen_mixed_requests_at_once_are_each_the_recorded_or_single_on
     assert len({task.result().tobytes() for task in mixed}) == len(others)
 
 
-async def test_a_drawing_survives_each_of_its_ranks_and_replays(running: Running, config: Path) -> None:
+class Killed:
+    """A drawing whose worker is killed while it runs."""
+
+    def __init__(self, client: httpx.AsyncClient, request_id: str, case: str) -> None:
+        self.request_id = request_id
+        self.case = case
+        options = {"num_timesteps": TIMESTEPS[case], "width": SIZE, "height": SIZE}
+        self.pixels = asyncio.create_task(draw(client, request_id, CASES[case], **options))
+
+    async def until_step(self, reader: clients.Reader, step: int) -> None:
+        """Wait until the log shows that this step is done."""
+        await reader.until(
+            reader.subjects.outputs_of(self.request_id), OutputChunk, lambda one: step_of(one) >= step
+        )
+
+    async def resumed_near(self, reader: clients.Reader, step: int) -> Pixels:
+        """The picture, if the second attempt went on near the step that the first one had reached.
+
+        That is `step` or a later one.
+        """
+        pixels = await self.pixels
+        chunks = [one for one in await reader.events(self.request_id) if isinstance(one, OutputChunk)]
+        steps = {n: [step_of(one) for one in chunks if one.attempt == n and step_of(one)] for n in (1, 2)}
+        reached, resumed = max(steps[1]), min(steps[2])
+        assert reached >= step
+        assert resumed >= reached - CHECKPOINT_STEPS, steps
+        return pixels
+
+
+def step_of(chunk: OutputChunk) -> int:
+    """The step that a chunk of progress reports; 0 for another chunk."""
+    return int(chunk.metadata.get("progress", {}).get("step", 0))
+
+
+def kill(running: Running, rank: int) -> None:
+    pid = running.pids.worker[str(rank)]
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+
+async def test_a_drawing_resumes_near_its_last_step_on_any_rank_and_replays(
+    running: Running, config: Path
+) -> None:
     async with clients.http(running) as client, clients.reader(running) as reader:
-        whole = await draw(client, "whole", CASES["draw"], num_timesteps=LONG)
+        whole = {case: await Killed(client, case, case).pixels for case in TIMESTEPS}
         for rank in range(3):
-            name = f"killed-{rank}"
-            asking = asyncio.create_task(draw(client, name, CASES["draw"], num_timesteps=LONG))
-            await reader.until(reader.subjects.ready(rank, name), NodeReady)
-            pid = running.pids.worker[str(rank)]
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-            assert not asking.done()
-            assert difference(await asking, whole) <= 1
+            drawings = {f"killed-{rank}": Killed(client, f"killed-{rank}", "draw")}
+            reached = {f"killed-{rank}": 45}
+            if rank == 0:  # a drawing without guidance is one run, all of which is there
+                await drawings["killed-0"].until_step(reader, 5)
+                drawings["plain"] = Killed(client, "plain", "draw_plain")
+                reached = {"plain": 45, "killed-0": 5}
+            for name, step in reached.items():
+                await drawings[name].until_step(reader, step)
+            kill(running, rank)
+            for name, drawing in drawings.items():
+                pixels = await drawing.resumed_near(reader, reached[name])
+                assert difference(pixels, whole[drawing.case]) <= 1
             await clients.wait_until_ready(running)
     replayed = clients.run_on(running, "replay", "killed-1", "--execute", "--config", str(config))
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr

@@ -42,7 +42,7 @@ ROLLOUTS: Final[dict[str, dict[str, Any]]] = {
 HOSTILE: Final = {
     "truncated": samples.video("mp4")[:900],
     "bomb": samples.png_header(50_000, 50_000),
-    "endless": samples.gif_of_pixels(1_000_000),
+    "endless": samples.gif_of_pixels(1_500_000),
 }
 
 

@@ -175,7 +175,7 @@ async def test_a_changed_plan_fails_and_its_digest_is_named_first(
     assert after != before
     plan.write_text(after)
     copy.write(records)
-    ended = copy.replay(env={"PYTHONPATH": f"{tmp_path}:{clients.ROOT}"}, cwd=tmp_path)
+    ended = copy.replay(env={"PYTHONPATH": f"{tmp_path}:{clients.ROOT}"}, cwd=tmp_path, as_program=True)
     refused_with(
         ended,
         f"{REQUEST}: 1 decision matches, then",

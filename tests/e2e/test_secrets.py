@@ -97,7 +97,7 @@ async def everything(running: Running) -> list[int]:
 def asked(folder: Path, **told: str) -> tuple[list[int], Said]:
     """A deployment after all these requests and its stop; its responses and its output."""
     env = {"DALSEGNO_GATEWAY_API_KEYS": f"alice={KEY}", "DALSEGNO_GATEWAY_MAX_BODY_BYTES": "1000000", **told}
-    with deploy.serve(folder, env=env) as running:
+    with deploy.serve(folder, env=env, as_program=True) as running:
         roles = [*running.pids.gateway, *running.pids.conductor, *running.pids.worker.values()]
         credentials = [running.client, running.reader, *map(running.shown_by, roles)]
         statuses = asyncio.run(everything(running))

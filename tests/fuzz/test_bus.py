@@ -32,7 +32,7 @@ _CANCEL: Final = encode(RequestCancel(id="x.2", writer="x", number=2, request_id
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A separate deployment, so that damaged events stay in its log."""
-    with deploy.serve(tmp_path_factory.mktemp("bus")) as running:
+    with deploy.serve(tmp_path_factory.mktemp("bus"), as_program=True) as running:
         yield running
 
 

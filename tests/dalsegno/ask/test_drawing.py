@@ -33,7 +33,7 @@ async def test_an_image_is_saved_in_the_format_of_its_name_and_progress_is_shown
     )
     assert result.exit_code == 0, result.output
     assert result.stdout == f"a circle is round\n{out}\n"
-    assert "step 1, steps 2" in result.stderr
+    assert "step 1 of 2" in result.stderr
     with Image.open(out) as image:
         assert (image.format, image.size) == ("WEBP", (56, 40))
     assert isinstance(event, RequestSubmitted)
@@ -59,6 +59,11 @@ async def test_a_png_is_exact_and_what_the_answer_lacks_is_an_error(tmp_path: Pa
     [
         (["--out", "red.txt"], "expected a file name that ends in one of .png"),
         (["--size", "64x64"], "--size is that of an image"),
+        (["--seconds", "2"], "--seconds is that of a video"),
+        (["--out", "red.png", "--seconds", "2"], "--seconds is that of a video"),
+        (["--out", "/nowhere/red.png"], "there is no folder /nowhere"),
+        (["--out", "/proc/red.png"], "/proc/red.png cannot be written"),
+        (["--output-dir", "/proc/new"], "/proc/new cannot be written to"),
         (["--out", "red.png", "--output-dir", "folder"], "use one of them"),
         (["--out", "red.png", "--size", "huge"], "expected WIDTHxHEIGHT"),
     ],

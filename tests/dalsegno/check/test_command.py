@@ -20,8 +20,11 @@ from models.checkpoints.files import CheckpointError, UnsupportedArchitectureErr
 from models.decoder_lm import nodes
 from models.transformers_lm.loader import load_decoder
 from models.transformers_lm.sharding import SilentPeers
+from tests.models.diffusion_pipelines import folders as pipelines
 from tests.tiny import tiny_checkpoint
 from tests.tiny.bagel import bagel_checkpoint
+from tests.tiny.csm import tiny_csm
+from tests.tiny.omni import tiny_omni
 from tests.tiny.pi import tiny_pi05
 from workers.data_plane.transports import nixl
 
@@ -118,6 +121,27 @@ def test_what_is_published_for_bagel_loads_unchanged(tmp_path: Path) -> None:
     )
     path.write_text(yaml.safe_dump(settings | {"kv_cache": {"pages": 1}}))
     assert "unknown key kv_cache" in check(str(path), "--checkpoint", str(bagel_checkpoint())).output
+
+
+@pytest.mark.processes
+def test_what_is_published_for_pipelines_loads_unchanged(tmp_path: Path) -> None:
+    """Nodes whose work others do here, and a pool that there is none of, are left out."""
+    wan = {"model": "wan22", "max_seq_len": 512, "node_groups": [
+        {"node_names": ["text_encoder"], "ranks": [0]},
+        {"node_names": ["vae_encoder", "vae_decoder"], "ranks": [0]},
+        {"node_names": ["dit"], "ranks": [0]},
+    ]}  # fmt: skip
+    cosmos = {"model": "cosmos3", "max_seq_len": 8192, "kv_cache": {"max_num_pages": 1024},
+        "model_kwargs": {"cuda_graph": True, "graph_max_latent_area": 2000}, "node_groups": [
+        {"node_names": ["dit"], "ranks": [0]},
+        {"node_names": ["vae_encoder", "vae_decoder", "audio_decoder"], "ranks": [0]},
+    ]}  # fmt: skip
+    for settings, kind in ((wan, "WanPipeline"), (cosmos, "Cosmos3OmniPipeline")):
+        path = tmp_path / f"{settings['model']}.yaml"
+        path.write_text(yaml.safe_dump(settings))
+        found = said(str(path), "--checkpoint", str(pipelines.written(tmp_path / kind, kind)))
+        assert found["output_modalities"] == ["image", "video"]
+        assert any("the usual video" in note for note in found["notes"])
 
 
 @pytest.mark.processes
@@ -270,7 +294,7 @@ def test_a_checkpoint_that_was_downloaded_is_found(tmp_path: Path, weights: Path
         (("model_kwargs.snack=1",), "model_kwargs: unknown key snack; did you mean 'snac'?"),
         (
             ("model=nonesuch",),
-            "model 'nonesuch' is unknown: expected one of ['bagel', 'block_diffusion', 'decoder_lm', ",
+            "model 'nonesuch' is unknown: expected one of ['bagel', 'block_diffusion', 'cosmos3', ",
         ),
     ],
 )
@@ -365,14 +389,24 @@ def test_a_model_whose_family_does_not_look_at_it_is_left_to_the_worker(
 
 
 @pytest.mark.processes
-def test_every_named_configuration_is_right(weights: Path) -> None:
+def test_every_named_configuration_is_right(tmp_path: Path, weights: Path) -> None:
     """`demo` has its own weights; the others are checked as if theirs were downloaded."""
     assert len(files.named()) > 1
-    of_family = {"bagel": bagel_checkpoint(), "pi05": tiny_pi05()}
+    of_family = {
+        "bagel": bagel_checkpoint(),
+        "csm": tiny_csm(),
+        "qwen3_omni": tiny_omni(),
+        "pi05": tiny_pi05(),
+        "image_pipeline": pipelines.written(tmp_path / "image", "ZImagePipeline"),
+        "wan22": pipelines.written(tmp_path / "wan22", "WanPipeline"),
+        "cosmos3": pipelines.written(tmp_path / "cosmos3", "Cosmos3OmniPipeline"),
+    }
     for name in files.named():
         raw = yaml.safe_load((files.configs_folder() / f"{name}.yaml").read_text())
         folder = of_family.get(raw["model"], weights)
-        flags = () if "checkpoint" in raw else ("--checkpoint", str(folder))
+        flags: tuple[str, ...] = () if "checkpoint" in raw else ("--checkpoint", str(folder))
+        if raw["model"] in ("csm", "qwen3_omni"):  # the tiny ones have fewer positions than the published
+            flags += ("--set", "max_seq_len=512")
         assert check(name, *flags).exit_code == 0, name
 
 

@@ -60,7 +60,7 @@ class Asked:
 
 @dataclass
 class FakeGateway:
-    """What is asked, and how each is answered: the first by `scripts[0]`, ...
+    """The requests that a client has sent, and their answers: of the first `scripts[0]`, ...
 
     Attributes:
         left: set when a client leaves an answer that hangs.

@@ -36,7 +36,7 @@ from dalsegno.config import layers, resolve
 from dalsegno.config.address import Listen
 from dalsegno.config.layers import KEYS
 from dalsegno.roles import logging_setup, role_process
-from dalsegno.serve import data_dir, role_commands
+from dalsegno.serve import data_dir, role_commands, role_imports
 from dalsegno.serve.options import ServeOptions
 from gateway import app as gateway_app
 from gateway.app import GatewayOptions
@@ -264,6 +264,10 @@ async def the_gateways_that_are_started(config: DeploymentConfig) -> list[str]:
 
 async def the_worker_that_is_started(config: DeploymentConfig) -> str:
     return started(config)[0]
+
+
+async def the_roles_with_a_template(config: DeploymentConfig) -> list[str]:
+    return sorted(role_imports.of_roles(config))
 
 
 async def where_the_log_is_kept(config: DeploymentConfig) -> bool:
@@ -1313,6 +1317,13 @@ TABLE: Final = [
         observe=whether_a_snapshot_is_written_soon,
         without=False,
         with_=True,
+    ),
+    Row(
+        key="recovery.templates",
+        said="false",
+        observe=the_roles_with_a_template,
+        without=["conductor", "gateway", "worker"],
+        with_=[],
     ),
     Row(
         key="sealing.enabled",

@@ -22,7 +22,8 @@ from dalsegno.serve.lost_worker_reaper import Kill, LostWorker, WorkerProcesses
 from dalsegno.serve.options import ServeOptions
 from dalsegno.serve.private_credentials import private_roles
 from dalsegno.serve.private_nats import PrivateNats
-from dalsegno.serve.supervisor import Child, Command, RefusedError
+from dalsegno.serve.role_runs import Command
+from dalsegno.serve.supervisor import Child, RefusedError
 from shared.log.nats.credentials import Credentials
 from shared.log.nats.private_server import NatsServer
 from shared.log.port import LogUnavailableError
@@ -295,21 +296,21 @@ def test_there_is_one_worker_per_rank_and_they_start_first() -> None:
 def test_of_several_conductors_each_has_a_name_and_listens_for_the_others() -> None:
     several = commands(conductors=3)
     assert [name for name in several if name not in commands()] == ["conductor-2", "conductor-3"]
-    assert "--alone" in commands()["conductor"].argv
-    assert not any("--alone" in one.argv for one in several.values())
+    assert "--alone" in commands()["conductor"].args
+    assert not any("--alone" in one.args for one in several.values())
 
 
 def test_of_several_gateways_each_has_a_name_a_port_and_the_same_key() -> None:
     several = commands(gateways=3)
     assert [name for name in several if name not in commands()] == ["gateway-2", "gateway-3"]
     for name, port in (("gateway", "8000"), ("gateway-2", "8001"), ("gateway-3", "8002")):
-        assert ("--port", port) in itertools.pairwise(several[name].argv)
+        assert ("--port", port) in itertools.pairwise(several[name].args)
         assert several[name].env[environment.NATS_SEED] == ROLES["gateway"].seed
 
 
 def test_conductors_are_told_where_the_deployment_keeps_what_it_has() -> None:
     for name in ("conductor", "conductor-2"):
-        assert ("--data-dir", "/kept here") in itertools.pairwise(commands(conductors=2)[name].argv)
+        assert ("--data-dir", "/kept here") in itertools.pairwise(commands(conductors=2)[name].args)
 
 
 def test_each_role_is_given_its_own_key_and_no_other_and_none_by_argument() -> None:
@@ -320,15 +321,15 @@ def test_each_role_is_given_its_own_key_and_no_other_and_none_by_argument() -> N
         role = roles.get(name, name)
         assert one.env[environment.NATS_SEED] == secrets[role]
         for other, secret in secrets.items():
-            assert secret not in " ".join(one.argv)
+            assert secret not in " ".join(one.args)
             assert (secret in one.env.values()) == (other == role)
 
 
 def test_a_private_server_is_spoken_to_without_tls_and_anothers_as_we_are_told() -> None:
     for one in commands().values():
-        assert ("--set", "nats.ca_file=") in itertools.pairwise(one.argv)
+        assert ("--set", "nats.ca_file=") in itertools.pairwise(one.args)
     for one in commands(is_private=False).values():
-        assert "nats.ca_file=" not in one.argv
+        assert "nats.ca_file=" not in one.args
         assert environment.NATS_SEED not in one.env
 
 
@@ -337,7 +338,7 @@ def test_what_the_flags_say_is_handed_on_to_every_role_and_understood_the_same()
     told = resolve.settings_of(set_=flags)
 
     for one in commands(*flags).values():
-        handed = [text for flag, text in itertools.pairwise(one.argv) if flag == "--set"]
+        handed = [text for flag, text in itertools.pairwise(one.args) if flag == "--set"]
         assert resolve.settings_of(set_=handed[: len(flags)]) == told
 
 

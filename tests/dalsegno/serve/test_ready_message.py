@@ -103,3 +103,41 @@ def test_a_model_that_takes_files_is_given_one(
     asks = 'ask --file picture.png "What is in the picture?" --url http://127.0.0.1:9000' in message
     assert asks == ("text" in outputs)
     assert "len" not in message.split()
+
+
+@pytest.mark.parametrize(
+    ("modalities", "outputs", "commands"),
+    [
+        (
+            ("text", "image"),
+            ("image", "text"),
+            ['ask "a red circle" --out picture.png', "ask --file picture.png"],
+        ),
+        (("text",), ("image",), ['ask "a red circle" --out picture.png']),
+        (("text", "image"), ("video",), ['ask "a red circle" --out film.mp4']),
+        (("text",), ("embedding",), ["curl http://127.0.0.1:8000/v1/embeddings"]),
+        (
+            ("audio",),
+            ("text", "transcript"),
+            ["curl http://127.0.0.1:8000/v1/audio/transcriptions -F model=mine -F file=@talk.mp3"],
+        ),
+        (("text",), ("score",), ["curl http://127.0.0.1:8000/v1/rerank"]),
+        (("text", "image", "tensor"), ("action",), ['WebsocketClientPolicy("127.0.0.1", 8000)']),
+    ],
+)
+def test_a_model_is_asked_for_what_it_makes(
+    modalities: tuple[str, ...], outputs: tuple[str, ...], commands: list[str]
+) -> None:
+    message = module.ready_message(
+        "mine",
+        [Listen(host="127.0.0.1", port=8000)],
+        Path("/data"),
+        5.0,
+        modalities=modalities,
+        outputs=outputs,
+        voices=(),
+        durability="process",
+    )
+
+    assert all(command in message for command in commands)
+    assert ("generate" in message) == ("text" in outputs and "transcript" not in outputs)

@@ -2,14 +2,18 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from dalsegno.serve.supervisor import Backoff, Command, RefusedError, RoleProcess, Supervisor
+from dalsegno.serve.role_runs import Command
+from dalsegno.serve.supervisor import Backoff, RefusedError, RoleProcess, Supervisor
+from dalsegno.templates import forking
+from dalsegno.templates.template import Template
 from tests.dalsegno.fakes import DEAF, OBEDIENT, REFUSING, Heard, command, gone
+from tests.dalsegno.templates import scripts
 
 pytestmark = pytest.mark.processes
 
@@ -22,14 +26,26 @@ def heard(tmp_path: Path) -> Heard:
     return Heard(tmp_path)
 
 
+@pytest.fixture(scope="module", params=["program", "forked"])
+def template(request: pytest.FixtureRequest) -> Iterator[Template | None]:
+    """The two ways to start a role: as a new program, and forked by a template."""
+    if request.param == "program":
+        yield None
+        return
+    if not forking.is_supported():
+        pytest.skip("templates need pidfds: Linux 5.3")
+    with scripts.template() as found:
+        yield found
+
+
 @pytest.fixture
-def supervised(heard: Heard) -> Supervised:
+def supervised(heard: Heard, template: Template | None) -> Supervised:
     """A role under supervision, killed at the end of the block if it still runs."""
 
     @asynccontextmanager
     async def run(script: str) -> AsyncIterator[Supervisor]:
         supervisor = Supervisor(
-            RoleProcess(command("role", script), heard), heard, lambda: None, Backoff(first=0.001)
+            RoleProcess(command("role", script), heard, template), heard, lambda: None, Backoff(first=0.001)
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(supervisor.run())
@@ -65,8 +81,10 @@ async def test_a_role_that_ends_by_itself_starts_again(heard: Heard, supervised:
         await heard.until("role ended with status 3; it is restarted in 0.002 s")
 
 
-async def test_a_role_that_refuses_its_configuration_does_not(heard: Heard) -> None:
-    supervisor = Supervisor(RoleProcess(command("role", REFUSING), heard), heard, lambda: None)
+async def test_a_role_that_refuses_its_configuration_does_not(
+    heard: Heard, template: Template | None
+) -> None:
+    supervisor = Supervisor(RoleProcess(command("role", REFUSING), heard, template), heard, lambda: None)
     with pytest.raises(RefusedError, match=r"^role: model 'x' is unknown$"):
         await supervisor.run()
 
@@ -79,7 +97,7 @@ async def test_a_refusal_that_is_an_object_is_read(heard: Heard) -> None:
 
 
 async def test_a_program_that_is_not_there_is_said_and_tried_again(heard: Heard) -> None:
-    missing = RoleProcess(Command(name="role", argv=("/no/such/program",), env={}), heard)
+    missing = RoleProcess(Command(name="role", program=("/no/such/program",), args=(), env={}), heard)
     supervisor = Supervisor(missing, heard, lambda: None, Backoff(first=0.001))
     async with asyncio.TaskGroup() as group:
         group.create_task(supervisor.run())
@@ -107,8 +125,8 @@ async def test_a_role_that_does_not_hear_is_killed_after_its_grace(
         assert supervisor.child.pid is None
 
 
-async def test_stop_cuts_the_wait_before_a_restart_short(heard: Heard) -> None:
-    role = RoleProcess(command("role", "raise SystemExit(3)"), heard)
+async def test_stop_cuts_the_wait_before_a_restart_short(heard: Heard, template: Template | None) -> None:
+    role = RoleProcess(command("role", "raise SystemExit(3)"), heard, template)
     supervisor = Supervisor(role, heard, lambda: None, Backoff(first=3600, most=3600))
     async with asyncio.TaskGroup() as group:
         group.create_task(supervisor.run())
@@ -142,8 +160,8 @@ async def test_a_line_without_an_end_is_cut(heard: Heard, supervised: Supervised
     assert "".join(lines) == "x" * 200_000 + "y"
 
 
-async def test_being_cancelled_kills_the_role(heard: Heard) -> None:
-    role = RoleProcess(command("role", DEAF), heard)
+async def test_being_cancelled_kills_the_role(heard: Heard, template: Template | None) -> None:
+    role = RoleProcess(command("role", DEAF), heard, template)
     supervisor = Supervisor(role, heard, lambda: None)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(supervisor.run())
@@ -151,6 +169,31 @@ async def test_being_cancelled_kills_the_role(heard: Heard) -> None:
         pid = pid_of(supervisor)
         task.cancel()
     await gone(pid)
+
+
+async def test_a_role_whose_template_is_killed_ends_with_it_and_starts_again_as_a_program(
+    heard: Heard,
+) -> None:
+    script = """
+import os, sys
+sys.path.insert(0, os.getcwd())
+from dalsegno.roles.parent_watch import die_with
+die_with(int(sys.argv[-1]))
+"""
+    with scripts.template() as template:
+        role = RoleProcess(command("role", script + OBEDIENT), heard, template)
+        supervisor = Supervisor(role, heard, lambda: None, Backoff(first=0.001))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(supervisor.run())
+            await heard.until("up")
+            first = pid_of(supervisor)
+            os.kill(template.pid, signal.SIGKILL)
+            assert (await heard.until("is restarted"))[1].startswith("role was killed by SIGKILL")
+            await heard.until("role has no template any more, and starts more slowly")
+            await heard.until("up")
+            assert pid_of(supervisor) != first
+            await supervisor.stop(grace_s=60)
+        await gone(first)
 
 
 def test_backoff_doubles_to_its_limit() -> None:
