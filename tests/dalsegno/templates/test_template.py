@@ -33,8 +33,11 @@ class Process:
     pid: int
 
     def line(self) -> str:
-        """Its next line; it writes no two at once."""
-        return os.read(self.read, 1000).decode().strip()
+        """Its next line; the empty string if it has ended."""
+        said = b""
+        while not said.endswith(b"\n") and (data := os.read(self.read, 1)):
+            said += data
+        return said.decode().strip()
 
     def end(self) -> tuple[int | None, str]:
         """Wait for the end of its output and of its report; None if no status was reported."""

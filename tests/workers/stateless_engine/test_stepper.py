@@ -142,6 +142,17 @@ async def outcomes(*calls: Coroutine[Any, Any, FiringResult]) -> list[FiringResu
     return [task.result() for task in made]
 
 
+async def overlapping(
+    node: HalvingNode, *calls: Coroutine[Any, Any, FiringResult]
+) -> list[FiringResult | DalSegnoError]:
+    """The results of calls of which none ends before all have arrived."""
+    node.permits = threading.Semaphore(0)
+    ended = asyncio.create_task(outcomes(*calls))
+    await asyncio.to_thread(node.computing.acquire)
+    node.permits.release(1000)
+    return await ended
+
+
 def halved(seed: int, *, x: Sequence[float] = (8.0, 4.0), steps: int = 6) -> torch.Tensor:
     """The result, restated."""
     value, noise = torch.tensor(x), torch.Generator().manual_seed(seed)
@@ -160,8 +171,9 @@ async def test_runs_of_several_requests_are_the_single_ones() -> None:
     node = HalvingNode()
     lengths = {1: 2, 2: 2, 3: 3, 4: 2, 5: 3, 6: 2}
     async with running(node) as thread:
-        found = await outcomes(
-            *(fire(thread, seed, x=[1.0 * seed] * length, steps=4 + seed) for seed, length in lengths.items())
+        found = await overlapping(
+            node,
+            *(fire(thread, seed, x=[1.0 * seed] * many, steps=4 + seed) for seed, many in lengths.items()),
         )
     for (seed, length), result in zip(lengths.items(), found, strict=True):
         assert isinstance(result, FiringResult)
@@ -256,7 +268,7 @@ async def test_a_failed_forward_holds_no_memory_while_its_calls_are_computed_alo
 
     node = Crowded()
     async with running(node) as thread:
-        found = await outcomes(*(fire(thread, seed, steps=9) for seed in (1, 2)))
+        found = await overlapping(node, *(fire(thread, seed, steps=9) for seed in (1, 2)))
     assert node.failed is not None
     for seed, result in zip((1, 2), found, strict=True):
         assert isinstance(result, FiringResult)
