@@ -29,10 +29,11 @@ PROGRAM: Final = "program"
 
 FRAME_ROUTE: Final = 1
 """The route (`Pass.routes`) of an encoder's frames in the decoder of an encoder-decoder model: the first
-cells of a sequence, the keys and values of its cross-attention. They are written, and do not attend."""
+cells of a sequence, the keys and values of its cross-attention. They are written, and do not attend. The
+positions of the text after them count from 0."""
 FRAMES_SUFFIX: Final = "_frames"
-"""The end of the name of the attention function that attends to the frames. The other one gets `frames`, the
-number of them, and attends to the cells after them."""
+"""The end of the name of the attention function that attends to the frames. The other one attends to the cells
+after them if it gets `after_frames`."""
 
 
 class Mask(StrEnum):

@@ -99,11 +99,11 @@ class WhisperDecoder:
         keys[frames], values[frames] = cross.k_proj(encoded), cross.v_proj(encoded)
         query = self._query(own, normed, text, tokens)
         found, _ = self._attends(
-            own, query, self._heads(keys), self._heads(values), None, scaling=1.0, frames=self.frames
+            own, query, self._heads(keys), self._heads(values), None, scaling=1.0, after_frames=True
         )
         states = states + own.out_proj(found[0][text].flatten(1))
         query = self._query(cross, layer.encoder_attn_layer_norm(states), text, tokens)
-        found, _ = self._attends_to_frames(cross, query, frames=self.frames, scaling=1.0)
+        found, _ = self._attends_to_frames(cross, query, scaling=1.0)
         heard = found[0][text].flatten(1)
         # A text without frames, as the self-check has it, skips the cross-attention with its bias.
         states = states + torch.where(heard.any(1, keepdim=True), cross.out_proj(heard), 0.0)

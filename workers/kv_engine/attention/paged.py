@@ -61,7 +61,7 @@ class _Context:
         self._spans: Final = step.spans
         self._longest: Final = int(step.spans.kv_lengths.max())
         self._groups: Final[dict[int | None, Sequence[Group]]] = {}
-        self._encoded: tuple[int, EncoderGroups] | None = None
+        self._encoder_groups: EncoderGroups | None = None
 
     def groups(self, window: int | None) -> Sequence[Group]:
         """Return the groups for layers with this window; they are made at the first call."""
@@ -72,11 +72,11 @@ class _Context:
             self._groups[window] = group_spans(self._spans, window, device=device, dtype=dtype)
         return self._groups[window]
 
-    def encoder_groups(self, frames: int) -> EncoderGroups:
-        """Return the groups for a model whose sequences begin with `frames` cells of an encoder."""
-        if self._encoded is None or self._encoded[0] != frames:
-            self._encoded = frames, EncoderGroups.of(self.step, frames, self.pool.keys[0])
-        return self._encoded[1]
+    def encoder_groups(self) -> EncoderGroups:
+        """Return the groups for a model whose sequences begin with cells of an encoder."""
+        if self._encoder_groups is None:
+            self._encoder_groups = EncoderGroups.of(self.step, self.pool.keys[0])
+        return self._encoder_groups
 
 
 def _kernel_for(pool: PagedPool, step: Step) -> AttentionKernel | None:
@@ -117,13 +117,13 @@ def paged_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    frames: int | None = None,
+    after_frames: bool = False,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute one layer's attention. `kwargs` were checked when the checkpoint was loaded.
 
-    `frames` is given by the decoder of an encoder-decoder model (`encoder_cells`): tokens attend to the cells
-    after those of the frames.
+    `after_frames` is given by the decoder of an encoder-decoder model (`encoder_cells`): tokens attend to the
+    cells after those of their sequence's frames.
     """
     context: _Context | None = getattr(_thread, "context", None)
     if context is None:
@@ -134,8 +134,8 @@ def paged_attention(
     values.index_copy_(0, context.slots, value[0].transpose(0, 1))
 
     scores = Scores(scaling=scaling, softcap=softcap)
-    if frames is not None:
-        own = context.encoder_groups(frames).own
+    if after_frames:
+        own = context.encoder_groups().own
         return _over_groups(context, query[0].transpose(0, 1), layer, scores, own)[None], None
     return _over_pool(context, query[0].transpose(0, 1), layer, scores, sliding_window)[None], None
 
@@ -181,7 +181,6 @@ def frames_attention(
     module: torch.nn.Module,
     query: torch.Tensor,  # (1, H, T, D)
     *,
-    frames: int,
     scaling: float | None = None,
 ) -> tuple[torch.Tensor, None]:
     """Compute one layer's attention to the cells of the encoder's frames, which an earlier pass has written.
@@ -192,7 +191,7 @@ def frames_attention(
     if context is None:
         raise BugError("attention to frames was called outside of an engine step")
     layer: Any = module.layer_idx
-    groups = context.encoder_groups(frames).crossed
+    groups = context.encoder_groups().crossed
     out = _over_groups(context, query[0].transpose(0, 1), layer, Scores(scaling=scaling), groups)
     return out[None], None
 

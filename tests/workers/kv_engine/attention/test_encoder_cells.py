@@ -1,6 +1,6 @@
 """Texts behind an encoder's frames: both attentions against torch's, over plain keys and values."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.kv_engine.step import Step, StepBuilder
 
 FRAMES: Final = 6  # not a multiple of the block size
+FEWER: Final = 3
 BLOCK: Final = 4
 HEADS, DIM = 2, 8
 LAYER: Any = SimpleNamespace(layer_idx=0)
@@ -23,19 +24,30 @@ LAYER: Any = SimpleNamespace(layer_idx=0)
 
 @dataclass
 class _World:
-    """A pool, and what its sequences have written: keys and values by sequence, (heads, cells, dim)."""
+    """A pool, and what its sequences have written.
+
+    Attributes:
+        cells: keys and values by sequence, (heads, cells, dim).
+        frames: the number of frames by sequence.
+    """
 
     pool: PagedPool
     builder: StepBuilder
-    cells: dict[str, tuple[torch.Tensor, torch.Tensor]]
+    cells: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    frames: dict[str, int] = field(default_factory=dict)
 
     def run(self, *spans: Span, frames: tuple[int, ...] = ()) -> tuple[torch.Tensor, torch.Tensor, Step]:
         """Compute random queries, keys and values of spans; those at `frames` are of an encoder."""
         step = self.builder.build(spans)
-        routes = torch.zeros(len(step.token_ids), dtype=torch.int8)
-        for place in frames:
-            routes[step.spans.query_offsets[place] : step.spans.query_offsets[place + 1]] = FRAME_ROUTE
-        step = replace(step, routes=routes) if frames else step
+        routes, positions = torch.zeros(len(step.token_ids), dtype=torch.int8), step.positions.clone()
+        for place, span in enumerate(spans):
+            here = slice(*step.spans.query_offsets[place : place + 2].tolist())
+            if place in frames:
+                routes[here] = FRAME_ROUTE
+                self.frames[span.sequence.spec.key] = span.count
+            else:
+                positions[here] -= self.frames.get(span.sequence.spec.key, 0)
+        step = replace(step, routes=routes if frames else None, positions=positions)
         tokens = len(step.token_ids)
         query, key, value = (torch.randn(1, HEADS, tokens, DIM) for _ in range(3))
         offsets = step.spans.query_offsets.tolist()
@@ -47,8 +59,8 @@ class _World:
                 torch.cat([a[:, : span.start], b], dim=1) for a, b in zip(old, new, strict=True)
             )
         with attention_context(self.pool, step):
-            own, _ = paged_attention(LAYER, query, key, value, None, scaling=1.0, frames=FRAMES)
-            crossed, _ = frames_attention(LAYER, query, frames=FRAMES, scaling=1.0)
+            own, _ = paged_attention(LAYER, query, key, value, None, scaling=1.0, after_frames=True)
+            crossed, _ = frames_attention(LAYER, query, scaling=1.0)
         return own[0], crossed[0], replace(step, row_values=query[0].transpose(0, 1))
 
     def expected(
@@ -71,7 +83,7 @@ def world() -> _World:
     cpu = torch.device("cpu")
     pool = PagedPool(layers=1, kv_heads=HEADS, head_dim=DIM, slots=64, device=cpu, dtype=torch.float32)
     builder = StepBuilder(max_sequences=4, max_step_tokens=64, max_blocks=4, block_size=BLOCK, device=cpu)
-    return _World(pool, builder, {})
+    return _World(pool, builder)
 
 
 def sequence(name: str, row: int, tokens: int) -> Sequence:
@@ -80,15 +92,16 @@ def sequence(name: str, row: int, tokens: int) -> Sequence:
     return found
 
 
-def test_texts_attend_to_their_own_cells_and_to_their_frames(world: _World) -> None:
+@pytest.mark.parametrize("fewer", [FRAMES, FEWER])
+def test_texts_attend_to_their_own_cells_and_to_their_frames(world: _World, fewer: int) -> None:
     one, other = sequence("one", 0, 16), sequence("other", 1, 16)
-    world.run(Span(one, 0, FRAMES), Span(other, 0, FRAMES), frames=(0, 1))
-    prompts = Span(one, FRAMES, 3), Span(other, FRAMES, 1)
-    for spans in (prompts, (Span(one, FRAMES + 3, 1), Span(other, FRAMES + 1, 1))):
+    world.run(Span(one, 0, FRAMES), Span(other, 0, fewer), frames=(0, 1))
+    prompts = Span(one, FRAMES, 3), Span(other, fewer, 1)
+    for spans in (prompts, (Span(one, FRAMES + 3, 1), Span(other, fewer + 1, 1))):
         own, crossed, step = world.run(*spans)
-        for place, span in enumerate(spans):
+        for place, (span, first) in enumerate(zip(spans, (FRAMES, fewer), strict=True)):
             here = slice(*step.spans.query_offsets[place : place + 2].tolist())
-            wanted = world.expected(step, place, span, first=FRAMES)
+            wanted = world.expected(step, place, span, first=first)
             torch.testing.assert_close((own[here], crossed[here]), wanted)
 
 
