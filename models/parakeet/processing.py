@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -14,14 +14,11 @@ from models.parakeet.ctc import segments_of, spoken, words_of
 from models.parakeet.graph import CONTEXT_S, WINDOW_S, CtcOptions
 from models.speech_to_text.extractors import read_extractor
 from models.speech_to_text.mel import RATE
+from models.speech_to_text.node_io import array_of, inline, medium_of
 from models.speech_to_text.transcript import TRANSCRIPT, Transcript
 from models.text.tokenizer import load_tokenizer
 from shared.errors import BugError
-from shared.events import Inputs, Media
 from shared.tensors import Handle
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 _WORD_MARK: Final = "\N{LOWER ONE EIGHTH BLOCK}"
 """The beginning of a piece that begins a word."""
@@ -74,27 +71,27 @@ class ParakeetProcessing(TextlessProcessing):
             case "reader":
                 found = msgspec.json.decode(inputs[TRANSCRIPT].data or b"", type=Transcript)
                 facts = {"segments": len(found.segments), "tokens": found.tokens}
-                return CpuResult(facts=facts, outputs={"read": _inline(f"{key}/read", b"")})
+                return CpuResult(facts=facts, outputs={"read": inline(f"{key}/read", b"")})
             case _:
                 raise BugError(f"parakeet has no CPU node {node!r}")
 
     def _listen(self, key: str, args: Mapping[str, Any]) -> CpuResult:
         """Read the file through: its length, and whether it is damaged."""
         lengths: list[int] = []
-        self._media.audio_blocks(_medium(args), rate=RATE, take=lambda block: lengths.append(len(block)))
+        self._media.audio_blocks(medium_of(args), rate=RATE, take=lambda block: lengths.append(len(block)))
         if sum(lengths) < self._extractor.n_fft:
             raise MediaError(
                 f"expected a file with sound of at least {self._extractor.n_fft} samples at {RATE} per "
                 f"second, found {sum(lengths)}"
             )
-        return CpuResult(facts={"samples": sum(lengths)}, outputs={"heard": _inline(f"{key}/heard", b"")})
+        return CpuResult(facts={"samples": sum(lengths)}, outputs={"heard": inline(f"{key}/heard", b"")})
 
     def _window(self, args: Mapping[str, Any]) -> CpuResult:
         first = _first(args["start"])
         stop = min(args["start"] + (WINDOW_S + CONTEXT_S) * RATE, args["samples"])
         if args["samples"] <= WINDOW_S * RATE:
             stop = args["samples"]
-        sound = self._media.audio_span(_medium(args), rate=RATE, first=first, count=stop - first)
+        sound = self._media.audio_span(medium_of(args), rate=RATE, first=first, count=stop - first)
         features = self._extractor(sound, sampling_rate=RATE, return_tensors="np").input_features[0]
         return CpuResult(outputs={"features": np.asarray(features, np.float32)})
 
@@ -102,7 +99,7 @@ class ParakeetProcessing(TextlessProcessing):
         options = msgspec.convert(args["options"], CtcOptions)
         start, begin = args["start"], _first(args["start"])
         is_last = start + WINDOW_S * RATE >= args["samples"]
-        ids, logprobs = (_array(inputs[name]).tolist() for name in ("ids", "logprobs"))
+        ids, logprobs = (array_of(inputs[name]).tolist() for name in ("ids", "logprobs"))
         first = (start - begin) // self._frame
         stop = len(ids) if is_last else first + WINDOW_S * RATE // self._frame
         words = words_of(
@@ -130,8 +127,8 @@ class ParakeetProcessing(TextlessProcessing):
             segments=segments,
             final=is_last,
         )
-        text = _inline(f"{key}/text", found.text.encode())
-        return CpuResult(outputs={"text": text, TRANSCRIPT: _inline(f"{key}/{TRANSCRIPT}", found.encoded())})
+        text = inline(f"{key}/text", found.text.encode())
+        return CpuResult(outputs={"text": text, TRANSCRIPT: inline(f"{key}/{TRANSCRIPT}", found.encoded())})
 
     def _text(self, ids: list[int]) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
@@ -145,16 +142,3 @@ class ParakeetProcessing(TextlessProcessing):
 def _first(start: int) -> int:
     """The first sample that the encoder hears of a window."""
     return max(start - CONTEXT_S * RATE, 0)
-
-
-def _medium(args: Mapping[str, Any]) -> Media:
-    (medium,) = msgspec.convert(args["inputs"], Inputs).files
-    return medium
-
-
-def _array(handle: Handle) -> "npt.NDArray[Any]":
-    return np.frombuffer(handle.data or b"", handle.dtype).reshape(handle.shape)
-
-
-def _inline(key: str, data: bytes) -> Handle:
-    return Handle(key=key, dtype="uint8", shape=(len(data),), data=data)

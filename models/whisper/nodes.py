@@ -5,7 +5,6 @@ decoder   states -> the tokens of a window (`models.whisper.transcriber`)
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -14,19 +13,16 @@ import torch
 from transformers import GenerationConfig, WhisperForConditionalGeneration
 
 from models.base import Item, StatelessResult
-from models.checkpoints.files import read_json
 from models.checkpoints.progress import Progress, silent
 from models.checkpoints.weights import read_shards
+from models.speech_to_text.frames_decoder import NAME
+from models.speech_to_text.halves import ENCODER, load_half
 from models.text.tokenizer import load_tokenizer
-from models.transformers_lm.architecture import choose_dtype, config_of
-from models.transformers_lm.tensors import load_weights
-from models.whisper.decoder import NAME, WhisperDecoder
+from models.whisper.decoder import WhisperDecoder
 from models.whisper.graph import MAX_POSITIONS, PROGRAM_NAME
 from models.whisper.settings import WhisperSettings
 from models.whisper.transcriber import Checkpoint, Transcribe
 from shared.errors import BugError
-
-ENCODER: Final = "encoder"
 
 
 def load(
@@ -46,7 +42,9 @@ def load(
     if node not in (ENCODER, NAME):
         raise BugError(f"whisper has no node {node!r} with weights; it has {ENCODER!r} and {NAME!r}")
     settings = WhisperSettings.read(checkpoint)
-    model = _half(checkpoint, node, torch.device(device), dtype, progress)
+    model = load_half(
+        WhisperForConditionalGeneration, checkpoint, node, torch.device(device), dtype, progress
+    )
     if node == ENCODER:
         return WhisperEncoder(model)
     known = Checkpoint(
@@ -93,44 +91,6 @@ class WhisperEncoder:
             )
             for item in items
         ]
-
-
-def _half(checkpoint: Path, node: str, device: torch.device, dtype: str, progress: Progress) -> Any:
-    """The class without its other half. The tensors of that are never read."""
-    model_class = WhisperForConditionalGeneration
-    config = config_of(model_class, read_json(checkpoint / "config.json"), checkpoint)
-    shards = [
-        replace(
-            shard,
-            tensors={k: v for k, v in shard.tensors.items() if (".encoder." in f".{k}") == (node == ENCODER)},
-        )
-        for shard in read_shards(checkpoint)
-    ]
-    half = _encoder_half(model_class) if node == ENCODER else _decoder_half(model_class)
-    return load_weights(half, config, shards, device, choose_dtype(dtype, device, shards), progress)
-
-
-def _decoder_half(model_class: Any) -> Any:
-    def begin(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        model_class.__init__(self, config, *args, **kwargs)
-        self.model.encoder = None
-
-    return _subclass(model_class, begin)
-
-
-def _encoder_half(model_class: Any) -> Any:
-    def begin(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        model_class.__init__(self, config, *args, **kwargs)
-        self.model.decoder, self.proj_out = None, None
-
-    # Transformers ties the embeddings of the decoder, which is not there.
-    return _subclass(model_class, begin, _tied_weights_keys={}, get_input_embeddings=lambda _: None)
-
-
-def _subclass(model_class: Any, begin: Any, **attributes: Any) -> Any:
-    # Transformers selects its rules by the name of the class.
-    names = {"__module__": model_class.__module__, "__qualname__": model_class.__qualname__}
-    return type(model_class.__name__, (model_class,), names | {"__init__": begin} | attributes)
 
 
 def _decode_of(checkpoint: Path, settings: WhisperSettings) -> Any:

@@ -12,6 +12,7 @@ from models.checkpoints.files import CheckpointError
 from models.media.kinds import MediaError
 from models.speech_to_text.extractors import read_extractor
 from models.speech_to_text.mel import RATE, LoudestFrame, MelSettings, window_features
+from models.speech_to_text.node_io import array_of, inline, medium_of
 from models.speech_to_text.options import SpeechOptions
 from models.speech_to_text.transcript import TRANSCRIPT, Transcript
 from models.text.tokenizer import PromptTokenizer, load_tokenizer
@@ -21,7 +22,6 @@ from models.whisper.segments import STRIDE
 from models.whisper.settings import WhisperSettings
 from models.whisper.window_text import WindowText, WindowTokens
 from shared.errors import BugError, ClientError
-from shared.events import Inputs, Media
 from shared.tensors import Handle
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class WhisperProcessing(TextlessProcessing):
             )
         prompt_ids = self._prompt_ids(options.prompt)
         loudest = LoudestFrame(settings=self._mel)
-        self._media.audio_blocks(_medium(args), rate=RATE, take=loudest.add)
+        self._media.audio_blocks(medium_of(args), rate=RATE, take=loudest.add)
         if not loudest.samples:
             raise MediaError("expected a file with sound, found one without a sample")
         largest = loudest.finish()
@@ -104,7 +104,7 @@ class WhisperProcessing(TextlessProcessing):
             prompt_ids=prompt_ids,
             has_times=is_long or bool(options.timestamps),
         )
-        return CpuResult(facts=msgspec.to_builtins(heard), outputs={"heard": _inline(f"{key}/heard", b"")})
+        return CpuResult(facts=msgspec.to_builtins(heard), outputs={"heard": inline(f"{key}/heard", b"")})
 
     def _prompt_ids(self, prompt: str) -> list[int]:
         """The last tokens of a prompt, with the one that begins it."""
@@ -118,7 +118,7 @@ class WhisperProcessing(TextlessProcessing):
         return [self._settings.previous, *ids[-self._settings.longest_prompt :]]
 
     def _window(self, args: Mapping[str, Any]) -> CpuResult:
-        heard, medium = msgspec.convert(args["heard"], Heard), _medium(args)
+        heard, medium = msgspec.convert(args["heard"], Heard), medium_of(args)
 
         def read(first: int, count: int) -> "npt.NDArray[np.float32]":
             return self._media.audio_span(medium, rate=RATE, first=first, count=count)
@@ -135,7 +135,7 @@ class WhisperProcessing(TextlessProcessing):
             settings=self._settings,
             tokenizer=self._tokenizer,
             languages=self._languages,
-            tokens=WindowTokens.of({name: _array(handle) for name, handle in inputs.items()}),
+            tokens=WindowTokens.of({name: array_of(handle) for name, handle in inputs.items()}),
             seek=args["seek"],
             frames=min(self._mel.frames, heard.frames - args["seek"]),
             sounding=-(-heard.samples // self._mel.hop) - args["seek"],
@@ -149,8 +149,8 @@ class WhisperProcessing(TextlessProcessing):
         )
         return CpuResult(
             outputs={
-                "text": _inline(f"{key}/text", found.text.encode()),
-                TRANSCRIPT: _inline(f"{key}/{TRANSCRIPT}", found.encoded()),
+                "text": inline(f"{key}/text", found.text.encode()),
+                TRANSCRIPT: inline(f"{key}/{TRANSCRIPT}", found.encoded()),
             }
         )
 
@@ -162,17 +162,4 @@ class WhisperProcessing(TextlessProcessing):
             language=self._settings.languages.get(found.language),
             tokens=found.tokens,
         )
-        return CpuResult(facts=msgspec.to_builtins(read), outputs={"read": _inline(f"{key}/read", b"")})
-
-
-def _medium(args: Mapping[str, Any]) -> Media:
-    (medium,) = msgspec.convert(args["inputs"], Inputs).files
-    return medium
-
-
-def _array(handle: Handle) -> Any:
-    return np.frombuffer(handle.data or b"", handle.dtype).reshape(handle.shape)
-
-
-def _inline(key: str, data: bytes) -> Handle:
-    return Handle(key=key, dtype="uint8", shape=(len(data),), data=data)
+        return CpuResult(facts=msgspec.to_builtins(read), outputs={"read": inline(f"{key}/read", b"")})

@@ -16,16 +16,9 @@ import msgspec
 import torch
 
 from models.programs import FRAME_ROUTE, Pass
+from models.speech_to_text.attempt import Attempt, Decode, compression_ratio, seed_of
 from models.speech_to_text.options import SpeechOptions
-from models.whisper.attempt import (
-    Attempt,
-    Decode,
-    compression_ratio,
-    is_poor,
-    is_silent,
-    processors_of,
-    seed_of,
-)
+from models.whisper.attempt import is_poor, is_silent, processors_of
 from models.whisper.settings import WhisperSettings
 
 CONTEXT: Final = "window"
@@ -140,7 +133,7 @@ class Transcriber:
             temperature=args.temperatures[number],
             most=settings.most_tokens(len(before)),
             end=settings.end,
-            seed=seed_of(self.seed, args.seek, number),
+            seed=seed_of(self.seed, "whisper", args.seek, number),
         )
 
     def take(self, hidden: Sequence[torch.Tensor]) -> Mapping[str, torch.Tensor] | None:
