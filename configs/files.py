@@ -138,7 +138,7 @@ def _of_folder(folder: Path) -> Base:
     family = registry.family_of(folder)
     config = read_language_config(folder)
     graph = registry.graph(family)
-    length = context_length(config) or graph.max_positions
+    length = (context_length(config) if graph.states_length else None) or graph.max_positions
     if length is None:
         raise ConfigError(
             f"{folder}/config.json: expected an integer max_position_embeddings, found "

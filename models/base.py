@@ -88,6 +88,8 @@ class ModelGraph:
         embeds: its KV node can emit an embedding or the hidden states of a prompt (`pooling`).
         max_positions: the longest sequence of checkpoints whose `config.json` does not state it, because it
             is the default of their class; None: every checkpoint states it.
+        states_length: `config.json` states the longest sequence. False: it states that of a text without the
+            frames before it, and `max_positions` counts.
         claims: the claim to a checkpoint folder, for `dalsegno serve FOLDER`; None: the family is served by
             name only.
         serves: the checkpoints it claims, in words, for error messages.
@@ -123,6 +125,7 @@ class ModelGraph:
     token_programs: bool = False
     embeds: bool = False
     max_positions: int | None = None
+    states_length: bool = True
     claims: Callable[[CheckpointInfo], Claim | None] | None = None
     serves: str = ""
     room: Callable[[Path], Sequence[Room]] | None = None

@@ -32,8 +32,8 @@ FRAME_ROUTE: Final = 1
 cells of a sequence, the keys and values of its cross-attention. They are written, and do not attend. The
 positions of the text after them count from 0."""
 FRAMES_SUFFIX: Final = "_frames"
-"""The end of the name of the attention function that attends to the frames. The other one attends to the cells
-after them if it gets `after_frames`."""
+"""The end of the name of the attention function that attends to the frames. The other one attends to the
+cells after them if it gets `after_frames`."""
 
 
 class Mask(StrEnum):

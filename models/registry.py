@@ -42,6 +42,7 @@ _BUILT_IN: Final = {
     "llava": "models.llava",
     "masked_diffusion": "models.masked_diffusion",
     "mistral3": "models.mistral3",
+    "moonshine": "models.moonshine",
     "orpheus": "models.orpheus",
     "paligemma": "models.paligemma",
     "parakeet": "models.parakeet",

@@ -1,1 +1,1 @@
-"""Kit of speech to text: options, the transcript of a window, the mel features and windows of long files."""
+"""Kit of speech to text: options, transcripts, the windows of long files, encoder-decoder models."""

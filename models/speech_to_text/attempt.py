@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -72,12 +71,6 @@ class Attempt:
         self.tokens.append(token)
         self.logprobs.append(float(torch.log_softmax(scores, dim=-1)[token]))
         return token
-
-
-def compression_ratio(text: str) -> float:
-    """The length of a text in UTF-8 over that of its zlib compression: large for repetitions."""
-    encoded = text.encode()
-    return len(encoded) / len(zlib.compress(encoded))
 
 
 def seed_of(seed: int, family: str, seek: int, number: int) -> int:

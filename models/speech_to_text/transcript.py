@@ -1,5 +1,6 @@
 """The transcript of a window of speech: what the modality `transcript` carries, as JSON. No torch."""
 
+import zlib
 from typing import Final
 
 import msgspec
@@ -77,3 +78,9 @@ class Transcript(msgspec.Struct, frozen=True, kw_only=True):
     def encoded(self) -> bytes:
         """The JSON object, in UTF-8."""
         return msgspec.json.encode(self)
+
+
+def compression_ratio(text: str) -> float:
+    """The length of a text in UTF-8 over that of its zlib compression: large for repetitions."""
+    encoded = text.encode()
+    return len(encoded) / len(zlib.compress(encoded))

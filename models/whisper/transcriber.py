@@ -16,8 +16,9 @@ import msgspec
 import torch
 
 from models.programs import FRAME_ROUTE, Pass
-from models.speech_to_text.attempt import Attempt, Decode, compression_ratio, seed_of
+from models.speech_to_text.attempt import Attempt, Decode, seed_of
 from models.speech_to_text.options import SpeechOptions
+from models.speech_to_text.transcript import compression_ratio
 from models.whisper.attempt import is_poor, is_silent, processors_of
 from models.whisper.settings import WhisperSettings
 

@@ -1,4 +1,4 @@
-"""Requests to a tiny Whisper: the plan and the nodes of the family, the decoder in a real engine.
+"""Requests to a tiny Whisper, or another encoder-decoder family: its plan and nodes, in a real engine.
 
 All requests of a call run at once: their windows are computed in the same steps.
 """
@@ -8,6 +8,7 @@ import wave
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,6 @@ import torch
 from models.base import Item
 from models.media.in_process import InProcessReader
 from models.speech_to_text.transcript import TRANSCRIPT, Transcript
-from models.whisper.graph import GRAPH
-from models.whisper.nodes import load
-from models.whisper.processing import WhisperProcessing
-from models.whisper.processing import load as load_processing
 from shared.events import Inputs, Limits, Media, Params, WalkResult
 from shared.plans import Finish, PlanRequest, StepResult, Walk
 from shared.tensors import Handle
@@ -69,14 +66,22 @@ class Answer:
         return [(one.start, one.end) for window in self.windows for one in window.segments]
 
 
-def transcribe(*requests: Mapping[str, Any], checkpoint: Path | None = None) -> list[Answer]:
+def transcribe(
+    *requests: Mapping[str, Any],
+    checkpoint: Path | None = None,
+    family: str = "whisper",
+    max_seq_len: int = 2048,
+) -> list[Answer]:
     """The answers to requests that run at once.
 
     A request has the samples `sound`, and further options of the family; `temperature` and `seed` as well.
     """
     folder = checkpoint or tiny_whisper()
     files = {f"{number:064x}": wav(one["sound"]) for number, one in enumerate(requests)}
-    running = _Server(folder, load_processing(folder, max_seq_len=448, media=InProcessReader(files)))
+    processing = import_module(f"models.{family}.processing").load(
+        folder, max_seq_len=max_seq_len, media=InProcessReader(files)
+    )
+    running = _Server(family, folder, processing)
     return running.answers([_request(number, one) for number, one in enumerate(requests)])
 
 
@@ -93,22 +98,25 @@ def _request(number: int, given: Mapping[str, Any]) -> PlanRequest:
 
 
 @cache
-def _torch_nodes(folder: Path) -> tuple[Any, Any]:
+def _torch_nodes(family: str, folder: Path) -> tuple[Any, Any]:
+    load = import_module(f"models.{family}.nodes").load
     return load(folder, "encoder"), load(folder, "decoder")
 
 
 @dataclass
 class _Server:
+    family: str
     folder: Path
-    processing: WhisperProcessing
+    processing: Any
 
     @torch.inference_mode()
     def answers(self, requests: list[PlanRequest]) -> list[Answer]:
-        encoder, decoder = _torch_nodes(self.folder)
+        encoder, decoder = _torch_nodes(self.family, self.folder)
         engine = make_engine(
             decoder, num_blocks=200, block_size=16, max_step_tokens=256, max_sequences=8, max_pass_tokens=512
         )
-        plans = [GRAPH.plan(request) for request in requests]
+        graph = import_module(f"models.{self.family}.graph").GRAPH
+        plans = [graph.plan(request) for request in requests]
         answers = [Answer() for _ in requests]
         waiting: dict[str, tuple[int, Mapping[str, Any]]] = {}
 
@@ -123,9 +131,10 @@ class _Server:
             if walk.name == "listen":
                 go_on(number, _result(self.processing.run("listen", "k", {}, args)))
                 return
-            features = self.processing.run("window", "k", {}, args).outputs["features"]
-            [encoded] = encoder.run([Item(inputs={"features": torch.as_tensor(features)}, args=args)])
-            key = f"{number}/{args['seek']}"
+            found = self.processing.run("window", "k", {}, args).outputs
+            features = {name: torch.as_tensor(value) for name, value in found.items()}
+            [encoded] = encoder.run([Item(inputs=features, args=args)])
+            key = f"{number}/{len(answers[number].windows)}"
             waiting[key] = number, args
             inputs = {"states": to_array(encoded.outputs["states"])}
             engine.add_program(

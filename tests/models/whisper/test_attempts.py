@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from models.speech_to_text.attempt import Attempt, compression_ratio
+from models.speech_to_text.attempt import Attempt
 from models.speech_to_text.options import SpeechOptions, temperatures
+from models.speech_to_text.transcript import compression_ratio
 from models.whisper.attempt import is_poor, is_silent
 from tests.models.whisper.served import Answer, transcribe
 from tests.tiny.whisper import sound

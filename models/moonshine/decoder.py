@@ -1,0 +1,83 @@
+"""Moonshine's decoder over the KV pool: rotary positions, a gate in each MLP, no biases in its attention."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers.models.moonshine.modeling_moonshine import apply_rotary_pos_emb
+
+from models.programs import Program
+from models.speech_to_text.frames_decoder import FramesDecoder, TwoAttentions
+
+Rotation = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines of positions, each (1, N, dim)."""
+
+
+class MoonshineDecoder(FramesDecoder):
+    """A node of the KV engine.
+
+    Args:
+        model: transformers' `MoonshineForConditionalGeneration` without its encoder.
+        programs: by name.
+        positions: the most tokens of a text.
+        max_positions: the longest sequence.
+    """
+
+    def __init__(
+        self, model: Any, programs: Mapping[str, Program], *, positions: int, max_positions: int
+    ) -> None:
+        super().__init__(
+            model,
+            programs,
+            heads=int(model.config.decoder_num_attention_heads),
+            head_dim=int(model.model.decoder.layers[0].self_attn.head_dim),
+            positions=positions,
+            max_positions=max_positions,
+        )
+
+    def _states(
+        self,
+        embeds: torch.Tensor,
+        positions: torch.Tensor,
+        encoded: torch.Tensor,
+        attention: TwoAttentions,
+    ) -> torch.Tensor:
+        rotation = self._body.rotary_emb(embeds[None], position_ids=positions[None])
+        states = embeds
+        for layer in self._body.layers:
+            states = self._layer(layer, states, encoded, attention, rotation)
+        found: torch.Tensor = self._body.norm(states)
+        return found
+
+    def _layer(
+        self,
+        layer: Any,
+        states: torch.Tensor,
+        encoded: torch.Tensor,
+        attention: TwoAttentions,
+        rotation: Rotation,
+    ) -> torch.Tensor:
+        """One layer: states of the text, (N, hidden)."""
+        own, cross = layer.self_attn, layer.encoder_attn
+        normed = layer.input_layernorm(states)
+        query, key = (self._heads(project(normed)) for project in (own.q_proj, own.k_proj))
+        query, key = _rotated(query, key, rotation)
+        found = attention.own(
+            own,
+            query,
+            (key, self._heads(own.v_proj(normed))),
+            (self._heads(cross.k_proj(encoded)), self._heads(cross.v_proj(encoded))),
+            scaling=own.scaling,
+        )
+        states = states + own.o_proj(found)
+        query = self._heads(cross.q_proj(layer.post_attention_layernorm(states)))
+        states = states + attention.crossed(cross, query, cross.o_proj, scaling=cross.scaling)
+        found_states: torch.Tensor = states + layer.mlp(layer.final_layernorm(states))
+        return found_states
+
+
+def _rotated(query: torch.Tensor, key: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries and keys, each (N, heads, dim), turned by their positions."""
+    turned = apply_rotary_pos_emb(query.transpose(0, 1)[None], key.transpose(0, 1)[None], *rotation)
+    query, key = (rows[0].transpose(0, 1) for rows in turned)
+    return query, key

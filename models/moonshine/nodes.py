@@ -1,0 +1,106 @@
+"""The torch nodes of Moonshine: transformers' encoder, and its decoder over the KV pool.
+
+encoder   sound (samples,) -> states (frames, hidden)
+decoder   states -> the tokens of a window (`models.speech_to_text.window_program`)
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+from transformers import MoonshineForConditionalGeneration
+
+from models.base import Item, StatelessResult
+from models.checkpoints.files import CheckpointError, read_json
+from models.checkpoints.progress import Progress, silent
+from models.checkpoints.weights import read_shards
+from models.moonshine.decoder import MoonshineDecoder
+from models.moonshine.graph import PROGRAM_NAME
+from models.moonshine.settings import MoonshineSettings
+from models.speech_to_text.frames_decoder import NAME
+from models.speech_to_text.halves import ENCODER, load_half
+from models.speech_to_text.window_program import WriteText
+from shared.errors import BugError
+
+
+def load(
+    checkpoint: Path,
+    node: str,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: str = "auto",
+    progress: Progress = silent,
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
+) -> "MoonshineDecoder | MoonshineEncoder":
+    """Load `encoder` or `decoder` of a checkpoint folder in Hugging Face format; `kwargs` are not used.
+
+    Raises:
+        CheckpointError: a file of the folder is missing, damaged or unsupported.
+    """
+    if node not in (ENCODER, NAME):
+        raise BugError(f"moonshine has no node {node!r} with weights; it has {ENCODER!r} and {NAME!r}")
+    settings = _settings(checkpoint)
+    model = load_half(
+        MoonshineForConditionalGeneration, checkpoint, node, torch.device(device), dtype, progress
+    )
+    if node == ENCODER:
+        return MoonshineEncoder(model)
+    return MoonshineDecoder(
+        model,
+        {PROGRAM_NAME: WriteText("moonshine", settings.end)},
+        positions=settings.positions,
+        max_positions=settings.longest_sequence,
+    )
+
+
+def examine(checkpoint: Path, node: str, *, members: int = 1) -> int:
+    """Raise what `load` would raise before it reads a weight; return the longest sequence in cells.
+
+    Raises:
+        CheckpointError: a file of the folder is missing, damaged or unsupported.
+    """
+    settings = _settings(checkpoint)
+    read_shards(checkpoint)
+    return settings.longest_sequence
+
+
+class MoonshineEncoder:
+    """The encoder as a stateless node (`models.base.StatelessNode`).
+
+    Windows are computed one by one: padding to the longest of a batch would change their last bits.
+    """
+
+    max_batch: Final = 1
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def run(self, items: Sequence[Item]) -> list[StatelessResult | Exception]:
+        """Encode each item's `sound`, (samples,), to `states`, (frames, hidden)."""
+        encode = self._model.model.encoder
+        return [
+            StatelessResult(
+                outputs={
+                    "states": encode(
+                        item.inputs["sound"][None].to(self._model.device, self._model.dtype)
+                    ).last_hidden_state[0]
+                }
+            )
+            for item in items
+        ]
+
+
+def _settings(checkpoint: Path) -> MoonshineSettings:
+    """The settings of a checkpoint whose heads all have keys of their own, as transformers' class needs."""
+    config = read_json(checkpoint / "config.json")
+    for half in ("encoder", "decoder"):
+        heads = config.get(f"{half}_num_attention_heads", 8)
+        found = config.get(f"{half}_num_key_value_heads") or heads
+        if found != heads or heads != config.get("decoder_num_attention_heads", 8):
+            raise CheckpointError(
+                f"{checkpoint / 'config.json'}: expected the same number of heads, and of heads of keys, in "
+                f"encoder and decoder, as transformers does; found {heads} and {found} in the {half}"
+            )
+    return MoonshineSettings.read(checkpoint)
