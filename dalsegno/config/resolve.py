@@ -139,6 +139,8 @@ def check(found: Effective) -> None:
 
 def _check_length(found: Effective) -> None:
     config = found.config
+    if not registry.graph(config.model).states_length:
+        return  # the node says it when it is examined
     length = context_length(read_language_config(Path(config.checkpoint)))
     if length is not None and config.max_seq_len > length:
         raise ConfigError(

@@ -80,9 +80,9 @@ class MoonshineProcessing(TextlessProcessing):
         longest = self._settings.longest_window(options.tokens_per_second, self._max_seq_len)
         if longest < SHORTEST_WINDOW_S * RATE:
             raise ClientError(
-                f"tokens_per_second: {options.tokens_per_second} leaves windows of {longest / RATE:.1f} s for "
-                f"texts of {self._settings.positions} tokens and sequences of {self._max_seq_len}; expected at "
-                f"least {SHORTEST_WINDOW_S} s: ask for fewer, or raise max_seq_len"
+                f"tokens_per_second: {options.tokens_per_second} leaves windows of {longest / RATE:.1f} s "
+                f"for texts of {self._settings.positions} tokens and sequences of {self._max_seq_len}; "
+                f"expected at least {SHORTEST_WINDOW_S} s: ask for fewer, or raise max_seq_len"
             )
         levels = Levels()
         self._media.audio_blocks(medium_of(args), rate=RATE, take=levels.add)

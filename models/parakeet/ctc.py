@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from math import exp
 from typing import Final
 
+from msgspec import UNSET
+
 from models.speech_to_text.transcript import Segment, Word
 
 PAUSE_S: Final = 1.0
@@ -116,7 +118,7 @@ def segments_of(
                 end=run[-1][0].end,
                 text=f" {decode(tokens).strip()}",
                 tokens=tokens,
-                words=[word for word, _ in run] if has_words else None,
+                words=[word for word, _ in run] if has_words else UNSET,
             )
         )
     return found

@@ -23,8 +23,8 @@ class Word(msgspec.Struct, frozen=True, kw_only=True):
     probability: float
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A part of the transcript.
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the transcript. All its fields are written, `words` if it is set.
 
     Attributes:
         id: its number in the file, from 0.
@@ -48,7 +48,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     avg_logprob: float = 0.0
     compression_ratio: float = 0.0
     no_speech_prob: float = 0.0
-    words: list[Word] | None = None
+    words: list[Word] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Transcript(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -129,7 +130,7 @@ class WindowText:
             avg_logprob=self.tokens.avg_logprob,
             compression_ratio=self.tokens.compression_ratio,
             no_speech_prob=self.tokens.no_speech_prob,
-            words=None if times is None else self._words(part, code, times),
+            words=msgspec.UNSET if times is None else self._words(part, code, times),
         )
 
     def _words(self, part: Part, code: str, times: list[float]) -> list[Word]:

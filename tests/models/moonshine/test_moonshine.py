@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from models.base import Item
 from models.checkpoints.files import CheckpointError
 from models.media.in_process import InProcessReader
 from models.media.kinds import MediaError
@@ -200,6 +201,6 @@ def test_the_encoder_takes_sound_of_any_length() -> None:
     for seconds in (0.1, 1.7):
         samples = torch.as_tensor(sound(seconds, 1))
         with torch.inference_mode():
-            [found] = encoder.run([served.Item(inputs={"sound": samples}, args={})])  # type: ignore[union-attr]
+            [found] = encoder.run([Item(inputs={"sound": samples}, args={})])  # type: ignore[union-attr]
         frames = ((len(samples) - 127) // 64 + 1 - 7) // 3 + 1
         assert len(found.outputs["states"]) == (frames - 3) // 2 + 1  # type: ignore[union-attr]

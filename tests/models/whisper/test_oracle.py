@@ -75,7 +75,7 @@ def test_every_word_has_the_times_of_its_tokens() -> None:
     begun = 0
     for segment, given in zip(segments, expected("words")["segments"][0], strict=True):
         times = [round(float(time), 2) for time in given["token_timestamps"]]
-        assert segment.words is not None
+        assert isinstance(segment.words, list)
         assert "".join(word.word for word in segment.words) == segment.text
         assert [word.end for word in segment.words if word.end not in times] == []
         assert all(0 < word.probability <= 1 and word.start <= word.end for word in segment.words)

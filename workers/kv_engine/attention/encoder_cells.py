@@ -8,9 +8,9 @@ A token attends twice in each layer: to its own sequence from cell F on, and to 
 frames themselves do not attend: their keys and values follow from the encoder's states alone. Both kinds have
 the same shape, so a context is one sequence, and forks, reservations and block tables know nothing of it.
 
-Spans of frames are told by their route (`models.programs.FRAME_ROUTE`). Positions count from the first token of
-the text, so F is the difference between a token's cell and its position: each sequence has its own. Where it is
-0 there are no frames, as in the self-check at load: such a text is decoded without cross-attention.
+Spans of frames are told by their route (`models.programs.FRAME_ROUTE`). Positions count from the first token
+of the text, so F is the difference between a token's cell and its position: each sequence has its own. Where
+it is 0 there are no frames, as in the self-check at load: such a text is decoded without cross-attention.
 """
 
 from dataclasses import dataclass, replace
