@@ -34,6 +34,7 @@ from dalsegno.replay.resubmission import error_in
 from dalsegno.replay.run_comparison import ComparedEdge
 from models import registry
 from models.base import EngineKind
+from models.programs import PROGRAM
 from models.sequence_request import SequenceRequest, changed
 from shared.errors import ClientError
 from shared.events import (
@@ -375,7 +376,9 @@ class _ReplayWorker:
         return changed(call, logprobs=logprobs, max_tokens=limit)
 
     def _runs_kv(self, walk: WalkCall) -> bool:
-        """True if a node of the walk is a KV node: the walk's arguments are a `SequenceRequest`."""
+        """True if the walk's arguments are a `SequenceRequest`: it has a KV node, and runs no program."""
+        if PROGRAM in walk.args:
+            return False
         graph = registry.graph(self.config.model)
         known = graph.walks.get(walk.name)
         return known is not None and any(graph.nodes[node] is EngineKind.KV for node in known.nodes)

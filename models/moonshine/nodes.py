@@ -1,6 +1,6 @@
 """The torch nodes of Moonshine: transformers' encoder, and its decoder over the KV pool.
 
-encoder   sound (samples,) -> states (frames, hidden)
+encoder   samples (N,) -> states (frames, hidden)
 decoder   states -> the tokens of a window (`models.speech_to_text.window_program`)
 """
 
@@ -17,11 +17,11 @@ from models.checkpoints.files import CheckpointError, read_json
 from models.checkpoints.progress import Progress, silent
 from models.checkpoints.weights import read_shards
 from models.moonshine.decoder import MoonshineDecoder
-from models.moonshine.graph import PROGRAM_NAME
 from models.moonshine.settings import MoonshineSettings
 from models.speech_to_text.frames_decoder import NAME
 from models.speech_to_text.halves import ENCODER, load_half
 from models.speech_to_text.window_program import WriteText
+from models.speech_to_text.windows import HEARD, PROGRAM_NAME
 from shared.errors import BugError
 
 
@@ -78,13 +78,13 @@ class MoonshineEncoder:
         self._model = model
 
     def run(self, items: Sequence[Item]) -> list[StatelessResult | Exception]:
-        """Encode each item's `sound`, (samples,), to `states`, (frames, hidden)."""
+        """Encode each item's samples, (N,), to `states`, (frames, hidden)."""
         encode = self._model.model.encoder
         return [
             StatelessResult(
                 outputs={
                     "states": encode(
-                        item.inputs["sound"][None].to(self._model.device, self._model.dtype)
+                        item.inputs[HEARD][None].to(self._model.device, self._model.dtype)
                     ).last_hidden_state[0]
                 }
             )

@@ -9,8 +9,6 @@ from models.speech_to_text.mel import RATE
 
 LONGEST_S: Final = 64
 """The longest sound that the model takes at once, as published."""
-SHORTEST_S: Final = 0.1
-"""The shortest one, as published."""
 FRAME: Final = 64 * 3 * 2
 """The samples of a frame: the strides of the encoder's three convolutions."""
 _ROOM: Final = 8

@@ -1,8 +1,8 @@
 """Cuts a file at its pauses, into windows that a model takes. For models that tell no times. No torch.
 
-The level of a file is computed for each 20 ms while it is read through. A window ends in the quietest tenth
-of a second of its last quarter, the last one if there are several. So a cut seldom divides a word, and it
-depends on the samples alone.
+The level of each tenth of a second is computed while the file is read through. A window ends before the
+quietest one of its last part, the first one if there are several. So a cut seldom divides a word, and it
+depends on the samples alone. It is the rule of transformers' `CohereAsrFeatureExtractor`.
 """
 
 from dataclasses import dataclass, field
@@ -16,12 +16,8 @@ from models.speech_to_text.mel import RATE
 
 Floats = npt.NDArray[np.float32]
 
-_HOP: Final = RATE // 50
-"""The samples of a level."""
-_NEARBY: Final = 5
-"""The levels whose mean is compared: a tenth of a second."""
-_TAIL: Final = 8
-"""What follows a window is at least an eighth as long."""
+STEP: Final = RATE // 10
+"""The samples of a level. Windows begin at multiples of it."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +26,8 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         first: its first sample.
         count: its samples.
-        loudest: the level of its loudest 20 ms: the root of the mean square of samples from -1 to 1.
+        loudest: the level of its loudest tenth of a second: the root of the mean square of samples from -1 to
+            1.
     """
 
     first: int
@@ -54,18 +51,19 @@ class Levels:
         """Take the next samples, (N,)."""
         self.samples += len(block)
         rest = np.concatenate([self._rest, block])
-        whole = len(rest) // _HOP * _HOP
-        self._take(rest[:whole].reshape(-1, _HOP))
+        whole = len(rest) // STEP * STEP
+        self._take(rest[:whole].reshape(-1, STEP))
         self._rest = rest[whole:].copy()
 
     def _take(self, parts: Floats) -> None:
         self._found.append(np.sqrt(np.square(parts).mean(axis=1)))
 
-    def windows(self, longest: int) -> list[Window]:
+    def windows(self, longest: int, search: int) -> list[Window]:
         """Cut the whole file.
 
         Args:
-            longest: the most samples of a window, at least 4 s.
+            longest: the most samples of a window.
+            search: the last samples of a window, among which its end is searched.
 
         Returns:
             the windows in order, without gaps; a file that is not longer than `longest` is one.
@@ -78,16 +76,9 @@ class Levels:
         while first < self.samples:
             count = self.samples - first
             if count > longest:
-                count = _cut(levels, first, longest, self.samples) - first
-            inside = levels[first // _HOP : -(-(first + count) // _HOP)]
+                begin, end = (first + longest - search) // STEP, (first + longest) // STEP - 1
+                count = (begin + int(levels[begin:end].argmin())) * STEP - first
+            inside = levels[first // STEP : -(-(first + count) // STEP)]
             found.append(Window(first=first, count=count, loudest=round(float(inside.max()), 6)))
             first += count
         return found
-
-
-def _cut(levels: Floats, first: int, longest: int, samples: int) -> int:
-    """Where a window that begins at `first` ends: the middle of the quietest stretch."""
-    begin = (first + longest * 3 // 4) // _HOP
-    end = min(first + longest, samples - longest // _TAIL) // _HOP
-    nearby = np.convolve(levels[begin:end], np.ones(_NEARBY, np.float32), mode="valid")[::-1]
-    return (end - int(nearby.argmin()) - _NEARBY // 2) * _HOP

@@ -21,6 +21,7 @@ from models.moonshine.nodes import examine, load
 from models.moonshine.processing import load as load_processing
 from models.moonshine.settings import MoonshineSettings, most_tokens
 from models.speech_to_text.frames_decoder import TwoAttentions
+from models.speech_to_text.windows import HEARD
 from shared.errors import ClientError
 from shared.events import Inputs, Media
 from tests.models.moonshine import oracle
@@ -106,7 +107,7 @@ def test_draws_follow_from_the_seed() -> None:
 
 
 def test_silence_has_no_text_unless_it_is_asked_for() -> None:
-    quiet = np.concatenate([np.zeros(6 * RATE, np.float32), sound(5.0, 2)])
+    quiet = np.concatenate([np.zeros(5 * RATE, np.float32), sound(5.5, 2)])
     silent, whole, asked = transcribe(
         {"sound": np.zeros(2 * RATE, np.float32)},
         {"sound": quiet},
@@ -201,6 +202,6 @@ def test_the_encoder_takes_sound_of_any_length() -> None:
     for seconds in (0.1, 1.7):
         samples = torch.as_tensor(sound(seconds, 1))
         with torch.inference_mode():
-            [found] = encoder.run([Item(inputs={"sound": samples}, args={})])  # type: ignore[union-attr]
+            [found] = encoder.run([Item(inputs={HEARD: samples}, args={})])  # type: ignore[union-attr]
         frames = ((len(samples) - 127) // 64 + 1 - 7) // 3 + 1
         assert len(found.outputs["states"]) == (frames - 3) // 2 + 1  # type: ignore[union-attr]
