@@ -42,10 +42,11 @@ class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
             `combine_cfg` (optional); pipelines of diffusers have `prepare`, `text_encoder`, `denoiser` (`dit`
             in `wan22` and `cosmos3`, which has no `text_encoder`), `vae_decoder`, `encode_output` and, for
             videos, `next_frame`, or `pipeline` in place of the middle ones (`whole_pipeline`,
-            `whole_video_pipeline`); `whisper` and `moonshine` have `listen`, `window`, `encoder`,
-            `decoder`, `transcript` and `reader`, `parakeet` the same without `decoder`; `qwen3_omni` has
-            `prepare`, `vision_encoder`, `audio_encoder`, `Thinker`, `Talker` and `Code2Wav`; `orpheus` has
-            `prepare`, `LLM` and `snac_decoder`, `csm` has `prepare`, `LLM` and `codec_decoder`.
+            `whole_video_pipeline`); `whisper`, `moonshine` and `cohere_asr` have `listen`, `window`,
+            `encoder`, `decoder`, `transcript` and `reader`, `parakeet` the same without `decoder`;
+            `qwen3_omni` has `prepare`, `vision_encoder`, `audio_encoder`, `Thinker`, `Talker` and
+            `Code2Wav`; `orpheus` has `prepare`, `LLM` and `snac_decoder`, `csm` has `prepare`, `LLM` and
+            `codec_decoder`.
         ranks: the ranks that execute these nodes: GPUs, or CPU processes. Several ranks are replicas: each
             request uses one of them.
         graph_walks: the walks to which the group applies; default: all walks that no other group names for

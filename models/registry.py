@@ -30,6 +30,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 _BUILT_IN: Final = {
     "bagel": "models.bagel",
     "block_diffusion": "models.block_diffusion",
+    "cohere_asr": "models.cohere_asr",
     "cosmos3": "models.cosmos3",
     "csm": "models.csm",
     "decoder_lm": "models.decoder_lm",

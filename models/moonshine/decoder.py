@@ -19,17 +19,18 @@ class MoonshineDecoder(FramesDecoder):
     Args:
         model: transformers' `MoonshineForConditionalGeneration` without its encoder.
         programs: by name.
+        heads: of keys.
         positions: the most tokens of a text.
         max_positions: the longest sequence.
     """
 
     def __init__(
-        self, model: Any, programs: Mapping[str, Program], *, positions: int, max_positions: int
+        self, model: Any, programs: Mapping[str, Program], *, heads: int, positions: int, max_positions: int
     ) -> None:
         super().__init__(
             model,
             programs,
-            heads=int(model.config.decoder_num_attention_heads),
+            heads=heads,
             head_dim=int(model.model.decoder.layers[0].self_attn.head_dim),
             positions=positions,
             max_positions=max_positions,
@@ -43,7 +44,16 @@ class MoonshineDecoder(FramesDecoder):
         attention: TwoAttentions,
     ) -> torch.Tensor:
         rotation = self._body.rotary_emb(embeds[None], position_ids=positions[None])
-        states = embeds
+        return self._layers(embeds, encoded, attention, rotation)
+
+    def _layers(
+        self,
+        states: torch.Tensor,
+        encoded: torch.Tensor,
+        attention: TwoAttentions,
+        rotation: Rotation | None,
+    ) -> torch.Tensor:
+        """All layers and the last norm. `rotation` turns queries and keys of the text."""
         for layer in self._body.layers:
             states = self._layer(layer, states, encoded, attention, rotation)
         found: torch.Tensor = self._body.norm(states)
@@ -55,13 +65,14 @@ class MoonshineDecoder(FramesDecoder):
         states: torch.Tensor,
         encoded: torch.Tensor,
         attention: TwoAttentions,
-        rotation: Rotation,
+        rotation: Rotation | None,
     ) -> torch.Tensor:
         """One layer: states of the text, (N, hidden)."""
         own, cross = layer.self_attn, layer.encoder_attn
         normed = layer.input_layernorm(states)
         query, key = (self._heads(project(normed)) for project in (own.q_proj, own.k_proj))
-        query, key = _rotated(query, key, rotation)
+        if rotation is not None:
+            query, key = _rotated(query, key, rotation)
         found = attention.own(
             own,
             query,

@@ -50,6 +50,7 @@ def load(
     return MoonshineDecoder(
         model,
         {PROGRAM_NAME: WriteText("moonshine", settings.end)},
+        heads=int(model.config.decoder_num_attention_heads),
         positions=settings.positions,
         max_positions=settings.longest_sequence,
     )

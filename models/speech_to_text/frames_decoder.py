@@ -162,6 +162,10 @@ class FramesDecoder(ABC):
         """Return the embeddings of the tokens, of which those at `at` are `rows`."""
         return self.embed(token_ids).index_copy(0, at, rows.to(self.dtype))
 
+    def frames_of(self, states: torch.Tensor) -> torch.Tensor:
+        """The encoder's states of a window as the layers take them, (F, hidden)."""
+        return states
+
     def forward(self, inputs: torch.Tensor, step: TokenStep) -> torch.Tensor:
         """The states of the text's tokens after the last norm, (T, hidden); zeros for frames."""
         attention = TwoAttentions.of(step, len(inputs), self._attends, self._attends_to_frames)
@@ -192,7 +196,7 @@ class FramesDecoder(ABC):
 
     def _heads(self, rows: torch.Tensor) -> torch.Tensor:
         """(N, heads * dim) as (N, heads, dim)."""
-        return rows.view(-1, self.layout.kv_heads, self.layout.head_dim)
+        return rows.view(len(rows), rows.shape[1] // self.layout.head_dim, self.layout.head_dim)
 
     def head(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self._model.proj_out(hidden.index_select(0, indices))

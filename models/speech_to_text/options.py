@@ -5,6 +5,8 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from shared.errors import ClientError
+
 TEMPERATURE_STEP: Final = 0.2
 """The difference of temperatures of two attempts at a window, as published with Whisper."""
 
@@ -36,6 +38,13 @@ class SpeechOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     no_speech_threshold: Annotated[float, Meta(ge=0, le=1)] | None = 0.6
     compression_ratio_threshold: Annotated[float, Meta(gt=0)] | None = 2.4
     logprob_threshold: Annotated[float, Meta(le=0)] | None = -1.0
+
+
+class UnknownLanguageError(ClientError):
+    """The model does not know the language that a request names, or needs one."""
+
+    code = "unknown_language"
+    param = "language"
 
 
 def temperatures(first: float | None) -> list[float]:

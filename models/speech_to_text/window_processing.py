@@ -75,9 +75,9 @@ class WindowProcessing(TextlessProcessing, ABC):
     def heard(self, sound: "npt.NDArray[np.float32]") -> "npt.NDArray[np.float32]":
         """What the encoder takes, of the samples of a window."""
 
-    def language(self, options: Any) -> str:
-        """The code of the spoken language; empty if the model does not tell."""
-        return ""
+    def language(self, options: Any) -> tuple[str, str]:
+        """The code and the English name of the spoken language; empty if the model does not tell."""
+        return "", ""
 
     def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
         match node:
@@ -133,9 +133,10 @@ class WindowProcessing(TextlessProcessing, ABC):
             avg_logprob=sum(logprobs) / max(len(logprobs), 1),
             compression_ratio=compression_ratio(text),
         )
+        code, name = self.language(msgspec.convert(args["options"], self._options_type))
         found = Transcript(
-            language=self.language(msgspec.convert(args["options"], self._options_type)),
-            language_name="",
+            language=code,
+            language_name=name,
             duration=total / RATE,
             seek=first * 100 // RATE,
             next_seek=stop * 100 // RATE,

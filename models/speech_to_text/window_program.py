@@ -117,4 +117,4 @@ class WriteText:
             end=self.end,
             seed=seed_of(seed, self.family, window.first, 0),
         )
-        return Writer(inputs["states"], window, attempt)
+        return Writer(node.frames_of(inputs["states"]), window, attempt)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import cache
 
-from models.speech_to_text.options import SpeechOptions
+from models.speech_to_text.options import SpeechOptions, UnknownLanguageError
 from models.whisper.settings import WhisperSettings
 from shared.errors import ClientError
 
@@ -24,13 +24,6 @@ def _codes() -> Mapping[str, str]:
 
     found: Mapping[str, str] = TO_LANGUAGE_CODE
     return found
-
-
-class UnknownLanguageError(ClientError):
-    """The model does not know the language that a request names."""
-
-    code = "unknown_language"
-    param = "language"
 
 
 class Languages:

@@ -1,0 +1,1 @@
+"""Cohere Transcribe, speech to text: a Conformer, and a decoder that is told the language."""
