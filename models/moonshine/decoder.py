@@ -87,6 +87,23 @@ class MoonshineDecoder(FramesDecoder):
         return found_states
 
 
+class StreamingDecoder(MoonshineDecoder):
+    """The decoder of the streaming version: it adds positions to its encoder's frames."""
+
+    def frames_of(self, states: torch.Tensor) -> torch.Tensor:
+        positions = self._body.pos_emb.weight[: len(states)]
+        frames: torch.Tensor = self._body.proj(states.to(self.dtype) + positions)
+        return frames
+
+    @torch.inference_mode()
+    def reference(self, token_ids: torch.Tensor) -> torch.Tensor:
+        # The stock decoder needs an encoder's states; none is no attention to them.
+        none = torch.zeros(1, 0, self._body.pos_emb.embedding_dim, device=self.device, dtype=self.dtype)
+        found = self._body(input_ids=token_ids[None], encoder_hidden_states=none, use_cache=False)
+        states = found.last_hidden_state[0]
+        return self.head(states, torch.arange(len(states), device=states.device))
+
+
 def _rotated(query: torch.Tensor, key: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
     """Queries and keys, each (N, heads, dim), turned by their positions."""
     turned = apply_rotary_pos_emb(query.transpose(0, 1)[None], key.transpose(0, 1)[None], *rotation)

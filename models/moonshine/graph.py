@@ -1,6 +1,6 @@
 """Graph and plan of Moonshine, speech to text (`models.speech_to_text.windows`).
 
-The encoder takes samples, and computes 42 frames for a second.
+The encoder takes samples, and computes 42 frames for a second; that of the streaming version 50.
 """
 
 from typing import Annotated, Final
@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from models.base import ModelGraph
 from models.checkpoints.claims import CheckpointInfo, Claim
+from models.moonshine.settings import ARCHITECTURES
 from models.speech_to_text.transcript import TRANSCRIPT
 from models.speech_to_text.windows import NODES, WindowOptions, plan_windows, walks
 from shared.plans import Plan, PlanRequest
@@ -38,9 +39,8 @@ def plan(request: PlanRequest) -> Plan:
 
 
 def claims(checkpoint: CheckpointInfo) -> Claim | None:
-    """Claim checkpoints of the class MoonshineForConditionalGeneration."""
-    is_moonshine = checkpoint.architecture == "MoonshineForConditionalGeneration"
-    return Claim.ARCHITECTURE if is_moonshine else None
+    """Claim checkpoints of Moonshine's classes."""
+    return Claim.ARCHITECTURE if checkpoint.architecture in ARCHITECTURES else None
 
 
 GRAPH: Final = ModelGraph(
@@ -55,5 +55,5 @@ GRAPH: Final = ModelGraph(
     max_positions=MAX_POSITIONS,
     states_length=False,
     claims=claims,
-    serves="Moonshine: the architecture MoonshineForConditionalGeneration",
+    serves=f"Moonshine: the architectures {' and '.join(ARCHITECTURES)}",
 )

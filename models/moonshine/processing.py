@@ -69,5 +69,11 @@ class MoonshineProcessing(WindowProcessing):
         return most_tokens(samples, options.tokens_per_second, self._settings.positions)
 
     def heard(self, sound: "npt.NDArray[np.float32]") -> "npt.NDArray[np.float32]":
-        values = self._extractor(sound, sampling_rate=RATE, return_tensors="np").input_values[0]
+        values = self._extractor(
+            sound,
+            sampling_rate=RATE,
+            return_tensors="np",
+            padding=True,
+            pad_to_multiple_of=self._settings.multiple,
+        ).input_values[0]
         return np.asarray(values, np.float32)
