@@ -4,6 +4,7 @@ Every transcript is that of transformers' `generate`.
 """
 
 import asyncio
+import base64
 import os
 import signal
 from dataclasses import dataclass, field
@@ -87,6 +88,9 @@ async def ask(running: Running) -> Found:
             answer = await post(http, "transcriptions", wav(SOUNDS["windows"]), response_format=form)
             found.forms[form] = answer.text
         found.forms["streamed"] = await streamed(running)
+        url = "data:audio/wav;base64," + base64.b64encode(wav(SOUNDS["windows"])).decode()
+        body = {"files": [{"url": url}], "output_modalities": ["text", "transcript"]}
+        found.forms["generate"] = (await http.post("/generate", json=body)).text
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(keep(http, found, "killed"))
             await reader.until(reader.subjects.outputs_of("killed"), OutputChunk)
@@ -140,6 +144,9 @@ def test_all_forms_have_the_text(found: Found) -> None:
     assert found.forms["text"].strip() == text
     assert found.forms["streamed"].strip() == text
     assert msgspec.json.decode(found.forms["json"])["text"] == text
+    chunks = [msgspec.json.decode(line) for line in found.forms["generate"].splitlines()]
+    pieces = [base64.b64decode(one["data"]).decode() for one in chunks if one["modality"] == "text"]
+    assert "".join(pieces) == text
     for form in ("srt", "vtt"):
         assert found.forms[form].count("-->") == len(segments)
 
