@@ -294,7 +294,7 @@ def test_a_checkpoint_that_was_downloaded_is_found(tmp_path: Path, weights: Path
         (("model_kwargs.snack=1",), "model_kwargs: unknown key snack; did you mean 'snac'?"),
         (
             ("model=nonesuch",),
-            "model 'nonesuch' is unknown: expected one of ['bagel', 'block_diffusion', 'cosmos3', ",
+            "model 'nonesuch' is unknown: expected one of ['bagel', 'block_diffusion', 'cohere_asr', ",
         ),
     ],
 )
