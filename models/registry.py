@@ -49,6 +49,7 @@ _BUILT_IN: Final = {
     "parakeet": "models.parakeet",
     "pi0": "models.pi0",
     "pi05": "models.pi05",
+    "qwen2_5_omni": "models.qwen2_5_omni",
     "qwen2_5_vl": "models.qwen2_5_vl",
     "qwen3_omni": "models.qwen3_omni",
     "qwen3_vl": "models.qwen3_vl",

@@ -139,6 +139,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         parts: the runs of prompt tokens that stand for media, in order.
         prompt_items: of a node that takes a stream: the number of its first items that the prompt is made of.
         inner_sampling: for the choices that a node makes after each token; None is greedy.
+        penalized_ids: of a node that takes a stream: what a repetition penalty counts as its prompt's tokens.
         token_program: the program of the KV node that generates the tokens (`models.programs.TokenProgram`);
             empty for the sampling loop.
         options: its arguments.
@@ -160,6 +161,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     parts: list[PromptPart] = []
     prompt_items: Annotated[int, msgspec.Meta(ge=0)] = 0
     inner_sampling: SamplingParams | None = None
+    penalized_ids: list[int] = []
     token_program: str = ""
     options: dict[str, Any] = {}
     reports_ids: bool = False

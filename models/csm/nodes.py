@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import torch
-from transformers import CsmForConditionalGeneration, PreTrainedModel
+from transformers import CsmForConditionalGeneration
 
 from models.base import KVLayout
 from models.checkpoints.progress import Progress, silent
@@ -66,18 +66,13 @@ def examine(checkpoint: Path, node: str, *, members: int = 1) -> int:
 
 def _speech_class() -> Any:
     """The class without its codec."""
-    half = _without(_CODEC)
+    half = lacking(CsmForConditionalGeneration, _CODEC)
     half._tied_weights_keys = CsmForConditionalGeneration._tied_weights_keys  # noqa: SLF001 - both remain
     return half
 
 
 def _codec_class() -> Any:
     """The class without its language models."""
-    return _without("lm_head", "embed_text_tokens", "backbone_model", "depth_decoder")
-
-
-def _without(*members: str) -> Any:
-    half = lacking(CsmForConditionalGeneration, *members)
-    # CSM's own method also copies settings of `generate` to the depth decoder, which a half may lack.
-    half.from_pretrained = classmethod(PreTrainedModel.from_pretrained.__func__)
-    return half
+    return lacking(
+        CsmForConditionalGeneration, "lm_head", "embed_text_tokens", "backbone_model", "depth_decoder"
+    )

@@ -25,7 +25,14 @@ def load(checkpoint: Path, *, max_seq_len: int, media: MediaReader | None) -> Vi
 
 
 class Qwen2VideoRules:
-    """Frames at equal distances, each with a number of pixels of its own."""
+    """Frames at equal distances, each with a number of pixels of its own.
+
+    Args:
+        token: the text of a row's token.
+    """
+
+    def __init__(self, token: str = VIDEO) -> None:
+        self._token: Final = token
 
     def choose(self, info: VideoInfo, settings: VideoSettings, fps: float) -> Sequence[int]:
         wanted = info.frames / fps * settings.fps
@@ -44,4 +51,4 @@ class Qwen2VideoRules:
         return found
 
     def text(self, clip: Clip, rows: int) -> str:
-        return VIDEO * (clip.grid[0] * rows)
+        return self._token * (clip.grid[0] * rows)

@@ -1,150 +1,37 @@
-"""The CPU node `prepare` of Qwen3-Omni: a chat with images, videos and sound, and the talker's prompt."""
+"""The CPU node `prepare` of Qwen3-Omni: its media, and its talker's prompt (`models.omni.processing`)."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import msgspec
-
-from models.base import CpuResult, MediaReader
-from models.decoder_lm.processing import TextFiles
-from models.media.kinds import MediaTooLargeError
-from models.qwen2_5_vl.processing import Qwen2VideoRules
-from models.qwen3_omni.options import OmniOptions
-from models.qwen3_omni.prepared import AUDIO
-from models.qwen3_omni.sounds import Hearing
+from models.base import MediaReader
+from models.checkpoints.files import read_json
+from models.omni.processing import MediaTokens, OmniAdapter, OmniProcessing, read_omni
+from models.omni.sounds import Hearing
 from models.qwen3_omni.speech_prompts import SpeechPrompts
 from models.qwen3_vl.processing import SIZE
-from models.sequence_request import PrepareRequest, PromptPart
-from models.text.tokenizer import load_tokenizer
-from models.vision_language.chats import MediaChatPrompts
-from models.vision_language.expansion import PlacedMedium, Seen
-from models.vision_language.grids import GridAdapter
-from models.vision_language.processing import VisionLanguageProcessing, pixels_of, reader_of, visual_of
-from shared.events import Inputs, Media, Params
-from shared.tensors import Handle, inline_ids, read_ids
 
-AUDIO_TOKEN: Final = "<|audio_pad|>"  # noqa: S105 - not a password
-PUBLISHED: Final = Params(temperature=0.7, top_p=0.9)
-"""M*'s defaults for the text, where the checkpoint's `generation_config.json` says nothing."""
+_ROWS_OF_A_WINDOW: Final = 13
+_HALVINGS: Final = 3
+_TOKENS: Final = MediaTokens(image="<|image_pad|>", video="<|video_pad|>", audio="<|audio_pad|>")
 
 
-def load(checkpoint: Path, *, max_seq_len: int, media: MediaReader | None) -> "OmniProcessing":
+def load(checkpoint: Path, *, max_seq_len: int, media: MediaReader | None) -> OmniProcessing:
     """Load the CPU nodes of a checkpoint.
 
     Raises:
         CheckpointError: a file is missing or malformed.
     """
-    tokenizer, names = load_tokenizer(checkpoint)
-    text = TextFiles.read(checkpoint, tokenizer, names, MediaChatPrompts.read(checkpoint, names))
-    return OmniProcessing(
-        replace(text, defaults=_over(text.defaults, PUBLISHED)),
-        OmniAdapter(checkpoint, media, max_tokens=max_seq_len),
-        SpeechPrompts.read(checkpoint),
-        bos_token=names.get("bos_token"),
-        max_seq_len=max_seq_len,
-    )
+    thinker = read_json(checkpoint / "config.json").get("thinker_config") or {}
+    window = 2 * (thinker.get("audio_config") or {}).get("n_window", 50)
+    hearing = Hearing(checkpoint, partial(rows_of, window=window))
+    adapter = OmniAdapter(checkpoint, media, hearing, _TOKENS, size=SIZE, max_tokens=max_seq_len)
+    return read_omni(checkpoint, adapter, SpeechPrompts.read(checkpoint), max_seq_len=max_seq_len)
 
 
-class OmniAdapter(GridAdapter):
-    """Images and videos as grids, and sound as spectrograms."""
-
-    def __init__(self, checkpoint: Path, media: MediaReader | None, *, max_tokens: int) -> None:
-        super().__init__(checkpoint, media, Qwen2VideoRules(), size=SIZE, max_tokens=max_tokens)
-        self.placeholders = {**self.placeholders, AUDIO: AUDIO_TOKEN}
-        self.row_tokens |= {AUDIO_TOKEN}
-        self._hearing: Final = Hearing(checkpoint)
-        self._max_rows: Final = max_tokens
-
-    def see(self, medium: Media, options: Mapping[str, Any]) -> Seen:
-        if medium.modality != AUDIO:
-            return super().see(medium, {name: options[name] for name in _FRAME_OPTIONS if name in options})
-        samples = reader_of(self._media).audio(medium, rate=self._hearing.rate)
-        rows = self._hearing.rows(len(samples))
-        if not 0 < rows <= self._max_rows:
-            error = MediaTooLargeError(
-                f"audio of {len(samples) / self._hearing.rate:.2f} s makes {rows} tokens, expected from 1 to "
-                f"{self._max_rows}: send a part of it"
-            )
-            error.digest = medium.digest
-            raise error
-        heard = self._hearing.spectrogram(samples)
-        return Seen(pixels=heard, text=AUDIO_TOKEN * rows, rows=rows, grid=(heard.shape[1],))
-
-
-class OmniProcessing(VisionLanguageProcessing):
-    """The CPU nodes of one checkpoint (`models.base.Processing`). Re-entrant."""
-
-    def __init__(
-        self,
-        text: TextFiles,
-        adapter: OmniAdapter,
-        speech: SpeechPrompts,
-        *,
-        bos_token: str | None,
-        max_seq_len: int,
-    ) -> None:
-        super().__init__(text, adapter, bos_token=bos_token, max_seq_len=max_seq_len)
-        self._speech: Final = speech
-
-    def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
-        prepare = PrepareRequest.of(args)
-        if AUDIO not in prepare.inputs.output_modalities:
-            result = super().run(node, key, inputs, _plain(prepare, prepare.inputs))
-            return replace(
-                result, outputs={**result.outputs, "talker_ids": inline_ids(f"{key}/talker_ids", [])}
-            )
-        self._speech.check(prepare)
-        text = _as_chat(msgspec.structs.replace(prepare.inputs, output_modalities=["text"]))
-        return self._spoken(key, prepare, super().run(node, key, inputs, _plain(prepare, text)))
-
-    def laid_out(
-        self, parts: Sequence[PromptPart], media: Sequence[PlacedMedium]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        sounds = [one for one in media if one.modality == AUDIO]
-        visuals = [one for one in media if one.modality != AUDIO]
-        facts = {
-            "parts": msgspec.to_builtins(parts),
-            "visuals": [msgspec.to_builtins(visual_of(one)) for one in visuals],
-            "sounds": [msgspec.to_builtins(visual_of(one)) for one in sounds],
-        }
-        arrays = {"pixels": visuals, "audio_features": sounds}
-        return facts, {name: pixels_of(of) for name, of in arrays.items() if of}
-
-    def _spoken(self, key: str, prepare: PrepareRequest, result: CpuResult) -> CpuResult:
-        """The result with the prompt of the talker."""
-        ids = read_ids(result.handle("token_ids"))
-        parts = msgspec.convert(result.facts.get("parts", []), list[PromptPart])
-        speech, talker_ids = self._speech.of(ids, parts, voice=prepare.params.voice)
-        return replace(
-            result,
-            facts={**result.facts, "speech": msgspec.to_builtins(speech)},
-            outputs={**result.outputs, "talker_ids": inline_ids(f"{key}/talker_ids", talker_ids)},
-        )
-
-
-_FRAME_OPTIONS: Final = ("fps", "max_frames")
-
-
-def _over(own: Params, defaults: Params) -> Params:
-    """The parameters, with defaults for a temperature and a share of probability that are not given."""
-    return msgspec.structs.replace(
-        own,
-        temperature=defaults.temperature if own.temperature is None else own.temperature,
-        top_p=defaults.top_p if own.top_p is None else own.top_p,
-    )
-
-
-def _plain(prepare: PrepareRequest, inputs: Inputs) -> dict[str, Any]:
-    """The arguments of a request for a text, with the thinker's own parameters."""
-    options = msgspec.convert(prepare.params.options, OmniOptions)
-    thinker = Params(temperature=options.thinker_temperature, top_p=options.thinker_top_p)
-    params = _over(prepare.params, thinker)
-    found: dict[str, Any] = msgspec.to_builtins(PrepareRequest(inputs=inputs, params=params))
-    return found
-
-
-def _as_chat(inputs: Inputs) -> Inputs:
-    """The inputs, whose text is a user's turn: what is to be spoken is an answer."""
-    return inputs if inputs.text is None else msgspec.structs.replace(inputs, chat=True)
+def rows_of(frames: int, window: int) -> int:
+    """The rows that the encoder makes of so many frames, which it takes in windows of so many."""
+    rest = frames % window
+    for _ in range(_HALVINGS):
+        rest = (rest + 1) // 2
+    return rest + frames // window * _ROWS_OF_A_WINDOW

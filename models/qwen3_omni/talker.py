@@ -13,10 +13,12 @@ import torch
 
 from models.base import KVLayout, TokenStep
 from models.feeding import AfterTokens, Draw
+from models.omni.graph import CODES
+from models.omni.positions import omni_positions
+from models.omni.prepared import TURN_TOKENS
 from models.qwen3_omni.code_predictor import CodePredictor
-from models.qwen3_omni.graph import CODES
-from models.qwen3_omni.positions import omni_positions
-from models.qwen3_omni.prepared import SPOKEN_TOKENS, TURN_TOKENS
+from models.qwen3_omni.speech_prompts import SPOKEN_TOKENS
+from models.qwen3_omni.thinker import RULES
 from models.sequence_request import PromptPart
 
 UNSAID: Final = 1024
@@ -87,7 +89,7 @@ class Talker:
         return embeds.index_copy(0, at, rows.to(self.dtype))
 
     def positions(self, prompt_ids: Sequence[int], parts: Sequence[PromptPart]) -> tuple[torch.Tensor, int]:
-        return omni_positions(self._model, prompt_ids, parts)
+        return omni_positions(self._model, RULES, prompt_ids, parts)
 
     def forward(self, inputs: torch.Tensor, step: TokenStep) -> torch.Tensor:
         hidden: torch.Tensor = self._body(
@@ -138,7 +140,7 @@ class Talker:
     def after_tokens(self, tokens: torch.Tensor, hidden: torch.Tensor, draw: Draw) -> AfterTokens:
         """Predict the other codes of each frame."""
         codes, rows = self._predictor.frame(tokens, hidden, self.embed(tokens), draw)
-        return AfterTokens(rows=rows, values={CODES.name: codes})
+        return AfterTokens(rows=rows, values={CODES: codes})
 
     def next_rows(self, rows: torch.Tensor, items: Sequence[torch.Tensor | int]) -> torch.Tensor:
         """Add the next token of the text; after its end, the mark of the end, and then padding."""

@@ -1,48 +1,14 @@
-"""The KV node `Thinker`: a language model that sees and hears, and sends the states that its talker needs."""
+"""The KV node `Thinker` of Qwen3-Omni."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeling
 
-import torch
-
-from models.base import TokenStep
-from models.qwen3_omni.graph import STATES
-from models.qwen3_omni.positions import omni_positions
+from models.omni.thinker import OmniThinker
 from models.qwen3_vl.nodes import Qwen3VLDecoder
-from models.sequence_request import PromptPart
+
+RULES = modeling.Qwen3OmniMoePreTrainedModelForConditionalGeneration
 
 
-class Thinker(Qwen3VLDecoder):
-    """Writes the text. Rows of media are as Qwen3-VL's; those of audio add nothing to deeper layers.
+class Thinker(OmniThinker, Qwen3VLDecoder):
+    """Rows of media are as Qwen3-VL's; those of audio add nothing to deeper layers."""
 
-    Attributes:
-        state_layer: the number of layers after which the states are sent.
-    """
-
-    state_layer: int = 0
-
-    def positions(self, prompt_ids: Sequence[int], parts: Sequence[PromptPart]) -> tuple[torch.Tensor, int]:
-        return omni_positions(self.model, prompt_ids, parts)
-
-    def forward_with_states(
-        self, inputs: Any, step: TokenStep
-    ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-        """The hidden states, and for each token its embedding and its state after a layer: (T, 2, hidden)."""
-        found: list[torch.Tensor] = []
-        layer = self.text_model.layers[self.state_layer - 1]
-        hook = layer.register_forward_hook(lambda _module, _inputs, output: found.append(output[0]))
-        try:
-            hidden = self.forward(inputs, step)
-        finally:
-            hook.remove()
-        return hidden, {STATES.name: torch.stack([self._embeds_of(inputs), found[0]], dim=1)}
-
-    def _embeds_of(self, inputs: Any) -> torch.Tensor:
-        """The input of the first layer."""
-        if not isinstance(inputs, torch.Tensor):
-            embeds: torch.Tensor = inputs[0]
-            return embeds
-        if inputs.is_floating_point():
-            return inputs
-        found: torch.Tensor = self.text_model.embed_tokens(inputs)
-        return found
+    rules = RULES

@@ -119,8 +119,9 @@ class GridAdapter(ImageAdapter):
         *,
         size: Mapping[str, int],
         max_tokens: int,
+        image_token: str = IMAGE,
     ) -> None:
-        super().__init__(checkpoint, media, image_token=IMAGE)
+        super().__init__(checkpoint, media, image_token=image_token)
         self.placeholders = {"image": self.token, "video": VIDEO}
         self.row_tokens = frozenset(self.placeholders.values())
         self._settings: Final = VideoSettings.read(checkpoint, size=size)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import torch
+from transformers import PreTrainedModel
 
 from models.checkpoints.files import CheckpointError, read_json, text_config
 from models.checkpoints.progress import Progress
@@ -93,7 +94,9 @@ def lacking(model_class: Any, *members: str) -> Any:
         for name in members:
             _remove(self, name)
 
-    return _subclass(model_class, begin, _tied_weights_keys={})
+    # A class's own method may also load what the half lacks.
+    load = classmethod(PreTrainedModel.from_pretrained.__func__)
+    return _subclass(model_class, begin, _tied_weights_keys={}, from_pretrained=load)
 
 
 def text_model_of(body: Any) -> Any:

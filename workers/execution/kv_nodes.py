@@ -376,6 +376,7 @@ class KvNodes:
                 ended=self._placement.stream_taken(start.node) is None,
                 args=self._ready.walks[self._placement.first_index(start.node)].args,
                 sampling=_sampling(request.inner_sampling, request, seed=self._ready.seed),
+                penalized_ids=request.penalized_ids,
             ),
             token_program=request.token_program,
             options=request.options,

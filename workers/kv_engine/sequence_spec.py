@@ -125,12 +125,14 @@ class Feed:
         ended: no items follow: the stream has ended, or there is none.
         args: the arguments of the walk that starts the sequence.
         sampling: for the choices that the node makes after each token.
+        penalized_ids: what a repetition penalty counts as its prompt's tokens.
     """
 
     items: Array | DeviceArray | None = None
     ended: bool = True
     args: Mapping[str, Any] = field(default_factory=dict)
     sampling: Sampling = Sampling()
+    penalized_ids: Items[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from configs.deployment import DeploymentConfig
 from configs.placement import NodeGroup
 from models.base import CpuResult
 from models.media.kinds import ChooseFrames, Video, VideoInfo
+from models.omni.processing import OmniProcessing
 from models.qwen3_omni import processing
 from models.qwen3_omni.graph import GRAPH
 from shared.events import Inputs, Limits, Media, Params, WalkResult
@@ -83,7 +84,7 @@ SHELF: Final = Shelf()
 
 
 @cache
-def prepares() -> processing.OmniProcessing:
+def prepares() -> OmniProcessing:
     """The CPU node, loaded once."""
     return processing.load(omni.tiny_omni(), max_seq_len=512, media=SHELF)
 

@@ -9,11 +9,12 @@ import pytest
 
 from models.checkpoints.files import CheckpointError, UnsupportedArchitectureError
 from models.media.kinds import MediaTooLargeError
+from models.omni.prepared import talker_sampling
 from models.qwen3_omni import nodes, processing
-from models.qwen3_omni.graph import GRAPH, first_frames
-from models.qwen3_omni.options import OmniOptions
-from models.qwen3_omni.prepared import predictor_sampling, talker_sampling
-from models.qwen3_omni.sounds import rows_of
+from models.qwen3_omni.graph import GRAPH, SPEAKING
+from models.qwen3_omni.options import Qwen3OmniOptions
+from models.qwen3_omni.processing import rows_of
+from models.qwen3_omni.sampling import predictor_sampling
 from models.qwen3_omni.speech_prompts import SpeechPrompts
 from models.registry import family_of
 from models.sequence_request import PrepareRequest
@@ -92,7 +93,7 @@ def test_the_rows_of_audio_are_those_of_transformers() -> None:
 
 
 def test_m_stars_names_and_defaults_are_those_of_the_family() -> None:
-    options = OmniOptions()
+    options = Qwen3OmniOptions()
     assert msgspec.to_builtins(talker_sampling(options)) == {
         "temperature": 0.9,
         "top_k": 50,
@@ -100,7 +101,7 @@ def test_m_stars_names_and_defaults_are_those_of_the_family() -> None:
         "repetition_penalty": 1.05,
     }
     assert msgspec.to_builtins(predictor_sampling(options)) == {"temperature": 1.0, "top_k": 50, "top_p": 0.8}
-    greedy = predictor_sampling(OmniOptions(talker_temperature=0.0))
+    greedy = predictor_sampling(Qwen3OmniOptions(talker_temperature=0.0))
     assert greedy.temperature == 0
     sampling = spoken(("user", "hi")).facts["sampling"]
     assert (sampling["temperature"], sampling["top_p"]) == (0.7, 0.9)
@@ -121,8 +122,8 @@ def test_the_first_chunk_grows_with_the_requests_that_run(running: int, frames: 
             seed=0,
         )
 
-    assert first_frames(request()) == frames
-    assert first_frames(request(initial_codec_chunk_frames=3)) == 3
+    assert SPEAKING.first(request()) == frames
+    assert SPEAKING.first(request(initial_codec_chunk_frames=3)) == 3
 
 
 def test_a_checkpoint_is_served_by_the_family_and_one_that_only_thinks_speaks_not(tmp_path: Path) -> None:

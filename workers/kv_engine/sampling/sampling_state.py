@@ -130,9 +130,8 @@ class _SequenceState:
         self.bias: list[float] = []
         self.changed: set[int] = set()
         self._slots: dict[int, int] = {}
-        # The prompt of a fed sequence is rows; its ids may be of another vocabulary, such as the thinker's.
-        prompt_ids = spec.prompt_ids if sequence.fed is None else []
-        self._slot(sequence.ids[0] if prompt_ids else 0)
+        prompt_ids = _penalized_prompt(sequence)
+        self._slot(prompt_ids[0] if prompt_ids else 0)
         for token_id, bias in sampling.logit_bias:
             self.bias[self._slot(token_id)] = bias
         if sampling.repetition_penalty != 1:
@@ -196,3 +195,12 @@ class _SequenceState:
             self.bias.append(0.0)
             self.changed.add(slot)
         return slot
+
+
+def _penalized_prompt(sequence: Sequence) -> Items[int]:
+    """The tokens of a prompt that count as repeated."""
+    spec = sequence.spec
+    if sequence.fed is None:
+        return spec.prompt_ids
+    # The prompt of a fed sequence is rows; its ids may be of another vocabulary, such as the thinker's.
+    return spec.feed.penalized_ids if spec.feed is not None else ()

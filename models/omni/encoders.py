@@ -1,7 +1,7 @@
-"""The stateless nodes `vision_encoder` and `audio_encoder`: media to the rows that replace embeddings.
+"""The stateless node `audio_encoder`: sound to the rows that replace embeddings.
 
-A row has the features of one token, and those that are added to the states after the first layers; sound has
-none of these, so the rest of its rows is zero. In a prompt with both kinds of media the audio encoder gets
+A row has the features of one token, and, with deepstack, those that are added to the states after the first
+layers; sound has none of these, so the rest of its rows is zero. In a prompt with both kinds of media the audio encoder gets
 the rows of the other one, and returns all rows in the order of the prompt.
 """
 
@@ -13,20 +13,13 @@ import msgspec
 import torch
 
 from models.base import Item, StatelessResult
-from models.qwen3_vl.nodes import Qwen3VLEncoder
 from models.sequence_request import PromptPart
 from models.vision_language.tower import VisionEncoder
 from models.vision_language.visuals import Visual
 
-__all__ = ["AudioEncoder", "OmniVisionEncoder"]
-
-
-class OmniVisionEncoder(Qwen3VLEncoder):
-    """The tower over the patches of images and videos, as Qwen3-VL's."""
-
 
 class AudioEncoder(VisionEncoder):
-    """The tower over spectrograms: 13 rows for each second.
+    """The tower over spectrograms.
 
     Args:
         model: the half of the thinker that has the tower.

@@ -1,26 +1,30 @@
 """Audio as the model hears it: a spectrogram, and the number of rows that the encoder makes of it."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from models.checkpoints.files import CheckpointError, read_json
+from models.checkpoints.files import CheckpointError
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-_ROWS_OF_A_WINDOW: Final = 13
-_HALVINGS: Final = 3
-
 
 class Hearing:
     """Transformers' own feature extractor of a checkpoint.
 
+    Args:
+        rows_of: the rows that the encoder makes of so many frames.
+        fills_up: a sound is followed by silence, as the published processor of the model has it, which
+            completes its last frame. Else only whole frames count.
+
     Attributes:
         rate: samples per second.
+        most: the most samples of a sound, if there is a limit.
     """
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, rows_of: Callable[[int], int], *, fills_up: bool = False) -> None:
         from transformers import WhisperFeatureExtractor  # noqa: PLC0415 - heavy: it imports torch
 
         try:
@@ -32,33 +36,29 @@ class Hearing:
             ) from error
         self._extractor: Final[Any] = found
         self.rate: Final[int] = found.sampling_rate
+        self.most: Final[int | None] = found.n_samples if fills_up else None
         self._hop: Final[int] = found.hop_length
-        thinker = read_json(checkpoint / "config.json").get("thinker_config") or {}
-        self._window: Final[int] = 2 * (thinker.get("audio_config") or {}).get("n_window", 50)
+        self._rows_of: Final = rows_of
+        self._fills_up: Final = fills_up
 
     def rows(self, samples: int) -> int:
         """The rows of so many samples."""
-        return rows_of(samples // self._hop, self._window)
+        return self._rows_of(self._frames(samples))
 
     def spectrogram(self, samples: "npt.NDArray[np.float32]") -> "npt.NDArray[np.float32]":
         """The logarithmic mel spectrogram of (N,) samples: (mels, frames) float32."""
         import numpy as np  # noqa: PLC0415 - only for media
 
+        silence = -len(samples) % self._hop + self._extractor.n_fft if self._fills_up else 0
         found = self._extractor(
-            samples,
+            np.pad(samples, (0, silence)),
             sampling_rate=self.rate,
             padding=True,
             truncation=False,
-            return_attention_mask=True,
             return_tensors="np",
         )
-        frames = int(found["attention_mask"].sum())
+        frames = self._frames(len(samples))
         return np.ascontiguousarray(found["input_features"][0][:, :frames], dtype=np.float32)
 
-
-def rows_of(frames: int, window: int) -> int:
-    """The rows that the encoder makes of so many frames, which it takes in windows of so many."""
-    rest = frames % window
-    for _ in range(_HALVINGS):
-        rest = (rest + 1) // 2
-    return rest + frames // window * _ROWS_OF_A_WINDOW
+    def _frames(self, samples: int) -> int:
+        return -(-samples // self._hop) if self._fills_up else samples // self._hop

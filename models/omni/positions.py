@@ -1,21 +1,21 @@
-"""Positions on three axes, time, row and column, by transformers' own rule for thinker and talker."""
+"""Positions on three axes, time, row and column, by transformers' own rules for thinker and talker."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeling
 
 from models.sequence_request import PromptPart
 
 
 def omni_positions(
-    model: Any, prompt_ids: Sequence[int], parts: Sequence[PromptPart]
+    model: Any, rules: Any, prompt_ids: Sequence[int], parts: Sequence[PromptPart]
 ) -> tuple[torch.Tensor, int]:
     """The positions of a prompt's T tokens, (3, T) int32, and the position of the next token.
 
     Args:
         model: transformers' thinker or talker, which knows the tokens that stand for media.
+        rules: the class of transformers that has `get_rope_index`; a part of the model may lack it.
         prompt_ids: the T token ids.
         parts: the media of the prompt. The grid of audio is the number of its frames.
     """
@@ -23,7 +23,7 @@ def omni_positions(
     if not of["image"] and not of["video"]:
         count = len(prompt_ids)
         return torch.arange(count, dtype=torch.int32).repeat(3, 1), count
-    found, _ = modeling.Qwen3OmniMoePreTrainedModelForConditionalGeneration.get_rope_index(
+    found, _ = rules.get_rope_index(
         model,
         torch.tensor([prompt_ids]),
         image_grid_thw=_grids(of["image"]),

@@ -1,18 +1,18 @@
-"""The models in a checkpoint of Qwen3-Omni, each read by itself: thinker, talker, code2wav."""
+"""The models in a checkpoint that thinks and talks, each read by itself: thinker, talker, codec."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
 import torch
 from safetensors import safe_open
-from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeling
 
 from models.checkpoints.files import CheckpointError, UnsupportedArchitectureError, read_json
 from models.checkpoints.progress import Progress
 from models.checkpoints.weights import read_shards
-from models.transformers_lm.architecture import config_of, model_class_of
-from models.vision_language.halves import KIND, Checkpoint, lacking, load_half
+from models.transformers_lm.architecture import config_of
+from models.vision_language.halves import Checkpoint, lacking, load_half
 
 _EMBEDDINGS: Final = "thinker.model.embed_tokens.weight"
 
@@ -22,23 +22,35 @@ class OmniCheckpoint:
     """A checkpoint folder, read up to its weights.
 
     Attributes:
+        model_class: of the whole model, of transformers.
+        thinker_class: of its thinker.
+        codec: the name of the member that makes sound.
         config: of the whole model.
     """
 
     folder: Path
+    model_class: Any
+    thinker_class: Any
+    codec: str
     raw: dict[str, Any]
     config: Any
 
     @classmethod
-    def read(cls, folder: Path) -> Self:
+    def read(cls, folder: Path, model_class: Any, thinker_class: Any, *, codec: str) -> Self:
         """Read `config.json`.
 
         Raises:
-            CheckpointError, UnsupportedArchitectureError: it is missing, malformed or unsupported.
+            CheckpointError: it is missing or malformed.
         """
         raw = read_json(folder / "config.json")
-        model_class = model_class_of(raw, folder, KIND, "model that thinks and talks")
-        return cls(folder=folder, raw=raw, config=config_of(model_class, raw, folder))
+        return cls(
+            folder=folder,
+            model_class=model_class,
+            thinker_class=thinker_class,
+            codec=codec,
+            raw=raw,
+            config=config_of(model_class, raw, folder),
+        )
 
     @property
     def thinker(self) -> Checkpoint:
@@ -46,13 +58,13 @@ class OmniCheckpoint:
         return Checkpoint(
             folder=self.folder,
             raw=self.raw.get("thinker_config") or {},
-            model_class=modeling.Qwen3OmniMoeThinkerForConditionalGeneration,
+            model_class=self.thinker_class,
             config=self.config.thinker_config,
             prefix="thinker.",
         )
 
     def load_talker(self, *, device: torch.device, dtype: str, progress: Progress) -> Any:
-        """Load the talker and its code predictor.
+        """Load the talker.
 
         Raises:
             CheckpointError: the checkpoint only thinks, or its files are damaged.
@@ -62,15 +74,15 @@ class OmniCheckpoint:
         talker.config.audio_config = self.config.thinker_config.audio_config
         return talker
 
-    def load_code2wav(self, *, device: torch.device, progress: Progress) -> Any:
+    def load_codec(self, *, device: torch.device, progress: Progress) -> Any:
         """Load the codec's decoder, in float32.
 
         Raises:
             CheckpointError: the checkpoint only thinks, or its files are damaged.
         """
-        return self._load("code2wav", device=device, dtype="float32", progress=progress)
+        return self._load(self.codec, device=device, dtype="float32", progress=progress)
 
-    def embeddings(self, token_ids: list[int]) -> torch.Tensor:
+    def embeddings(self, token_ids: Sequence[int]) -> torch.Tensor:
         """The thinker's embeddings of a few tokens, (n, hidden), without reading the others."""
         for shard in read_shards(self.folder):
             if _EMBEDDINGS in shard.tensors:
@@ -88,9 +100,10 @@ class OmniCheckpoint:
                 f"{self.folder} only thinks (enable_audio_output is false), so it has no {name}: expected a "
                 "checkpoint that speaks, such as Qwen3-Omni-30B-A3B-Instruct"
             )
-        whole = modeling.Qwen3OmniMoeForConditionalGeneration
-        half = lacking(whole, *({"thinker", "talker", "code2wav"} - {name}))
-        checkpoint = Checkpoint(folder=self.folder, raw=self.raw, model_class=whole, config=self.config)
+        half = lacking(self.model_class, *({"thinker", "talker", self.codec} - {name}))
+        checkpoint = Checkpoint(
+            folder=self.folder, raw=self.raw, model_class=self.model_class, config=self.config
+        )
 
         def keep(tensor: str) -> bool:
             return tensor.startswith(f"{name}.")

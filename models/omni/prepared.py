@@ -1,11 +1,11 @@
-"""Facts and arguments of the walks of Qwen3-Omni, and the sampling of its talker. Pure."""
+"""Facts and arguments of the walks of models that think and talk, and the sampling of the talker. Pure."""
 
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from models.qwen3_omni.options import OmniOptions
+from models.omni.options import OmniOptions
 from models.sequence_request import PromptPart, SamplingParams, SequenceRequest
 from models.vision_language.visuals import MediaSequenceRequest, PreparedMedia, Visual
 
@@ -13,26 +13,28 @@ AUDIO: Final = "audio"
 SAMPLE_RATE: Final = 24_000
 TURN_TOKENS: Final = 3
 """The last tokens of a chat: the begin of the assistant's turn."""
-SPOKEN_TOKENS: Final = TURN_TOKENS + 6
-"""The tokens of the talker's prompt after the user's turns; the last has the first token of the answer."""
 
 
 class Speech(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Facts about the talker's prompt.
 
     Attributes:
-        speaker: the code of the voice.
-        end_code: the code that ends speech.
-        spans: the user's turns in the thinker's prompt, as half-open ranges: the talker hears these alone.
+        voice: its name.
+        speaker: the voice's own token.
+        end_codes: the codes that end speech.
+        spans: half-open ranges of the thinker's prompt: the talker hears these alone.
         prompt_tokens: the number of tokens of the talker's prompt.
         parts: its media, for positions of several axes.
+        penalized_ids: the codes that a penalty for repetition counts as said.
     """
 
+    voice: str
     speaker: int
-    end_code: int
+    end_codes: Sequence[int]
     spans: Sequence[tuple[int, int]]
     prompt_tokens: int
     parts: Sequence[PromptPart] = ()
+    penalized_ids: Sequence[int] = ()
 
 
 class PreparedOmni(PreparedMedia, frozen=True, kw_only=True, omit_defaults=True):
@@ -69,12 +71,3 @@ def talker_sampling(options: OmniOptions) -> SamplingParams:
         repetition_penalty=options.talker_repetition_penalty,
     )
 
-
-def predictor_sampling(options: OmniOptions) -> SamplingParams:
-    """The sampling of the other codes of each frame."""
-    temperature = options.code_predictor_temperature
-    if temperature is None:
-        temperature = 1.0 if options.talker_temperature else 0.0
-    return SamplingParams(
-        temperature=temperature, top_k=options.code_predictor_top_k, top_p=options.code_predictor_top_p
-    )
