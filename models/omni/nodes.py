@@ -61,7 +61,7 @@ class OmniNodes:
         device: str | torch.device = "cpu",
         dtype: str = "auto",
         progress: Progress = silent,
-        kwargs: Mapping[str, Any] = MappingProxyType({}),  # noqa: ARG002 - the contract of families
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
         peers: Peers | None = None,
     ) -> Any:
         """Load one node of a checkpoint folder in Hugging Face format; the codec computes in float32.
@@ -83,9 +83,7 @@ class OmniNodes:
                 return self._encoder(read, node, device=on, dtype=dtype, progress=progress)
             case _:
                 known = (THINKER, TALKER, CODE2WAV, VISION, SOUND)
-                raise BugError(
-                    f"{self.family} has no node {node!r} with weights: expected one of {known}"
-                )
+                raise BugError(f"{self.family} has no node {node!r} with weights: expected one of {known}")
 
     def examine(self, checkpoint: Path, node: str, *, members: int = 1) -> int:
         """Raise what `load` would raise before it reads a weight; return a KV node's longest sequence.

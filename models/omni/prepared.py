@@ -70,4 +70,3 @@ def talker_sampling(options: OmniOptions) -> SamplingParams:
         top_p=options.talker_top_p,
         repetition_penalty=options.talker_repetition_penalty,
     )
-

@@ -12,8 +12,6 @@ from models.checkpoints.files import CheckpointError
 from models.qwen2_5_omni.weight_files import VOICES
 
 
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Voice:
     """One voice.
@@ -51,7 +49,7 @@ def read_voices(checkpoint: Path) -> Mapping[str, Voice]:
 
 def _voice(found: Mapping[str, Any]) -> Voice:
     embedding, spectrogram = found["cond"].float(), found["ref_mel"].float()
-    if embedding.ndim != 2 or spectrogram.ndim != 3:  # noqa: PLR2004 - the axes of `Voice`
+    if embedding.ndim != 2 or spectrogram.ndim != 3:
         shapes = f"cond {list(embedding.shape)} and ref_mel {list(spectrogram.shape)}"
         raise ValueError(f"expected (1, width) and (1, frames, mels), {shapes}")
     return Voice(token=int(found["bos_token"]), embedding=embedding, spectrogram=spectrogram)

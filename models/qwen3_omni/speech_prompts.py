@@ -39,9 +39,7 @@ class SpeechPrompts(TalkerPrompts):
     def __init__(self, config: _Config) -> None:
         talker = config.talker_config if config.enable_audio_output else None
         speakers = talker.speaker_id if talker is not None else {}
-        super().__init__(
-            {name.casefold(): code for name, code in speakers.items()}, default=GRAPH.voices[0]
-        )
+        super().__init__({name.casefold(): code for name, code in speakers.items()}, default=GRAPH.voices[0])
         self._config: Final = config
 
     @classmethod

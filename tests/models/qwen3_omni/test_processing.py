@@ -22,13 +22,14 @@ from shared.errors import ClientError
 from shared.events import Inputs, Limits, Params
 from shared.plans import PlanRequest
 from shared.tensors import read_ids
-from tests.models.qwen3_omni import serving
+from tests.models.omni.serving import Asked
+from tests.models.qwen3_omni.serving import SERVED
 from tests.tiny import omni
 
 
 def prepared(inputs: Inputs, **params: Any) -> Any:
     args = msgspec.to_builtins(PrepareRequest(inputs=inputs, params=Params(**params)))
-    return serving.prepares().run("prepare", "k", {}, args)
+    return SERVED.prepares.run("prepare", "k", {}, args)
 
 
 def spoken(*messages: tuple[str, str], **params: Any) -> Any:
@@ -81,7 +82,7 @@ def test_speech_that_cannot_be_made_is_refused(inputs: Any, params: Any, problem
 def test_audio_without_a_token_and_audio_beyond_the_context_are_refused() -> None:
     for samples in (20, 16_000 * 60):
         with pytest.raises(MediaTooLargeError, match="tokens, expected from 1 to 512"):
-            serving.prompt_of(serving.Asked("?", (np.zeros(samples, np.float32),)))
+            SERVED.prompt_of(Asked("?", (np.zeros(samples, np.float32),)))
 
 
 def test_the_rows_of_audio_are_those_of_transformers() -> None:

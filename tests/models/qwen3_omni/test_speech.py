@@ -9,12 +9,14 @@ import torch
 
 from models.qwen3_omni.thinker import Thinker
 from shared.events import OutputChunk, WalkCompleted
+from tests.models.omni.media import film, picture, sound
+from tests.models.omni.serving import NODES, Asked, released
 from tests.models.qwen3_omni import serving
-from tests.models.qwen3_omni.serving import Asked
+from tests.models.qwen3_omni.serving import SERVED
 from tests.workers.cluster import Cluster
 from tests.workers.harness import SUBJECTS, fence
 
-TOGETHER = dict.fromkeys(serving.NODES, 0)
+TOGETHER = dict.fromkeys(NODES, 0)
 
 
 @pytest.fixture(autouse=True)
@@ -27,27 +29,11 @@ def _one_thread() -> Iterator[None]:
 
 def check(cluster: Cluster, name: str, asked: Asked) -> None:
     wanted = serving.reference(asked)
-    assert serving.released(cluster, name, "text").decode() == serving.text_of(wanted.token_ids), name
-    sound = np.frombuffer(serving.released(cluster, name, "audio"), "<i2")
+    assert released(cluster, name, "text").decode() == SERVED.text_of(wanted.token_ids), name
+    sound = np.frombuffer(released(cluster, name, "audio"), "<i2")
     whole = serving.sound_of(wanted.codes)
     assert sound.shape == whole.shape
     np.testing.assert_allclose(sound, whole, atol=2)
-
-
-def picture(seed: int) -> serving.Array:
-    return np.random.default_rng(seed).integers(0, 256, (64, 96, 3), dtype=np.uint8)
-
-
-def sound(seed: int, seconds: float = 1.1) -> serving.Array:
-    rng = np.random.default_rng(seed)
-    time = np.arange(int(seconds * 16_000)) / 16_000
-    return (
-        np.sin(2 * np.pi * (200 + 150 * seed) * time) * 0.5 + 0.05 * rng.standard_normal(len(time))
-    ).astype(np.float32)
-
-
-def film(seed: int) -> serving.Array:
-    return np.random.default_rng(seed).integers(0, 256, (8, 64, 64, 3), dtype=np.uint8)
 
 
 ASKED = (
@@ -64,9 +50,9 @@ async def test_images_and_sound_are_understood_and_spoken_about() -> None:
     said = [serving.reference(one) for one in ASKED]
     assert len({tuple(one.token_ids) for one in said}) == len(said)
     assert len({one.codes.numpy().tobytes() for one in said}) == len(said)
-    async with serving.serving() as cluster:
+    async with SERVED.serving() as cluster:
         for number, asked in enumerate(ASKED):
-            orders = serving.order(cluster, f"r{number}", asked, TOGETHER)
+            orders = SERVED.order(cluster, f"r{number}", asked, TOGETHER)
             await cluster.until(WalkCompleted, f"r{number}", orders)
             check(cluster, f"r{number}", asked)
 
@@ -79,10 +65,10 @@ LAYOUTS = {
 
 
 async def test_answers_together_on_two_ranks_and_on_three_are_those_of_transformers() -> None:
-    async with serving.serving((0, 1, 2)) as cluster:
+    async with SERVED.serving((0, 1, 2)) as cluster:
         for kind, layout in LAYOUTS.items():
             orders = [
-                serving.order(cluster, f"{kind}{number}", asked, layout) for number, asked in enumerate(ASKED)
+                SERVED.order(cluster, f"{kind}{number}", asked, layout) for number, asked in enumerate(ASKED)
             ]
             for number, asked in enumerate(ASKED):
                 await cluster.until(WalkCompleted, f"{kind}{number}", orders[number])
@@ -91,34 +77,34 @@ async def test_answers_together_on_two_ranks_and_on_three_are_those_of_transform
 
 async def test_a_rank_that_is_killed_in_the_middle_of_speech_changes_nothing() -> None:
     asked, layout = ASKED[1], LAYOUTS["three"]
-    async with serving.serving((0, 1, 2)) as cluster:
-        orders = serving.order(cluster, "whole", asked, layout)
+    async with SERVED.serving((0, 1, 2)) as cluster:
+        orders = SERVED.order(cluster, "whole", asked, layout)
         await cluster.until(WalkCompleted, "whole", orders)
         check(cluster, "whole", asked)
         for rank in (0, 1, 2):
             name = f"killed{rank}"
-            serving.order(cluster, name, asked, layout)
+            SERVED.order(cluster, name, asked, layout)
             await cluster.until(OutputChunk, name, 1, modality="audio")
             await cluster.members[rank].die()
             await cluster.join(rank)
             cluster.put(SUBJECTS.output("g-1", name, "conductor"), fence(name, 2))
-            serving.order(cluster, name, asked, layout, attempt=2)
+            SERVED.order(cluster, name, asked, layout, attempt=2)
             await cluster.until(WalkCompleted, name, orders, attempt=2)
             for modality in ("text", "audio"):
-                found = serving.released(cluster, name, modality)
-                assert found == serving.released(cluster, "whole", modality)
+                found = released(cluster, name, modality)
+                assert found == released(cluster, "whole", modality)
 
 
 async def test_speech_begins_long_before_the_text_ends_and_its_first_chunk_is_small() -> None:
     asked = ASKED[0]
-    async with serving.serving() as cluster:
-        orders = serving.order(cluster, "long", asked, TOGETHER, tokens=64, initial_codec_chunk_frames=2)
+    async with SERVED.serving() as cluster:
+        orders = SERVED.order(cluster, "long", asked, TOGETHER, tokens=64, initial_codec_chunk_frames=2)
         await cluster.until(WalkCompleted, "long", orders)
         kinds = [(chunk.modality, len(chunk.data or b"")) for chunk in cluster.chunks("long")]
         first = next(place for place, (kind, _) in enumerate(kinds) if kind == "audio")
         assert sum(kind == "text" for kind, _ in kinds[first:]) > 1
         assert [size for kind, size in kinds if kind == "audio" and size] == _sizes(2, 4, 6)
-        orders = serving.order(cluster, "busy", asked, TOGETHER, concurrent=100)
+        orders = SERVED.order(cluster, "busy", asked, TOGETHER, concurrent=100)
         await cluster.until(WalkCompleted, "busy", orders)
         busy = [chunk.data for chunk in cluster.chunks("busy") if chunk.modality == "audio"]
         assert [len(data) for data in busy if data] == _sizes(serving.FRAMES)
@@ -156,13 +142,13 @@ async def test_answers_differ_with_wrong_positions_and_without_deeper_features(
 ) -> None:
     monkeypatch.setattr(Thinker, method, wrong)
     asked = ASKED[1]
-    async with serving.serving() as cluster:
-        orders = serving.order(cluster, "wrong", asked, TOGETHER)
+    async with SERVED.serving() as cluster:
+        orders = SERVED.order(cluster, "wrong", asked, TOGETHER)
         await cluster.until(WalkCompleted, "wrong", orders)
-        said = serving.released(cluster, "wrong", "text").decode()
-        heard = np.frombuffer(serving.released(cluster, "wrong", "audio"), "<i2")
+        said = released(cluster, "wrong", "text").decode()
+        heard = np.frombuffer(released(cluster, "wrong", "audio"), "<i2")
     wanted = serving.reference(asked)
-    assert said != serving.text_of(wanted.token_ids)
+    assert said != SERVED.text_of(wanted.token_ids)
     whole = serving.sound_of(wanted.codes)
     assert heard.shape != whole.shape or np.abs(heard.astype(int) - whole).max() > 1000
 

@@ -1,0 +1,1 @@
+"""Tests of the kit of models that think and talk."""

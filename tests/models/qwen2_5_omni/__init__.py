@@ -1,0 +1,1 @@
+"""Tests of Qwen2.5-Omni."""
