@@ -44,8 +44,8 @@ class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
             videos, `next_frame`, or `pipeline` in place of the middle ones (`whole_pipeline`,
             `whole_video_pipeline`); `whisper`, `moonshine` and `cohere_asr` have `listen`, `window`,
             `encoder`, `decoder`, `transcript` and `reader`, `parakeet` the same without `decoder`;
-            `qwen3_omni` has `prepare`, `vision_encoder`, `audio_encoder`, `Thinker`, `Talker` and
-            `Code2Wav`; `orpheus` has `prepare`, `LLM` and `snac_decoder`, `csm` has `prepare`, `LLM` and
+            `qwen3_omni` and `qwen2_5_omni` have `prepare`, `vision_encoder`, `audio_encoder`, `Thinker`,
+            `Talker` and `Code2Wav`; `orpheus` has `prepare`, `LLM` and `snac_decoder`, `csm` has `prepare`, `LLM` and
             `codec_decoder`.
         ranks: the ranks that execute these nodes: GPUs, or CPU processes. Several ranks are replicas: each
             request uses one of them.

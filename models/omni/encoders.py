@@ -1,8 +1,8 @@
 """The stateless node `audio_encoder`: sound to the rows that replace embeddings.
 
 A row has the features of one token, and, with deepstack, those that are added to the states after the first
-layers; sound has none of these, so the rest of its rows is zero. In a prompt with both kinds of media the audio encoder gets
-the rows of the other one, and returns all rows in the order of the prompt.
+layers; sound has none of these, so the rest of its rows is zero. In a prompt with both kinds of media the
+audio encoder gets the rows of the other one, and returns all rows in the order of the prompt.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -146,7 +146,7 @@ class Speaking:
 
     def plan(self, request: PlanRequest) -> Plan:
         """Prepare the prompt, then write the answer, and speak it if that is asked for."""
-        arrays = _arrays_of(request)
+        arrays = _arrays_of(request, hears_videos=request.options_as(self.options).use_audio_in_video)
         args = PrepareRequest(inputs=request.inputs, params=request.params)
         step = yield Walk("_".join(["prepare", *arrays]), args=args)
         prepared = step.facts_as(PreparedOmni)
@@ -253,9 +253,12 @@ def _with_media(prepared: PreparedOmni, request: SequenceRequest) -> SequenceReq
     )
 
 
-def _arrays_of(request: PlanRequest) -> list[str]:
+def _arrays_of(request: PlanRequest, *, hears_videos: bool) -> list[str]:
     """The arrays that the media of a request become, in the order of their encoders."""
-    found = {VISION if one.modality in ("image", "video") else SOUND for one in request.inputs.files}
+    kinds = {one.modality for one in request.inputs.files}
+    found = {VISION if kind in ("image", "video") else SOUND for kind in kinds}
+    if hears_videos and "video" in kinds:
+        found.add(SOUND)
     return [array for encoder, array in _ARRAYS.items() if encoder in found]
 
 

@@ -23,6 +23,7 @@ class OmniOptions(FrameOptions, frozen=True, kw_only=True, omit_defaults=True):
         talker_top_p: the share of the probability of first codes to choose from.
         talker_repetition_penalty: makes first codes that were said less likely, if above 1.
         talker_max_output_tokens: the most frames of speech. Default: 4096, or what fits.
+        use_audio_in_video: hear the sound track of each video, too.
         initial_codec_chunk_frames: the frames of the first chunk of audio; each next one has twice as many,
             up to a whole chunk. Default: few, or more while many requests run.
     """
@@ -39,4 +40,5 @@ class OmniOptions(FrameOptions, frozen=True, kw_only=True, omit_defaults=True):
     talker_top_p: TopP = 1.0
     talker_repetition_penalty: Annotated[float, Meta(gt=0, le=10)] = 1.05
     talker_max_output_tokens: Annotated[int, Meta(ge=1, le=32768)] | None = None
+    use_audio_in_video: bool = False
     initial_codec_chunk_frames: Annotated[int, Meta(ge=1, le=96)] | None = None

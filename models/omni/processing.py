@@ -1,7 +1,7 @@
 """The CPU node `prepare` of models that think and talk: a chat with images, videos and sound."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,7 +9,8 @@ import msgspec
 
 from models.base import CpuResult, MediaReader
 from models.decoder_lm.processing import TextFiles
-from models.media.kinds import MediaTooLargeError
+from models.media.kinds import MediaTooLargeError, UnsupportedMediaError
+from models.omni.films import FilmTokens, apart, parts_of_films
 from models.omni.options import OmniOptions
 from models.omni.prepared import AUDIO
 from models.omni.sounds import Hearing
@@ -26,15 +27,6 @@ from shared.tensors import Handle, inline_ids, read_ids
 
 PUBLISHED: Final = Params(temperature=0.7, top_p=0.9)
 """M*'s defaults for the text, where the checkpoint's `generation_config.json` says nothing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MediaTokens:
-    """The texts of the tokens that stand for a row of a medium."""
-
-    image: str
-    video: str
-    audio: str
 
 
 def read_omni(
@@ -64,26 +56,39 @@ class OmniAdapter(GridAdapter):
         checkpoint: Path,
         media: MediaReader | None,
         hearing: Hearing,
-        tokens: MediaTokens,
+        tokens: FilmTokens,
         *,
+        image_token: str,
         size: Mapping[str, int],
         max_tokens: int,
     ) -> None:
         rules = Qwen2VideoRules(tokens.video)
-        super().__init__(checkpoint, media, rules, size=size, max_tokens=max_tokens, image_token=tokens.image)
+        super().__init__(checkpoint, media, rules, size=size, max_tokens=max_tokens, image_token=image_token)
         self.placeholders = {"image": self.token, "video": tokens.video, AUDIO: tokens.audio}
         self.row_tokens = frozenset(self.placeholders.values())
         self._hearing: Final = hearing
-        self._audio_token: Final = tokens.audio
+        self._tokens: Final = tokens
         self._max_rows: Final = max_tokens
 
     def see(self, medium: Media, options: Mapping[str, Any]) -> Seen:
-        if medium.modality != AUDIO:
-            return super().see(medium, {name: options[name] for name in _FRAME_OPTIONS if name in options})
+        if medium.modality == AUDIO:
+            return self._hear(medium)
+        seen = super().see(medium, {name: options[name] for name in _FRAME_OPTIONS if name in options})
+        if medium.modality != "video" or not options.get("use_audio_in_video"):
+            return seen
+        try:
+            return self._tokens.film(seen, self._hear(medium))
+        except UnsupportedMediaError as error:
+            silent = UnsupportedMediaError(f"use_audio_in_video: {error}; leave it out for a silent video")
+            silent.digest = medium.digest
+            raise silent from error
+
+    def _hear(self, medium: Media) -> Seen:
+        """The sound of a medium."""
         samples = reader_of(self._media).audio(medium, rate=self._hearing.rate)
         rows = self._rows(medium, len(samples))
         heard = self._hearing.spectrogram(samples)
-        return Seen(pixels=heard, text=self._audio_token * rows, rows=rows, grid=(heard.shape[1],))
+        return Seen(pixels=heard, text=self._tokens.audio * rows, rows=rows, grid=(heard.shape[1],))
 
     def _rows(self, medium: Media, samples: int) -> int:
         """The rows of so many samples of a medium.
@@ -95,8 +100,8 @@ class OmniAdapter(GridAdapter):
         error: MediaTooLargeError | None = None
         if hearing.most is not None and samples > hearing.most:
             error = MediaTooLargeError(
-                f"audio of {samples / hearing.rate:.2f} s, expected at most {hearing.most / hearing.rate:g} s: "
-                "send a part of it"
+                f"audio of {samples / hearing.rate:.2f} s, expected at most {hearing.most / hearing.rate:g} "
+                "s: send a part of it"
             )
         elif not 0 < rows <= self._max_rows:
             error = MediaTooLargeError(
@@ -135,11 +140,14 @@ class OmniProcessing(VisionLanguageProcessing):
         text = _as_chat(msgspec.structs.replace(prepare.inputs, output_modalities=["text"]))
         return self._spoken(key, prepare, super().run(node, key, inputs, _plain(prepare, text)))
 
+    def parts(self, ids: Sequence[int], media: Sequence[PlacedMedium]) -> list[PromptPart]:
+        return parts_of_films(super().parts(ids, media), media)
+
     def laid_out(
         self, parts: Sequence[PromptPart], media: Sequence[PlacedMedium]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        sounds = [one for one in media if one.modality == AUDIO]
-        visuals = [one for one in media if one.modality != AUDIO]
+        sounds = [one for one in apart(media) if one.modality == AUDIO]
+        visuals = [one for one in apart(media) if one.modality != AUDIO]
         facts = {
             "parts": msgspec.to_builtins(parts),
             "visuals": [msgspec.to_builtins(visual_of(one)) for one in visuals],

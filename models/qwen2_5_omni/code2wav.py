@@ -89,7 +89,8 @@ class Code2Wav:
             if not given["apply_cfg"]:
                 return found
             guided, free = found.chunk(2)
-            return guided + (guided - free) * scale
+            follow: torch.Tensor = guided + (guided - free) * scale
+            return follow
 
         times = torch.linspace(0, 1, args["num_steps"], device=codes.device)
         times += args["sway_coefficient"] * (torch.cos(torch.pi / 2 * times) - 1 + times)

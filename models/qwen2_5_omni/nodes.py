@@ -38,7 +38,7 @@ def _codec(read: OmniCheckpoint, model: Any) -> Code2Wav:
     flow = read.config.token2wav_config.dit_config
     if BLOCK_FRAMES * flow.repeats % flow.block_size:
         raise UnsupportedArchitectureError(
-            f"{read.folder}: sound is made in chunks of {BLOCK_FRAMES * flow.repeats} rows; expected that many "
+            f"{read.folder}: sound is made in chunks of {BLOCK_FRAMES * flow.repeats} rows; expected these "
             f"to be whole blocks of the flow, found blocks of {flow.block_size} (block_size)"
         )
     return Code2Wav(model, read_voices(read.folder), CODES)

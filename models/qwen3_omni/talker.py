@@ -89,7 +89,8 @@ class Talker:
         return embeds.index_copy(0, at, rows.to(self.dtype))
 
     def positions(self, prompt_ids: Sequence[int], parts: Sequence[PromptPart]) -> tuple[torch.Tensor, int]:
-        return omni_positions(self._model, RULES, prompt_ids, parts)
+        # `generate` of transformers tells the thinker of sound tracks, and not the talker.
+        return omni_positions(self._model, RULES, prompt_ids, parts, knows_films=False)
 
     def forward(self, inputs: torch.Tensor, step: TokenStep) -> torch.Tensor:
         hidden: torch.Tensor = self._body(

@@ -95,7 +95,7 @@ def lacking(model_class: Any, *members: str) -> Any:
             _remove(self, name)
 
     # A class's own method may also load what the half lacks.
-    load = classmethod(PreTrainedModel.from_pretrained.__func__)
+    load: Any = classmethod(PreTrainedModel.from_pretrained.__func__)
     return _subclass(model_class, begin, _tied_weights_keys={}, from_pretrained=load)
 
 

@@ -1,6 +1,6 @@
-"""Qwen3-Omni, served on M*'s two ranks: several answers at once, a rank that dies in the middle of speech.
+"""Qwen3-Omni and Qwen2.5-Omni, served on several ranks: answers at once, a rank that dies while it speaks.
 
-That text and speech are those of transformers is tested in `tests.models.qwen3_omni`.
+That text and speech are those of transformers is tested in `tests.models.qwen3_omni` and `.qwen2_5_omni`.
 """
 
 import asyncio
@@ -10,25 +10,46 @@ import os
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import httpx
 import pytest
 
 from configs.files import configs_folder
 from tests.e2e import clients, deploy
-from tests.tiny import omni
+from tests.tiny import omni, qwen2_5_omni
 
 TOKENS: Final = 12
-FRAMES: Final = 60
+FRAMES: Final = {"qwen3_omni": 60, "qwen2_5_omni": 120}
 TEXTS: Final = ("hello there", "what does len do?", "once upon a time")
 GREEDY: Final = {
+    "seed": 7,  # of the noise that Qwen2.5-Omni makes sound of
     "temperature": 0,
     "talker_temperature": 0,
     "talker_repetition_penalty": 1.0,
-    "talker_max_output_tokens": FRAMES,
     "max_tokens": TOKENS,
 }
+
+
+@dataclass(frozen=True)
+class Case:
+    """A placement, and the rank of it that is killed."""
+
+    family: Literal["qwen3_omni", "qwen2_5_omni"]
+    placement: str
+    killed: str
+    voice: str = "Ethan"
+
+    @property
+    def checkpoint(self) -> Path:
+        return omni.tiny_omni() if self.family == "qwen3_omni" else qwen2_5_omni.tiny_qwen2_5_omni()
+
+
+CASES: Final = (
+    Case("qwen3_omni", "qwen3omni_2gpu", killed="0"),
+    Case("qwen3_omni", "qwen3omni_thinker_tp2", killed="1"),
+    Case("qwen2_5_omni", "qwen2_5_omni", killed="0"),
+)
 
 
 @dataclass
@@ -61,20 +82,22 @@ async def ask(client: httpx.AsyncClient, request_id: str, text: str, heard: Hear
 
 
 @pytest.mark.slow
-async def test_speech_survives_its_rank_and_replays(tmp_path: Path) -> None:
-    placement = (configs_folder() / "qwen3omni_2gpu.yaml").read_text()
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.placement)
+async def test_speech_survives_its_rank_and_replays(tmp_path: Path, case: Case) -> None:
+    placement = (configs_folder() / f"{case.placement}.yaml").read_text()
+    frames = {"talker_max_output_tokens": FRAMES[case.family]}
     config = tmp_path / "omni.yaml"
-    config.write_text(f"{placement.replace('32768', '1024')}checkpoint: {omni.tiny_omni()}\n")
+    config.write_text(f"{placement.replace('32768', '1024')}checkpoint: {case.checkpoint}\n")
     with deploy.serve(tmp_path, model=str(config)) as running:
         async with clients.http(running) as client:
-            alone = [await ask(client, f"alone-{n}", text, Heard()) for n, text in enumerate(TEXTS)]
+            alone = [await ask(client, f"alone-{n}", text, Heard(), **frames) for n, text in enumerate(TEXTS)]
             heard = [Heard() for _ in TEXTS]
             async with asyncio.TaskGroup() as tasks:
                 for number, text in enumerate(TEXTS):
-                    tasks.create_task(ask(client, f"killed-{number}", text, heard[number]))
+                    tasks.create_task(ask(client, f"killed-{number}", text, heard[number], **frames))
                 await heard[0].begun.wait()
                 assert len(heard[0].sound) < len(alone[0].sound)
-                pid = running.pids.worker["0"]
+                pid = running.pids.worker[case.killed]
                 assert pid is not None
                 os.kill(pid, signal.SIGKILL)
             refused = await client.post(
@@ -85,6 +108,6 @@ async def test_speech_survives_its_rank_and_replays(tmp_path: Path) -> None:
             assert (after.text, after.sound) == (before.text, before.sound)
         assert len({one.sound for one in alone}) == len(TEXTS)
         assert refused.status_code == 400
-        assert "Ethan" in refused.text
+        assert case.voice in refused.text
         replayed = clients.run_on(running, "replay", "killed-1", "--execute", "--config", str(config))
         assert replayed.returncode == 0, replayed.stdout

@@ -286,7 +286,8 @@ def spoken(
 
     def note(code: torch.Tensor, **given: Any) -> torch.Tensor:
         found.append(code[0])
-        return sound(code, **given)
+        wave: torch.Tensor = sound(code, **given)
+        return wave
 
     def draw(shape: Sequence[int], **_: Any) -> torch.Tensor:
         return noise(shape[1])[None]

@@ -26,6 +26,7 @@ from tests.tiny.bagel import bagel_checkpoint
 from tests.tiny.csm import tiny_csm
 from tests.tiny.omni import tiny_omni
 from tests.tiny.pi import tiny_pi05
+from tests.tiny.qwen2_5_omni import tiny_qwen2_5_omni
 from workers.data_plane.transports import nixl
 
 GROUPS = {
@@ -396,6 +397,7 @@ def test_every_named_configuration_is_right(tmp_path: Path, weights: Path) -> No
         "bagel": bagel_checkpoint(),
         "csm": tiny_csm(),
         "qwen3_omni": tiny_omni(),
+        "qwen2_5_omni": tiny_qwen2_5_omni(),
         "pi05": tiny_pi05(),
         "image_pipeline": pipelines.written(tmp_path / "image", "ZImagePipeline"),
         "wan22": pipelines.written(tmp_path / "wan22", "WanPipeline"),
@@ -405,7 +407,11 @@ def test_every_named_configuration_is_right(tmp_path: Path, weights: Path) -> No
         raw = yaml.safe_load((files.configs_folder() / f"{name}.yaml").read_text())
         folder = of_family.get(raw["model"], weights)
         flags: tuple[str, ...] = () if "checkpoint" in raw else ("--checkpoint", str(folder))
-        if raw["model"] in ("csm", "qwen3_omni"):  # the tiny ones have fewer positions than the published
+        if raw["model"] in (
+            "csm",
+            "qwen3_omni",
+            "qwen2_5_omni",
+        ):  # the tiny ones have fewer positions than the published
             flags += ("--set", "max_seq_len=512")
         assert check(name, *flags).exit_code == 0, name
 

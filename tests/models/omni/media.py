@@ -17,5 +17,5 @@ def sound(seed: int, seconds: float = 1.1) -> Array:
     ).astype(np.float32)
 
 
-def film(seed: int) -> Array:
-    return np.random.default_rng(seed).integers(0, 256, (8, 64, 64, 3), dtype=np.uint8)
+def film(seed: int, frames: int = 8) -> Array:
+    return np.random.default_rng(seed).integers(0, 256, (frames, 64, 64, 3), dtype=np.uint8)

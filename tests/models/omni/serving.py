@@ -43,6 +43,7 @@ class Shelf:
 
     def __init__(self) -> None:
         self._media: dict[str, Array] = {}
+        self.tracks: dict[str, Array] = {}
 
     def put(self, one: Array) -> Media:
         """Keep a medium; it as a file of a request."""
@@ -55,7 +56,8 @@ class Shelf:
 
     def audio(self, medium: Media, *, rate: int) -> Array:
         assert rate == 16_000
-        return self._media[medium.digest]
+        found = self._media[medium.digest]
+        return self.tracks[medium.digest] if found.ndim == 4 else found
 
     def audio_blocks(self, medium: Media, *, rate: int, take: Callable[[Array], None]) -> None:
         take(self.audio(medium, rate=rate))
@@ -81,7 +83,11 @@ SHELF: Final = Shelf()
 
 @dataclass(frozen=True)
 class Asked:
-    """A request: its media come before its text, in one user's turn after a system's."""
+    """A request: its media come before its text, in one user's turn after a system's.
+
+    Attributes:
+        track: the sound track of its video, which is to be heard.
+    """
 
     text: str
     media: tuple[Array, ...] = ()
@@ -89,10 +95,14 @@ class Asked:
     frames: int = 12
     outputs: tuple[str, ...] = ("text", "audio")
     penalty: float = 1.0
+    track: Array | None = None
 
     def request(self, *, tokens: int = TOKENS, concurrent: int = 1, **options: Any) -> PlanRequest:
         """As a plan gets it, while so many requests run."""
         files = [SHELF.put(one) for one in self.media]
+        if self.track is not None:
+            SHELF.tracks |= {one.digest: self.track for one in files if one.modality == "video"}
+            options = {"use_audio_in_video": True, **options}
         content: list[dict[str, Any]] = [
             {"type": medium.modality, "file": number} for number, medium in enumerate(files)
         ]
@@ -211,11 +221,12 @@ class Served:
         assert isinstance(walk, Walk)
         return self.prepares.run("prepare", "k", {}, walk.call().args)
 
-    def given(self, asked: Asked) -> dict[str, torch.Tensor]:
+    def given(self, asked: Asked) -> dict[str, Any]:
         """What transformers' model gets of the media, by its own image processor and feature extractor."""
         folder = str(self.folder)
         images = [Image.fromarray(one) for one in asked.media if one.ndim == 3]
-        sounds = [one for one in asked.media if one.ndim == 1]
+        heard = [asked.track if one.ndim == 4 else one for one in asked.media]
+        sounds = [one for one in heard if one is not None and one.ndim == 1]
         films = [one for one in asked.media if one.ndim == 4]
         found: dict[str, torch.Tensor] = {}
         if images:
@@ -233,7 +244,7 @@ class Served:
                 "video_second_per_grid": torch.ones(len(films)),
             }
         if sounds:
-            heard = WhisperFeatureExtractor.from_pretrained(folder)(
+            features = WhisperFeatureExtractor.from_pretrained(folder)(
                 sounds,
                 sampling_rate=16_000,
                 return_attention_mask=True,
@@ -241,10 +252,10 @@ class Served:
                 **self.hears,
             )
             found |= {
-                "input_features": heard["input_features"],
-                "feature_attention_mask": heard["attention_mask"],
+                "input_features": features["input_features"],
+                "feature_attention_mask": features["attention_mask"],
             }
-        return found
+        return found if asked.track is None else {**found, "use_audio_in_video": True}
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """The text of tokens."""

@@ -43,6 +43,8 @@ ASKED = (
     Asked("what is it?", (sound(1),)),
     Asked("what is it?", (sound(2), picture(1), sound(3, 2.3))),
     Asked("what is it?", (film(1), picture(2))),
+    Asked("what is it?", (picture(2), film(1, 24), sound(1, 5.3)), track=sound(4, 5.3)),
+    Asked("what is it?", (film(3, 24), picture(1)), track=sound(5, 3.7)),
 )
 
 
