@@ -284,7 +284,8 @@ class TokenStep(Protocol):
 
     Attributes:
         token_ids: (T,) int32, the ids of the packed tokens.
-        positions: (T,) int32, the position of each token in its sequence, from 0.
+        positions: (T,) int32, the position of each token in its sequence, from 0; (axes, T) for a node with
+            several axes, and float32 for one with positions between whole numbers.
         routes: (T,) int8, the set of weights of each token, in a node that has several
             (`models.programs.Pass.routes`); None: 0 for all.
     """

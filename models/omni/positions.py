@@ -16,8 +16,10 @@ def omni_positions(
     parts: Sequence[PromptPart],
     *,
     knows_films: bool = True,
-) -> tuple[torch.Tensor, int]:
-    """The positions of a prompt's T tokens, (3, T) int32, and the position of the next token.
+) -> tuple[torch.Tensor, float]:
+    """The positions of a prompt's T tokens, (3, T), and the position of the next token.
+
+    They are of the type of the rule's: float32 where frames of a video may stand between whole numbers.
 
     Args:
         model: transformers' thinker or talker, which knows the tokens that stand for media.
@@ -42,8 +44,8 @@ def omni_positions(
         audio_seqlens=torch.tensor([part.grid[0] for part in of["audio"]]),
         second_per_grids=torch.tensor([part.seconds for part in of["video"]]),
     )
-    positions: torch.Tensor = found[:, 0].round().to(torch.int32)
-    return positions, int(positions.max()) + 1
+    positions: torch.Tensor = found[:, 0]
+    return positions, positions.max().item() + 1
 
 
 def _grids(parts: Sequence[PromptPart]) -> torch.Tensor | None:

@@ -9,10 +9,10 @@ from models.base import TokenStep
 from models.omni.graph import STATES
 from models.omni.positions import omni_positions
 from models.sequence_request import PromptPart
-from models.vision_language.decoder import VlmDecoder
+from models.vision_language.axes import GridDecoder
 
 
-class OmniThinker(VlmDecoder):
+class OmniThinker(GridDecoder):
     """Writes the text. Families add the layers that their rows of media need.
 
     Attributes:
@@ -20,11 +20,10 @@ class OmniThinker(VlmDecoder):
         state_layer: the number of layers after which the states are sent; 0: after all, and the last norm.
     """
 
-    position_axes = 3
     rules: Any = None
     state_layer: int = 0
 
-    def positions(self, prompt_ids: Sequence[int], parts: Sequence[PromptPart]) -> tuple[torch.Tensor, int]:
+    def positions(self, prompt_ids: Sequence[int], parts: Sequence[PromptPart]) -> tuple[torch.Tensor, float]:
         return omni_positions(self.model, self.rules, prompt_ids, parts)
 
     def forward_with_states(

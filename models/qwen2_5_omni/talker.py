@@ -81,7 +81,7 @@ class Talker:
         embeds = rows.new_zeros(len(token_ids), self.embed_width, dtype=self.dtype)
         return embeds.index_copy(0, at, rows.to(self.dtype))
 
-    def positions(self, prompt_ids: Sequence[int], parts: Sequence[PromptPart]) -> tuple[torch.Tensor, int]:
+    def positions(self, prompt_ids: Sequence[int], parts: Sequence[PromptPart]) -> tuple[torch.Tensor, float]:
         return omni_positions(self._model, RULES, prompt_ids, parts)
 
     def forward(self, inputs: torch.Tensor, step: TokenStep) -> torch.Tensor:

@@ -43,6 +43,7 @@ class Talker:
     """
 
     position_axes: Final = 3
+    fractional_positions: Final = True
     masks: Final = frozenset({"causal"})
     kernels: Final = "torch"
 
@@ -88,7 +89,7 @@ class Talker:
         embeds = rows.new_zeros(len(token_ids), self.embed_width, dtype=self.dtype)
         return embeds.index_copy(0, at, rows.to(self.dtype))
 
-    def positions(self, prompt_ids: Sequence[int], parts: Sequence[PromptPart]) -> tuple[torch.Tensor, int]:
+    def positions(self, prompt_ids: Sequence[int], parts: Sequence[PromptPart]) -> tuple[torch.Tensor, float]:
         # `generate` of transformers tells the thinker of sound tracks, and not the talker.
         return omni_positions(self._model, RULES, prompt_ids, parts, knows_films=False)
 

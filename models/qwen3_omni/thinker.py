@@ -11,4 +11,5 @@ RULES = modeling.Qwen3OmniMoePreTrainedModelForConditionalGeneration
 class Thinker(OmniThinker, Qwen3VLDecoder):
     """Rows of media are as Qwen3-VL's; those of audio add nothing to deeper layers."""
 
+    fractional_positions = True
     rules = RULES

@@ -15,7 +15,7 @@ class GridDecoder(VlmDecoder):
 
     position_axes = 3
 
-    def positions(self, prompt_ids: Sequence[int], parts: Sequence[PromptPart]) -> tuple[torch.Tensor, int]:
+    def positions(self, prompt_ids: Sequence[int], parts: Sequence[PromptPart]) -> tuple[torch.Tensor, float]:
         if not prompt_ids:
             return torch.zeros(3, 0, dtype=torch.int32), 0
         ids = torch.tensor([prompt_ids])

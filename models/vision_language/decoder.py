@@ -65,7 +65,7 @@ class VlmDecoder(DecoderLM):
     def vocab_size(self) -> int:
         return int(self.text_config.vocab_size)
 
-    def positions(self, prompt_ids: Sequence[int], parts: Sequence[PromptPart]) -> tuple[torch.Tensor, int]:
+    def positions(self, prompt_ids: Sequence[int], parts: Sequence[PromptPart]) -> tuple[torch.Tensor, float]:
         """The positions of a prompt's T tokens, (axes, T) int32, and the position of the next token."""
         return torch.arange(len(prompt_ids), dtype=torch.int32)[None], len(prompt_ids)
 

@@ -32,6 +32,7 @@ from workers.kv_engine.node import (
     has_head,
     masks_of,
     position_axes_of,
+    position_dtype_of,
     programs_of,
     token_programs_of,
 )
@@ -120,6 +121,7 @@ class KVEngine:
                 device=node.device,
                 padding_block=config.num_blocks,
                 position_axes=position_axes_of(node),
+                position_dtype=position_dtype_of(node),
             ),
             towers=all_towers,
             max_sequences=config.max_sequences,

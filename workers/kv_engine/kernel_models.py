@@ -154,9 +154,9 @@ class LlamaLike:
         """Return the ids: `forward` embeds them."""
         return token_ids
 
-    def positions(self, prompt_ids: Sequence[int], parts: Sequence[PromptPart]) -> tuple[torch.Tensor, int]:
+    def positions(self, prompt_ids: Sequence[int], parts: Sequence[PromptPart]) -> tuple[torch.Tensor, float]:
         """See `workers.kv_engine.node.Backbone`."""
-        found: tuple[torch.Tensor, int] = self._node.positions(prompt_ids, parts)
+        found: tuple[torch.Tensor, float] = self._node.positions(prompt_ids, parts)
         return found
 
     def splice(self, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> Inputs:

@@ -161,6 +161,9 @@ class MediaBackbone(Backbone, Protocol):
             which a row is added to the token's state. 0 for a node that takes none.
         masks: the masks of its prompts and programs: `causal`, and `full` if tokens may see later ones.
 
+    A node whose tokens may have positions between whole numbers has the attribute `fractional_positions`,
+    which is true: its positions are float32 in place of int32.
+
     A node with several sets of weights may have a further method, `routes(prompt_ids, parts)`: the set of
     each token of a prompt with parts, (T,) int8. `forward` reads them in `step.routes`.
     """
@@ -172,8 +175,8 @@ class MediaBackbone(Backbone, Protocol):
     @property
     def masks(self) -> frozenset[str]: ...
 
-    def positions(self, prompt_ids: Sequence[int], parts: Sequence[PromptPart]) -> tuple[torch.Tensor, int]:
-        """Return the positions of a prompt, (axes, T) int32 on the CPU, and the one of the next token."""
+    def positions(self, prompt_ids: Sequence[int], parts: Sequence[PromptPart]) -> tuple[torch.Tensor, float]:
+        """Return the positions of a prompt, (axes, T) on the CPU, and the one of the next token."""
         ...
 
     def splice(self, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> Any:
@@ -210,6 +213,11 @@ def position_axes_of(node: Backbone) -> int:
     """Return the number of rotary positions of a token; 1 for a node that declares none."""
     axes: int = getattr(node, "position_axes", 1)
     return axes
+
+
+def position_dtype_of(node: Backbone) -> torch.dtype:
+    """Return the type of a node's positions."""
+    return torch.float32 if getattr(node, "fractional_positions", False) else torch.int32
 
 
 def embed_width_of(node: Backbone) -> int:

@@ -7,7 +7,7 @@ import torch
 
 from shared.errors import BugError, TensorGone
 from workers.data_plane.arrays import to_tensor
-from workers.kv_engine.node import FULL, KVNode, embed_width_of, masks_of, splice
+from workers.kv_engine.node import FULL, KVNode, embed_width_of, masks_of, position_dtype_of, splice
 from workers.kv_engine.prompt_parts import PromptParts
 from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.kv_engine.step import Step
@@ -34,7 +34,7 @@ def prompt_parts_of(node: KVNode, spec: SequenceSpec) -> PromptParts | None:
     return PromptParts(
         spec.prompt_ids,
         spec.parts,
-        positions=positions.to("cpu", torch.int32).numpy(),
+        positions=positions.to("cpu", position_dtype_of(node)).numpy(),
         next_position=following,
         rows=_rows_of(node, spec),
         full_ignores_window=bool(getattr(node, "full_ignores_window", False)),

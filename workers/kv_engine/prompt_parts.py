@@ -22,6 +22,7 @@ from shared.errors import BugError
 
 Int8s = npt.NDArray[np.int8]
 Int32s = npt.NDArray[np.int32]
+Positions = npt.NDArray[np.int32] | npt.NDArray[np.float32]
 
 _NO_ROW: Final = -1
 
@@ -32,7 +33,7 @@ class PromptParts:
     Args:
         prompt_ids: the T token ids.
         parts: in the order of the prompt.
-        positions: (axes, T) int32.
+        positions: (axes, T), of the type of the node's.
         next_position: the position of the token after the prompt, on all axes.
         rows: (N, width), the values for the tokens of parts with a digest, in their order; None if the
             prompt's keys and values come with the request.
@@ -51,8 +52,8 @@ class PromptParts:
         prompt_ids: Items[int],
         parts: Items[PromptPart],
         *,
-        positions: Int32s,
-        next_position: int,
+        positions: Positions,
+        next_position: float,
         rows: Any | None,
         full_ignores_window: bool = False,
         routes: Int8s | None = None,
@@ -81,14 +82,14 @@ class PromptParts:
         self.longest_full: Final = max((part.count for part in parts if part.full), default=0)
         self.contents: Final = _contents(prompt_ids, parts)
 
-    def positions_of(self, start: int, count: int) -> Int32s:
+    def positions_of(self, start: int, count: int) -> Positions:
         """The positions of `count` tokens of the sequence from `start` on, (axes, count)."""
         known = self._positions[:, start : start + count]
         missing = count - known.shape[1]
         if not missing:
             return known
         first = start + known.shape[1] + self.shift
-        after = np.arange(first, first + missing, dtype=np.int32)
+        after = (first + np.arange(missing)).astype(known.dtype)
         return np.concatenate([known, np.broadcast_to(after, (len(known), missing))], axis=1)
 
     def rows_in(self, start: int, count: int) -> tuple[slice, npt.NDArray[np.int64]]:

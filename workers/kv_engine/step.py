@@ -25,6 +25,7 @@ import numpy.typing as npt
 import torch
 
 from shared.errors import BugError
+from workers.kv_engine.prompt_parts import Positions
 from workers.kv_engine.sampling.logits_processors import LogitAdjustments
 from workers.kv_engine.sampling.sampling_rows import SamplingRows, ScoredRows
 from workers.kv_engine.sampling.sampling_state import SamplingState
@@ -54,7 +55,7 @@ class Step:
     """
 
     token_ids: torch.Tensor  # (T,) int32
-    positions: torch.Tensor  # (T,) int32, or (axes, T) for a node with several position axes
+    positions: torch.Tensor  # (T,) int32, or (axes, T) for a node with several position axes; or float32
     slots: torch.Tensor  # (T,) int32
     rows: torch.Tensor  # (B,) int32, indices into block_table
     query_offsets: torch.Tensor  # (B + 1,) int32
@@ -123,6 +124,7 @@ class StepBuilder:
     Args:
         padding_block: a block of the pool whose first cell is used for padding only; None is without padding.
         position_axes: the number of positions of a token.
+        position_dtype: int32, or float32, which has as many bytes.
     """
 
     def __init__(
@@ -135,8 +137,10 @@ class StepBuilder:
         device: torch.device,
         padding_block: int | None = None,
         position_axes: int = 1,
+        position_dtype: torch.dtype = torch.int32,
     ) -> None:
         self._axes = position_axes
+        self._position_dtype = position_dtype
         self._block_size = block_size
         self._padding_block = padding_block
         # Weak, because a sequence that has ended holds the rows of its media.
@@ -240,13 +244,14 @@ class StepBuilder:
 
         `with_parts` are the spans of sequences with parts, each with the index of its first token.
         """
-        positions = self._step.host["positions"][: self._axes * width].reshape(self._axes, width)
+        written = self._step.host["positions"][: self._axes * width].reshape(self._axes, width)
+        positions: Positions = written.view(np.float32) if self._position_dtype.is_floating_point else written
         positions[:, : len(indices)] = indices
         for offset, span in with_parts:
             parts, here = span.sequence.parts, slice(offset, offset + span.count)
             assert parts is not None
             if span.start >= len(span.sequence.spec.prompt_ids):
-                positions[:, here] += parts.shift
+                positions[:, here] += np.asarray(parts.shift, positions.dtype)
             else:
                 positions[:, here] = parts.positions_of(span.start, span.count)
 
@@ -347,7 +352,7 @@ class StepBuilder:
         width: int = 0,
     ) -> Step:
         host, device = self._step.host, self._step.device
-        positions = device["positions"][: self._axes * max(width, total)]
+        positions = device["positions"][: self._axes * max(width, total)].view(self._position_dtype)
         if self._axes > 1:
             positions = positions.view(self._axes, -1)
         return Step(

@@ -87,6 +87,7 @@ class Asked:
 
     Attributes:
         track: the sound track of its video, which is to be heard.
+        fps: the frames to take of each second of its videos.
     """
 
     text: str
@@ -96,6 +97,7 @@ class Asked:
     outputs: tuple[str, ...] = ("text", "audio")
     penalty: float = 1.0
     track: Array | None = None
+    fps: float = 2.0
 
     def request(self, *, tokens: int = TOKENS, concurrent: int = 1, **options: Any) -> PlanRequest:
         """As a plan gets it, while so many requests run."""
@@ -118,6 +120,7 @@ class Asked:
                 temperature=0.0,
                 voice=self.voice,
                 options={
+                    "fps": self.fps,
                     "talker_temperature": 0.0,
                     "talker_max_output_tokens": self.frames,
                     "talker_repetition_penalty": self.penalty,
@@ -236,12 +239,12 @@ class Served:
             found |= {"pixel_values": seen["pixel_values"], "image_grid_thw": seen["image_grid_thw"]}
         if films:
             cells = AutoImageProcessor.from_pretrained(folder, backend="pil")
-            # Two of four frames each second: two planes of two frames, a second apart.
-            planes = [planes_of(cells, one[::2], self.frames) for one in films]
+            taken = int(FPS / asked.fps)  # planes of two frames
+            planes = [planes_of(cells, one[::taken], self.frames) for one in films]
             found |= {
                 "pixel_values_videos": torch.cat([pixels for pixels, _ in planes]),
                 "video_grid_thw": torch.tensor([grid for _, grid in planes]),
-                "video_second_per_grid": torch.ones(len(films)),
+                "video_second_per_grid": torch.full((len(films),), 2 / asked.fps),
             }
         if sounds:
             features = WhisperFeatureExtractor.from_pretrained(folder)(

@@ -33,6 +33,7 @@ ASKED = (
     replace(asking, text="what is it?", media=(film(1), picture(2))),
     replace(asking, text="what is it?", media=(picture(2), film(1, 24), sound(1)), track=sound(4, 5.3)),
     replace(asking, text="what is it?", media=(film(3, 24), picture(1)), track=sound(5, 3.7)),
+    replace(asking, text="what is it?", media=(film(2), picture(1), sound(1)), fps=4),
 )
 
 

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from models.omni.positions import omni_positions
 from models.qwen3_omni.thinker import Thinker
+from models.sequence_request import PromptPart
 from shared.events import OutputChunk, WalkCompleted
 from tests.models.omni.media import film, picture, sound
 from tests.models.omni.serving import NODES, Asked, released
@@ -45,6 +47,7 @@ ASKED = (
     Asked("what is it?", (film(1), picture(2))),
     Asked("what is it?", (picture(2), film(1, 24), sound(1, 5.3)), track=sound(4, 5.3)),
     Asked("what is it?", (film(3, 24), picture(1)), track=sound(5, 3.7)),
+    Asked("what is it?", (film(2), picture(1), sound(1)), fps=4),
 )
 
 
@@ -126,6 +129,13 @@ def _in_a_row(_self: object, prompt_ids: Sequence[int], _parts: object) -> tuple
     return torch.arange(count, dtype=torch.int32).repeat(3, 1), count
 
 
+def _in_whole_numbers(
+    self: Thinker, prompt_ids: Sequence[int], parts: Sequence[PromptPart]
+) -> tuple[torch.Tensor, float]:
+    found, following = omni_positions(self.model, self.rules, prompt_ids, parts)
+    return found.floor(), following // 1
+
+
 def _without_deeper_features(
     self: Thinker, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor
 ) -> Any:
@@ -137,13 +147,17 @@ _SPLICE = Thinker.splice
 
 
 @pytest.mark.parametrize(
-    ("method", "wrong"), [("positions", _in_a_row), ("splice", _without_deeper_features)]
+    ("method", "wrong", "asked"),
+    [
+        ("positions", _in_a_row, ASKED[1]),
+        ("positions", _in_whole_numbers, ASKED[-1]),
+        ("splice", _without_deeper_features, ASKED[1]),
+    ],
 )
 async def test_answers_differ_with_wrong_positions_and_without_deeper_features(
-    method: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
+    method: str, wrong: Any, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Thinker, method, wrong)
-    asked = ASKED[1]
     async with SERVED.serving() as cluster:
         orders = SERVED.order(cluster, "wrong", asked, TOGETHER)
         await cluster.until(WalkCompleted, "wrong", orders)

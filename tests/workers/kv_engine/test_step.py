@@ -1,3 +1,4 @@
+from typing import Any
 from weakref import ref
 
 import numpy as np
@@ -56,7 +57,7 @@ def test_the_buffers_stay_where_they_are() -> None:
 
 
 def test_padding_fills_a_captured_step_with_spans_in_an_unused_cell() -> None:
-    sizes = {"max_sequences": 4, "max_step_tokens": 32, "max_blocks": 5, "block_size": 4}
+    sizes: dict[str, Any] = {"max_sequences": 4, "max_step_tokens": 32, "max_blocks": 5, "block_size": 4}
     fixed = StepBuilder(**sizes, device=CPU, padding_block=20)
     captured = fixed.captured(4)
     decode = seated("b", [40, 41, 42], [9, 1], row=2, sampling=Sampling(temperature=1, top_k=7))
@@ -186,7 +187,7 @@ def test_rows_and_positions_of_media_and_slots_of_their_tokens() -> None:
 
 
 def test_several_axes_are_rows_of_positions_also_in_a_padded_step() -> None:
-    sizes = {"max_sequences": 4, "max_step_tokens": 32, "max_blocks": 5, "block_size": 4}
+    sizes: dict[str, Any] = {"max_sequences": 4, "max_step_tokens": 32, "max_blocks": 5, "block_size": 4}
     fixed = StepBuilder(**sizes, device=CPU, padding_block=20, position_axes=2)
     image = with_image([10, 11, 12, 12, 12, 13], axes=2)
 

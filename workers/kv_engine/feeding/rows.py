@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from models.sequence_request import PromptPart
-from workers.kv_engine.prompt_parts import Int32s, PromptParts
+from workers.kv_engine.prompt_parts import Positions, PromptParts
 
 _GROWTH: Final = 64
 """The fewest rows that a buffer grows by."""
@@ -23,7 +23,7 @@ class FedRows(PromptParts):
 
     Args:
         prompt_ids: the T token ids of the prompt.
-        positions: (axes, T) int32.
+        positions: (axes, T), of the type of the node's.
         next_position: the position of the token after the prompt.
         rows: (T, hidden).
     """
@@ -32,8 +32,8 @@ class FedRows(PromptParts):
         self,
         prompt_ids: Items[int],
         *,
-        positions: Int32s,
-        next_position: int,
+        positions: Positions,
+        next_position: float,
         rows: torch.Tensor,
     ) -> None:
         super().__init__(

@@ -20,7 +20,7 @@ from workers.data_plane.arrays import to_array, to_tensor
 from workers.data_plane.port import Array, DeviceArray
 from workers.kv_engine.feeding.draws import InnerDraw
 from workers.kv_engine.feeding.rows import FedRows
-from workers.kv_engine.node import position_axes_of
+from workers.kv_engine.node import position_axes_of, position_dtype_of
 from workers.kv_engine.sequence import Sequence, Span
 from workers.kv_engine.sequence_spec import Feed, SequenceSpec
 
@@ -95,7 +95,7 @@ class FedSequences:
         positions, following = self._positions(spec)
         sequence.parts = FedRows(
             spec.prompt_ids,
-            positions=positions.to("cpu", torch.int32).numpy(),
+            positions=positions.to("cpu", position_dtype_of(self._node)).numpy(),
             next_position=following,
             rows=rows.to(self._node.dtype).clone(),
         )
@@ -164,10 +164,10 @@ class FedSequences:
             for place in range(len(sequences))
         ]
 
-    def _positions(self, spec: SequenceSpec) -> tuple[torch.Tensor, int]:
+    def _positions(self, spec: SequenceSpec) -> tuple[torch.Tensor, float]:
         own = getattr(self._node, "positions", None)
         if own is not None and spec.parts:
-            found: tuple[torch.Tensor, int] = own(spec.prompt_ids, spec.parts)
+            found: tuple[torch.Tensor, float] = own(spec.prompt_ids, spec.parts)
             return found
         count = len(spec.prompt_ids)
         return torch.arange(count, dtype=torch.int32).repeat(position_axes_of(self._node), 1), count

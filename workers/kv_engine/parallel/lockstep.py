@@ -110,10 +110,16 @@ def pack_step(step: Step) -> bytes:
     ranges = [] if spans.key_ends is None else [spans.key_ends, spans.full_starts]
     rows = _pack_rows(step)
     head = [tokens, len(spans.kv_lengths), columns, spans.block_size]
-    head += [positions.size // tokens, tokens if ranges else 0, *rows.shape]
+    axes = positions.size // tokens
+    # Negative for positions of float32, which are sent by their bits.
+    head += [-axes if positions.dtype == np.float32 else axes, tokens if ranges else 0, *rows.shape]
     arrays: list[Any] = [
         head,
-        *(step.token_ids.cpu().numpy(), positions, step.slots.cpu().numpy()),
+        *(
+            step.token_ids.cpu().numpy(),
+            np.ascontiguousarray(positions).view(np.int32),
+            step.slots.cpu().numpy(),
+        ),
         *(spans.query_offsets, spans.kv_lengths, spans.block_tables[:, :columns]),
         *ranges,
         [] if step.row_indices is None else step.row_indices.cpu().numpy(),
@@ -138,6 +144,7 @@ def unpack_step(data: bytearray, device: torch.device, dtype: torch.dtype = torc
     numbers = np.frombuffer(data, np.int32, len(data) // 4)
     head = numbers[:_HEAD].tolist() if len(numbers) >= _HEAD else [0] * _HEAD
     tokens, batch, columns, block_size, axes, ranged, rows, width = head
+    position_dtype, axes = torch.float32 if axes < 0 else torch.int32, abs(axes)
     sizes = [tokens, axes * tokens, tokens, batch + 1, batch, batch * columns]
     sizes += [ranged, ranged, rows, rows * width]
     if min(tokens, batch, columns, block_size, axes) < 1 or _HEAD + sum(sizes) != len(numbers):
@@ -152,7 +159,7 @@ def unpack_step(data: bytearray, device: torch.device, dtype: torch.dtype = torc
     tables, nothing = parts[5].reshape(batch, columns), torch.zeros(0, dtype=torch.int32, device=device)
     return Step(
         token_ids=on_device(parts[0]),
-        positions=on_device(parts[1] if axes == 1 else parts[1].reshape(axes, tokens)),
+        positions=on_device(parts[1] if axes == 1 else parts[1].reshape(axes, tokens)).view(position_dtype),
         slots=on_device(parts[2]),
         rows=torch.arange(batch, dtype=torch.int32, device=device),
         query_offsets=on_device(parts[3]),
