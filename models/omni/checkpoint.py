@@ -98,7 +98,7 @@ class OmniCheckpoint:
         if not self.config.enable_audio_output:
             raise UnsupportedArchitectureError(
                 f"{self.folder} only thinks (enable_audio_output is false), so it has no {name}: expected a "
-                "checkpoint that speaks, such as Qwen3-Omni-30B-A3B-Instruct"
+                "checkpoint that speaks"
             )
         half = lacking(self.model_class, *({"thinker", "talker", self.codec} - {name}))
         checkpoint = Checkpoint(

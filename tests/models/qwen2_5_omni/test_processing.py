@@ -1,5 +1,6 @@
 """Prompts of thinker and talker, defaults, and requests that are refused before anything is computed."""
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,9 +10,10 @@ from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import (
     _get_feat_extract_output_lengths as rows_of_transformers,
 )
 
+from models.checkpoints.files import UnsupportedArchitectureError
 from models.media.kinds import MediaTooLargeError
 from models.omni.prepared import talker_sampling
-from models.qwen2_5_omni import nodes
+from models.qwen2_5_omni import nodes, processing
 from models.qwen2_5_omni.graph import GRAPH
 from models.qwen2_5_omni.options import Qwen25OmniOptions
 from models.qwen2_5_omni.processing import rows_of
@@ -85,3 +87,36 @@ def test_the_folder_is_served_by_the_family_and_its_voices_are_weights() -> None
     assert family_of(folder) == GRAPH.family
     assert "spk_dict.pt" in weight_files(folder, "Talker", {})
     assert nodes.examine(folder, "Thinker", members=2) == nodes.examine(folder, "Talker") == 4096
+
+
+def changed(folder: Path, **config: Any) -> Path:
+    """The checkpoint with another `config.json`."""
+    folder.mkdir()
+    for path in tiny.tiny_qwen2_5_omni().iterdir():
+        (folder / path.name).symlink_to(path)
+    found = msgspec.json.decode((folder / "config.json").read_bytes())
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_bytes(msgspec.json.encode(found | config))
+    return folder
+
+
+def test_the_published_name_of_the_architecture_is_served(tmp_path: Path) -> None:
+    folder = changed(tmp_path / "published", architectures=["Qwen2_5OmniModel"])
+    assert family_of(folder) == GRAPH.family
+    assert nodes.load(folder, "Talker").architecture == "Qwen2_5OmniTalkerForConditionalGeneration"
+
+
+def test_a_checkpoint_that_only_thinks_speaks_not(tmp_path: Path) -> None:
+    folder = changed(tmp_path / "thinks", enable_audio_output=False)
+    (folder / "spk_dict.pt").unlink()
+    silent = processing.load(folder, max_seq_len=512, media=None)
+    args = PrepareRequest(inputs=Inputs(text="hi", output_modalities=["audio"]), params=Params())
+    with pytest.raises(ClientError, match="thinks and does not speak"):
+        silent.run("prepare", "k", {}, msgspec.to_builtins(args))
+    with pytest.raises(UnsupportedArchitectureError, match="only thinks"):
+        nodes.load(folder, "Talker")
+    assert nodes.load(folder, "Thinker").architecture
+
+
+def test_the_penalty_counts_the_codes_of_the_prompt_of_transformers() -> None:
+    assert spoken("hello").facts["speech"]["penalized_ids"] == [206, tiny.CODE_PAD, 203]

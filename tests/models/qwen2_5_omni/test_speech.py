@@ -4,11 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from models.qwen2_5_omni import talker
+from models.qwen2_5_omni.speech_prompts import SpeechPrompts
 from models.qwen2_5_omni.thinker import Thinker
 from shared.events import OutputChunk, WalkCompleted
 from tests.models.omni.media import film, picture, sound
@@ -34,6 +36,7 @@ ASKED = (
     replace(asking, text="what is it?", media=(picture(2), film(1, 24), sound(1)), track=sound(4, 5.3)),
     replace(asking, text="what is it?", media=(film(3, 24), picture(1)), track=sound(5, 3.7)),
     replace(asking, text="what is it?", media=(film(2), picture(1), sound(1)), fps=4),
+    replace(asking, text="print it", penalty=1.5),
 )
 
 
@@ -147,6 +150,18 @@ async def test_speech_differs_without_the_states_of_the_thinker(monkeypatch: pyt
     wanted = reference(ASKED[0])
     assert text == SERVED.text_of(wanted.token_ids)
     assert sound.shape != wanted.sound.shape or np.abs(sound - samples(wanted.sound)).max() > 1000
+
+
+async def test_speech_ends_elsewhere_if_the_penalty_counts_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = SpeechPrompts.of
+
+    def wrong(self: Any, *args: Any, **given: Any) -> Any:
+        speech, ids = right(self, *args, **given)
+        return msgspec.structs.replace(speech, penalized_ids=[]), ids
+
+    monkeypatch.setattr(SpeechPrompts, "of", wrong)
+    _, sound = await answered(ASKED[-1])
+    assert sound.shape != reference(ASKED[-1]).sound.shape
 
 
 async def test_sound_differs_with_another_voice_and_with_other_noise() -> None:
