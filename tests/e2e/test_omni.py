@@ -1,6 +1,6 @@
 """Qwen3-Omni and Qwen2.5-Omni, served on several ranks: answers at once, a rank that dies while it speaks.
 
-That text and speech are those of transformers is tested in `tests.models.qwen3_omni` and `.qwen2_5_omni`.
+Text is that of transformers; that speech is, too, is tested in `tests.models.qwen3_omni` and `.qwen2_5_omni`.
 """
 
 import asyncio
@@ -13,10 +13,17 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import httpx
+import msgspec
 import pytest
+import torch
 
 from configs.files import configs_folder
+from models.sequence_request import PrepareRequest
+from shared.events import Inputs, Params
+from shared.tensors import read_ids
 from tests.e2e import clients, deploy
+from tests.models.qwen2_5_omni import serving as qwen2_5
+from tests.models.qwen3_omni import serving as qwen3
 from tests.tiny import omni, qwen2_5_omni
 
 TOKENS: Final = 12
@@ -43,6 +50,25 @@ class Case:
     @property
     def checkpoint(self) -> Path:
         return omni.tiny_omni() if self.family == "qwen3_omni" else qwen2_5_omni.tiny_qwen2_5_omni()
+
+    def text(self, text: str) -> str:
+        """What transformers answers, greedily."""
+        served, model = (
+            (qwen3.SERVED, omni.oracle())
+            if self.family == "qwen3_omni"
+            else (qwen2_5.SERVED, qwen2_5_omni.oracle())
+        )
+        inputs = Inputs(text=text, output_modalities=["text", "audio"])
+        args = msgspec.to_builtins(PrepareRequest(inputs=inputs, params=Params()))
+        ids = read_ids(served.prepares.run("prepare", "k", {}, args).handle("token_ids"))
+        found = model.thinker.generate(
+            torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
+            max_new_tokens=TOKENS,
+            do_sample=False,
+            eos_token_id=[*served.prepares.eos_ids],
+        )
+        return served.text_of(found[0, len(ids) :].tolist())
 
 
 CASES: Final = (
@@ -104,6 +130,7 @@ async def test_speech_survives_its_rank_and_replays(tmp_path: Path, case: Case) 
                 "/generate",
                 json=clients.body("hi", "unknown", voice="nobody") | {"output_modalities": ["audio"]},
             )
+        assert [one.text.decode() for one in alone] == [case.text(text) for text in TEXTS]
         for before, after in zip(alone, heard, strict=True):
             assert (after.text, after.sound) == (before.text, before.sound)
         assert len({one.sound for one in alone}) == len(TEXTS)
