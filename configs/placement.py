@@ -45,8 +45,8 @@ class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
             `whole_video_pipeline`); `whisper`, `moonshine` and `cohere_asr` have `listen`, `window`,
             `encoder`, `decoder`, `transcript` and `reader`, `parakeet` the same without `decoder`;
             `qwen3_omni` and `qwen2_5_omni` have `prepare`, `vision_encoder`, `audio_encoder`, `Thinker`,
-            `Talker` and `Code2Wav`; `orpheus` has `prepare`, `LLM` and `snac_decoder`, `csm` has `prepare`, `LLM` and
-            `codec_decoder`.
+            `Talker` and `Code2Wav`; `orpheus` has `prepare`, `LLM` and `snac_decoder`, `csm` has `prepare`,
+            `LLM` and `codec_decoder`, `qwen3_tts` has `prepare`, `Talker` and `Codec`.
         ranks: the ranks that execute these nodes: GPUs, or CPU processes. Several ranks are replicas: each
             request uses one of them.
         graph_walks: the walks to which the group applies; default: all walks that no other group names for

@@ -52,6 +52,7 @@ _BUILT_IN: Final = {
     "qwen2_5_omni": "models.qwen2_5_omni",
     "qwen2_5_vl": "models.qwen2_5_vl",
     "qwen3_omni": "models.qwen3_omni",
+    "qwen3_tts": "models.qwen3_tts",
     "qwen3_vl": "models.qwen3_vl",
     "reranker": "models.reranker",
     "text_encoder": "models.text_encoder",

@@ -27,17 +27,18 @@ class Code2Wav:
     """The codec's decoder (`models.base.StatelessNode`). The samples of a chunk depend on its frames alone.
 
     Args:
-        model: transformers' code2wav of Qwen3-Omni.
+        model: transformers' code2wav of Qwen3-Omni, or another causal decoder of codes.
         stream: the edge of the codes.
+        delay: the samples that it looks ahead. Default: those of code2wav.
     """
 
     max_batch: Final = 8
 
-    def __init__(self, model: Any, stream: str) -> None:
+    def __init__(self, model: Any, stream: str, *, delay: int | None = None) -> None:
         self._model = model
         self._stream = stream
         self._samples: Final = int(model.total_upsample)
-        self.delay: Final = delay_of(model.config.upsample_rates)
+        self.delay: Final = delay_of(model.config.upsample_rates) if delay is None else delay
 
     def run(self, items: Sequence[Item]) -> list[StatelessResult | Exception]:
         """Decode each item's chunk of codes, (frames, groups), to `audio`, (samples,) int16 on the CPU."""

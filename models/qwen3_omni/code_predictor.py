@@ -6,6 +6,7 @@ state of the talker, code 0 ──> code 1 ──> code 2 ──> ... ──> th
 from typing import Any, Final
 
 import torch
+from torch import nn
 from transformers import DynamicCache
 
 from models.feeding import Draw
@@ -15,7 +16,8 @@ class CodePredictor:
     """The loop over one frame, for all sequences of a step. Its keys and values live as long as the frame.
 
     Args:
-        model: transformers' code predictor of Qwen3-Omni, or one with the same members.
+        model: transformers' code predictor of Qwen3-Omni, or one with the same members. If it is narrower
+            than the talker, it has a `small_to_mtp_projection` too.
 
     Attributes:
         groups: the number of codes of a frame.
@@ -25,6 +27,7 @@ class CodePredictor:
         self._model = model
         self._heads: Final = model.lm_head
         self._tables: Final = model.model.get_input_embeddings()
+        self._narrowed: Final = getattr(model, "small_to_mtp_projection", nn.Identity())
         self.groups: Final[int] = len(model.lm_head) + 1
 
     def frame(
@@ -44,7 +47,9 @@ class CodePredictor:
         cache = DynamicCache(config=self._model.config)
         codes, inputs = [tokens], torch.stack([hidden, rows], dim=1)
         for group in range(self.groups - 1):
-            states = self._model.model(inputs_embeds=inputs, past_key_values=cache, use_cache=True)
+            states = self._model.model(
+                inputs_embeds=self._narrowed(inputs), past_key_values=cache, use_cache=True
+            )
             code = draw(self._heads[group](states.last_hidden_state[:, -1]).float(), f"code {group + 1}")
             embeds = self._tables[group](code)
             rows = rows + embeds

@@ -27,6 +27,7 @@ from tests.tiny.csm import tiny_csm
 from tests.tiny.omni import tiny_omni
 from tests.tiny.pi import tiny_pi05
 from tests.tiny.qwen2_5_omni import tiny_qwen2_5_omni
+from tests.tiny.qwen3_tts import tiny_qwen3_tts
 from workers.data_plane.transports import nixl
 
 GROUPS = {
@@ -398,6 +399,7 @@ def test_every_named_configuration_is_right(tmp_path: Path, weights: Path) -> No
         "csm": tiny_csm(),
         "qwen3_omni": tiny_omni(),
         "qwen2_5_omni": tiny_qwen2_5_omni(),
+        "qwen3_tts": tiny_qwen3_tts(),
         "pi05": tiny_pi05(),
         "image_pipeline": pipelines.written(tmp_path / "image", "ZImagePipeline"),
         "wan22": pipelines.written(tmp_path / "wan22", "WanPipeline"),
@@ -411,6 +413,7 @@ def test_every_named_configuration_is_right(tmp_path: Path, weights: Path) -> No
             "csm",
             "qwen3_omni",
             "qwen2_5_omni",
+            "qwen3_tts",
         ):  # the tiny ones have fewer positions than the published
             flags += ("--set", "max_seq_len=512")
         assert check(name, *flags).exit_code == 0, name
