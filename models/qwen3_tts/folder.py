@@ -1,4 +1,4 @@
-"""The published folder of Qwen3-TTS: what of its `config.json` is read, and the codec's folder in it. No torch."""
+"""The published folder of Qwen3-TTS: what is read of its `config.json`, and the codec's folder. No torch."""
 
 from pathlib import Path
 from typing import Annotated, Final

@@ -1,4 +1,4 @@
-"""The request parameters of Qwen3-TTS, under the names of its published package. Pure: the graph imports it."""
+"""The request parameters of Qwen3-TTS, under the names of its package. Pure: the graph imports it."""
 
 from typing import Annotated, ClassVar
 

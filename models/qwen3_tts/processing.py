@@ -1,4 +1,4 @@
-"""The CPU node `prepare` of Qwen3-TTS: a text as an assistant's turn, after the codes of a language and a voice.
+"""The CPU node `prepare` of Qwen3-TTS: a text as an assistant's turn, after codes of a language and a voice.
 
 text of each token    turn (3)   padding ...   begin   text ...   end       padding
 code of each token               language and voice    padding ...          begin
@@ -170,7 +170,7 @@ class Qwen3TtsProcessing:
         return msgspec.structs.replace(params, temperature=temperature, min_tokens=fewest)
 
     def _inner_sampling(self, options: Qwen3TtsOptions, *, is_greedy: bool) -> SamplingParams:
-        """The sampling of the other codes: the request's over the checkpoint's, greedy with the first ones."""
+        """The sampling of the other codes: the request's over the checkpoint's, greedy with the first."""
         of, drawn = self._inner, options.subtalker_dosample
         if drawn is None:
             drawn = of.subtalker_dosample and not (is_greedy and options.subtalker_temperature is None)

@@ -1,4 +1,4 @@
-"""The talker of Qwen3-TTS, of transformers' Qwen3 layers: a language model over codes, and one within a frame.
+"""The talker of Qwen3-TTS, of transformers' Qwen3 layers: a language model over codes, one within a frame.
 
 Published positions have three axes with equal values, which is the plain rotary embedding of Qwen3.
 The names of members are those of the published tensors.
