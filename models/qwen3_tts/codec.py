@@ -113,9 +113,8 @@ class CodecDecoder(omni.Qwen3OmniMoePreTrainedModel):  # type: ignore[misc] # tr
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
         vectors = self.quantizer["rvq_first"](codes[:, :1]) + self.quantizer["rvq_rest"](codes[:, 1:])
         hidden = self.pre_transformer(self.pre_conv(vectors).transpose(1, 2)).transpose(1, 2)
-        for blocks in self.upsample:
-            for block in blocks:
-                hidden = block(hidden)
-        for block in self.decoder:
+        stages: Any = self.upsample
+        for block in (*(block for blocks in stages for block in blocks), *self.decoder):
             hidden = block(hidden)
-        return hidden.clamp(min=-1, max=1)
+        sound: torch.Tensor = hidden.clamp(min=-1, max=1)
+        return sound

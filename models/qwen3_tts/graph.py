@@ -12,6 +12,8 @@ The names of nodes and walks are M*'s.
 from collections.abc import Sequence
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from models.base import EngineKind, ModelGraph
 from models.checkpoints.claims import CheckpointInfo, Claim
 from models.decoder_lm.graph import new_token_budget
@@ -123,12 +125,15 @@ def _speech_args(request: PlanRequest, prepared: PreparedSpeech) -> SpeechReques
     if max_tokens is None:
         room = min(limits.max_seq_len, limits.kv_tokens) - prepared.prompt_tokens
         max_tokens = max(1, min(MAX_FRAMES, limits.default_max_tokens, room))
+    max_tokens = new_token_budget(prepared.prompt_tokens, max_tokens, limits)
+    sampling = prepared.sampling
+    if request.params.ignore_eos:  # the code of the end has no sound, so it must not be said at all
+        sampling = replace(sampling, min_tokens=max_tokens)
     return SpeechRequest(
-        max_tokens=new_token_budget(prepared.prompt_tokens, max_tokens, limits),
-        sampling=prepared.sampling,
+        max_tokens=max_tokens,
+        sampling=sampling,
         inner_sampling=prepared.inner_sampling,
         choice=request.params.choice,
-        ignore_eos=request.params.ignore_eos,
         codes=prepared.codes,
         plain_tokens=prepared.plain_tokens,
     )

@@ -133,7 +133,7 @@ def _weight(name: str, shape: torch.Size, made: torch.Generator) -> torch.Tensor
         return 0.5 * drawn
     if "embed" in name or len(shape) < 2:
         return drawn
-    found = drawn * ((0.5 if len(shape) > 2 else 1.5) / shape[1:].numel() ** 0.5)
+    found: torch.Tensor = drawn * ((0.5 if len(shape) > 2 else 1.5) / shape[1:].numel() ** 0.5)
     if name == "codec_head.weight":
         found[END] *= 0.885  # speech ends late
     return found

@@ -126,6 +126,18 @@ async def test_without_padding_or_with_another_voice_something_else_is_said(
             assert np.abs(sound[:least].astype(int) - expected[:least]).max() > 100, name
 
 
+async def test_speech_whose_end_is_ignored_goes_on_with_codes_that_have_a_sound() -> None:
+    codes = recorded("speaker.codes")
+    case = CASES["speaker"]
+    going = Asked(case["text"], case["speaker"], params={"temperature": 0.0, "ignore_eos": True})
+    async with serving.serving() as cluster:
+        orders = serving.order(cluster, "goes-on", going, TOGETHER)
+        await cluster.until(WalkCompleted, "goes-on", orders)
+        sound = serving.released(cluster, "goes-on")
+    assert len(codes) < FRAMES
+    assert len(sound) == FRAMES * SAMPLES
+
+
 async def test_the_first_chunk_is_as_asked_or_by_the_load_and_seeds_are_repeated() -> None:
     drawn = Asked("hello there", "vivian", params={"ignore_eos": True}, options=EIGHT)
     async with serving.serving() as cluster:
