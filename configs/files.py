@@ -1,7 +1,8 @@
 """Sources of a configuration: a name in `configs/`, a YAML file, or a checkpoint folder. Not checked yet."""
 
-import re
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -10,11 +11,16 @@ import yaml
 
 from configs.deployment import ConfigError
 from models import registry
+from models.checkpoints import hub_cache
 from models.checkpoints.files import context_length, read_language_config
+from models.checkpoints.hub_cache import HubName
 from shared.closest_match import closest_match
 from shared.validation_errors import described
 
-_ON_A_HUB: Final = re.compile(r"[A-Za-z0-9][\w.-]*/([A-Za-z0-9][\w.-]*)")
+_LOGGER: Final = logging.getLogger(__name__)
+
+Fetch = Callable[[HubName], Path]
+"""Returns the folder of a model on a hub, after downloading it."""
 
 
 def configs_folder() -> Path:
@@ -43,8 +49,10 @@ class Base:
     name: str
 
 
-def read(model: str) -> Base:
-    """Read a name in `configs/`, a YAML file, or a checkpoint folder.
+def read(model: str, fetch: Fetch | None = None) -> Base:
+    """Read a name in `configs/`, a YAML file, a checkpoint folder, or the name of a model on a hub.
+
+    Without `fetch`, names on hubs are refused.
 
     Raises:
         ConfigError: `model` is none of these, or cannot be read.
@@ -52,18 +60,20 @@ def read(model: str) -> Base:
     if model in named():  # takes precedence over a folder of that name, which is `./name`
         return _of_file(configs_folder() / f"{model}.yaml")
     path = Path(model)
+    on_hub = HubName.parse(model)
     if path.is_dir():
-        return _of_folder(path)
+        if on_hub is not None:
+            _LOGGER.warning("%s is the folder %s here, not a model on a hub", model, path.resolve())
+        return of_folder(path)
     if path.suffix in {".yaml", ".yml"}:
         return _of_file(path)
+    if on_hub is not None and fetch is not None:
+        return of_folder(fetch(on_hub))
     near = closest_match(model, named())
     hint = f"; did you mean {near!r}?" if near else ""
-    if hub := _ON_A_HUB.fullmatch(model):
-        get = f"`hf download {model} --local-dir {hub[1]}`"
-        hint = f"; nothing is downloaded by itself: {get}, then serve ./{hub[1]}"
     raise ConfigError(
         f"{model!r} is no model to serve: expected one of {named()}, a YAML file, "
-        f"or a folder with a Hugging Face checkpoint{hint}"
+        f"a folder with a Hugging Face checkpoint, or a model on a hub (org/name){hint}"
     )
 
 
@@ -133,7 +143,37 @@ def _of_file(path: Path) -> Base:
     return Base(values=values, source=str(path), folder=path.parent, name=path.stem)
 
 
-def _of_folder(folder: Path) -> Base:
+def with_hub_model(base: Base, fetch: Fetch) -> Base:
+    """Replace the name of a model on a hub in a file's key `model` by its family and its checkpoint.
+
+    What the file leaves out is as for a checkpoint folder. A folder of that name beside the file wins.
+
+    Raises:
+        ConfigError: the file also names a checkpoint, or the checkpoint cannot be served.
+    """
+    model = base.values.get("model")
+    name = HubName.parse(model) if isinstance(model, str) else None
+    if name is None:
+        return base
+    if base.values.get("checkpoint"):
+        raise ConfigError(
+            f"{base.source}: expected one of model: {name} and checkpoint, found both; leave checkpoint out, "
+            "or name the family in model"
+        )
+    local = base.folder / str(model)
+    if local.is_dir():
+        _LOGGER.warning("%s: model %s is the folder %s, not a model on a hub", base.source, name, local)
+    found = of_folder(local if local.is_dir() else fetch(name)).values
+    chosen = {key: found[key] for key in ("model", "checkpoint")}
+    return replace(base, values={**found, **base.values, **chosen})
+
+
+def of_folder(folder: Path) -> Base:
+    """The configuration of a checkpoint folder: all nodes on rank 0.
+
+    Raises:
+        ConfigError, UnknownFamilyError: it cannot be served.
+    """
     folder = folder.resolve()
     family = registry.family_of(folder)
     config = read_language_config(folder)
@@ -144,6 +184,8 @@ def _of_folder(folder: Path) -> Base:
             f"{folder}/config.json: expected an integer max_position_embeddings, found "
             f"{config.get('max_position_embeddings')!r}; write a YAML file with max_seq_len instead"
         )
+    on_hub = hub_cache.origin(folder)
+    name = on_hub.repository.rpartition("/")[2] if on_hub is not None else folder.name
     values: dict[str, Any] = {
         "model": family,
         "checkpoint": str(folder),
@@ -152,4 +194,4 @@ def _of_folder(folder: Path) -> Base:
             {"node_names": [node for node in graph.nodes if node not in graph.optional], "ranks": [0]}
         ],
     }
-    return Base(values=values, source=str(folder), folder=folder, name=folder.name)
+    return Base(values=values, source=str(folder), folder=folder, name=name)

@@ -24,9 +24,11 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from configs.deployment import DeploymentConfig
+from models.checkpoints.hub_cache import origin
 from shared import faults
 from shared.epoch_fence import EpochFence
 from shared.errors import WorkerError
@@ -295,6 +297,7 @@ class Worker:
             tool_calls=loaded.processing.tool_calls,
             weights=rank_digest(loaded.weights),
             node_weights=dict(loaded.weights),
+            revision=str(origin(Path(self._config.checkpoint)) or ""),
         )
         self._out_of_order = OutOfOrderBuffer()
         inbox = Inbox(

@@ -306,6 +306,7 @@ class Cluster:
             kv_tokens=event.kv_tokens,
             max_seq_len=event.max_seq_len,
             weights=event.node_weights,
+            revision=event.revision,
         )
         self.world = World(ranks=self.world.ranks | {event.rank: state})
         return Folded(decisions, note=f"rank {event.rank} joined as incarnation {incarnation}")

@@ -52,12 +52,14 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         weights: by node, the digest of what it has loaded.
+        revision: where that is from on a hub, `org/name@commit`; empty for a folder.
     """
 
     incarnation: int | None
     kv_tokens: int = 0
     max_seq_len: int = 0
     weights: dict[str, str] = {}
+    revision: str = ""
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):

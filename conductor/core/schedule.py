@@ -216,6 +216,7 @@ def _resumption(request: Request, died: frozenset[int], ranks: Ranks) -> Request
         walk_placement=walk_placement,
         lives=_lives(placement, walk_placement, ranks.world),
         weights=weights.of_placement(placement, walk_placement, ranks.world),
+        revisions=weights.revisions_of(placement, walk_placement, ranks.world),
         on_probation=bool(died),
         closed=closed,
         alone_on=alone_on,
@@ -262,6 +263,7 @@ def _admit(
         walk_placement=walk_placement,
         lives=_lives(placement, walk_placement, ranks.world),
         weights=weights.of_placement(placement, walk_placement, ranks.world),
+        revisions=weights.revisions_of(placement, walk_placement, ranks.world),
         limits=_limits(chosen, ranks.world, deployment, taken=place - 1),
         pins=Pins(
             graph=deployment.graph_digest,

@@ -35,6 +35,14 @@ def of_placement(
     return {key: digest for key, digest in digests.items() if digest}
 
 
+def revisions_of(
+    placement: Mapping[str, int], walk_placement: Mapping[str, Mapping[str, int]], world: World
+) -> list[str]:
+    """The checkpoints on a hub that the ranks of a placement have loaded, each once."""
+    placed = {*placement.values(), *(rank for nodes in walk_placement.values() for rank in nodes.values())}
+    return sorted({state.revision for rank in placed if (state := world.ranks.get(rank))} - {""})
+
+
 def conflict(weights: Mapping[str, str]) -> Failure | None:
     """The failure of a placement on which a node has different weights; None if it has none."""
     for node, digests in _by_node(weights).items():

@@ -21,16 +21,19 @@ import click
 
 from configs.deployment import ConfigError, DeploymentConfig
 from configs.placement import absent_nodes
-from dalsegno.check import layout
+from dalsegno.check import layout, memory_need
 from dalsegno.check.layout import Link, NodePlacement
+from dalsegno.check.memory_need import MemoryNeed
 from dalsegno.config import options, resolve
 from dalsegno.exit_status import EX_CONFIG
+from dalsegno.hub.errors import HubUnavailableError
 from dalsegno.terminal import sequence_diagram, tables
 from dalsegno.terminal.sequence_diagram import WIDTH, Arrow, Box
 from dalsegno.terminal.tables import Column
 from models import options as model_options
 from models import registry
 from models.base import EngineKind, ModelGraph
+from models.checkpoints import hub_cache
 from models.checkpoints.files import read_language_config
 from shared.errors import ClientError
 
@@ -62,6 +65,7 @@ class Report:
         warnings: parts that will be slow, or will not work here.
         is_for_here: this machine has the devices, the address and the libraries.
         tokenizer_fits: the tokenizer was checked here; an unsuitable one is refused.
+        memory: what the weights and the KV cache need; None if unknown.
         model_fits: the same for the model, by its `config.json`; also False if the family cannot check it.
     """
 
@@ -76,6 +80,7 @@ class Report:
     is_for_here: bool
     tokenizer_fits: bool
     model_fits: bool
+    memory: MemoryNeed | None = None
 
 
 class _CheckRefusal(click.ClickException):
@@ -89,15 +94,16 @@ class _CheckRefusal(click.ClickException):
 def check(model: str, *, as_json: bool, **given: Any) -> None:
     """Check if MODEL can be served, and show its placement.
 
-    MODEL is a name in configs/, a YAML file, or a folder with a Hugging Face checkpoint. Nothing is started;
-    the tokenizer is read if it is there, the model is built without memory, and no weights are read. The exit
-    status is 0, or 78 if MODEL cannot be served.
+    MODEL is a name in configs/, a YAML file, a folder with a Hugging Face checkpoint, or a model on the
+    Hugging Face hub (org/name), of which only the configuration is downloaded. Nothing is started; the
+    tokenizer is read if it is there, the model is built without memory, and of weights only the headers are
+    read. The exit status is 0, or 78 if MODEL cannot be served.
     """
     try:
-        found = resolve.effective(model, options.settings_in(given))
+        found = resolve.effective(model, options.settings_in(given), with_weights=False)
         resolve.check(found)
-        report = examine(found.config)
-    except ClientError as error:
+        report = examine(found.config, memory_need.of(found.config, kv_bytes=_kv_bytes(found.config)))
+    except (ClientError, HubUnavailableError) as error:
         if as_json:
             click.echo(json.dumps({"ok": False, "code": error.code, "error": error.message}))
             raise SystemExit(EX_CONFIG) from None
@@ -108,7 +114,7 @@ def check(model: str, *, as_json: bool, **given: Any) -> None:
         click.echo("\n".join(lines(report)))
 
 
-def examine(config: DeploymentConfig) -> Report:
+def examine(config: DeploymentConfig, memory: MemoryNeed | None = None) -> Report:
     """Check `config`, including this machine's devices and network.
 
     Raises:
@@ -140,6 +146,7 @@ def examine(config: DeploymentConfig) -> Report:
         is_for_here=not problems,
         tokenizer_fits=tokenizer_fits,
         model_fits=model_fits,
+        memory=memory,
     )
 
 
@@ -148,6 +155,8 @@ def lines(report: Report) -> Iterator[str]:
     config, ranks = report.config, report.config.ranks
     yield f"{config.name}: {config.model} on {_counted(len(ranks), 'rank')}, max_seq_len {config.max_seq_len}"
     yield f"checkpoint {config.checkpoint}"
+    if (on_hub := hub_cache.origin(Path(config.checkpoint))) is not None:
+        yield f"revision {on_hub.repository}@{on_hub.revision}"
     yield ""
     yield from _table(report)
     yield ""
@@ -164,6 +173,8 @@ def lines(report: Report) -> Iterator[str]:
         yield from _hanging("takes", modalities)
     for option in options_in_words(report.graph):
         yield from _hanging("option", option)
+    for need in report.memory.in_words(config.max_seq_len) if report.memory is not None else ():
+        yield from _hanging("memory", need)
     for note in report.notes:
         yield from _hanging("note", note)
     for warning in report.warnings:
@@ -183,6 +194,8 @@ def as_data(report: Report) -> dict[str, Any]:
         "name": config.name,
         "model": config.model,
         "checkpoint": config.checkpoint,
+        "revision": str(hub_cache.origin(Path(config.checkpoint)) or "") or None,
+        "memory": report.memory.as_data() if report.memory is not None else None,
         "max_seq_len": config.max_seq_len,
         "input_modalities": list(report.graph.modalities),
         "output_modalities": list(report.graph.outputs),

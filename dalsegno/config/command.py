@@ -38,7 +38,7 @@ def config(model: str, *, as_json: bool, **given: Any) -> None:
     MODEL is a name in configs/, a YAML file, or a folder with a Hugging Face checkpoint. Nothing is started;
     a configuration that serve would refuse is refused with the same message.
     """
-    found = resolve.effective(model, options.settings_in(given))
+    found = resolve.effective(model, options.settings_in(given), with_weights=False)
     resolve.check(found)
     if as_json:
         click.echo(json.dumps({"config": values(found), "sources": dict(found.sources)}, ensure_ascii=False))

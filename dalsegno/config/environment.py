@@ -5,6 +5,9 @@ DALSEGNO_NATS_TOKEN    the token of a NATS server; a variable, because other use
 DALSEGNO_NATS_PASSWORD the password of a NATS user; DALSEGNO_NATS_SEED the seed of an nkey
 DALSEGNO_API_KEY       the API key that `dalsegno ask` sends
 HF_HUB_CACHE, HF_HOME  the cache of the Hugging Face tools, by default ~/.cache/huggingface/hub
+HF_ENDPOINT            the hub, by default https://huggingface.co
+HF_TOKEN               its token, or else that of `hf auth login` in $HF_TOKEN_PATH or $HF_HOME/token
+HF_HUB_OFFLINE         the hub is not asked; TRANSFORMERS_OFFLINE means the same
 NO_COLOR               no colours in the terminal, whatever its value (no-color.org)
 DALSEGNO_FAULT         a file that makes a role fail at a given point; for tests only (shared.faults)
 """
@@ -43,6 +46,12 @@ DATA_DIR: Final = KEYS["data_dir"].variable
 API_KEY: Final = "DALSEGNO_API_KEY"
 HUB_CACHE: Final = "HF_HUB_CACHE"
 HUB_HOME: Final = "HF_HOME"
+HUB_ENDPOINT: Final = "HF_ENDPOINT"
+HUB_TOKEN: Final = "HF_TOKEN"  # noqa: S105 - a variable's name
+HUB_TOKEN_PATH: Final = "HF_TOKEN_PATH"  # noqa: S105 - a variable's name
+HUB_OFFLINE: Final = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+_TRUE: Final = frozenset({"1", "ON", "YES", "TRUE"})
+"""As in the Hugging Face tools."""
 NO_COLOR: Final = "NO_COLOR"
 FAULT: Final = "DALSEGNO_FAULT"
 
@@ -55,6 +64,9 @@ class Environment:
         settings: variables with our prefix, unparsed, misspelt ones included (`dalsegno.config.layers`).
         api_key: the key of a client.
         hub_cache: the cache of the Hugging Face tools; it may not exist.
+        hub_endpoint: the address of the hub; None for the public one.
+        hub_token: the token for it.
+        hub_is_offline: it must not be asked.
         fault: a file with injected faults (`shared.faults`).
     """
 
@@ -62,6 +74,9 @@ class Environment:
     api_key: str | None
     colours: bool
     hub_cache: Path
+    hub_endpoint: str | None
+    hub_token: str | None
+    hub_is_offline: bool
     fault: Path | None
 
 
@@ -76,19 +91,40 @@ def read() -> Environment:
         api_key=os.environ.get(API_KEY) or None,
         colours=not os.environ.get(NO_COLOR),
         hub_cache=_hub_cache(),
+        hub_endpoint=(os.environ.get(HUB_ENDPOINT) or "").rstrip("/") or None,
+        hub_token=_hub_token(),
+        hub_is_offline=any(os.environ.get(name, "").upper() in _TRUE for name in HUB_OFFLINE),
         fault=Path(fault) if (fault := os.environ.get(FAULT)) else None,
     )
 
 
 def _hub_cache() -> Path:
     """Locate the cache as the Hugging Face tools do."""
-    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    home = os.environ.get(HUB_HOME) or f"{caches}/huggingface"
-    cache = Path(os.environ.get(HUB_CACHE) or f"{home}/hub")
+    return _expanded(os.environ.get(HUB_CACHE) or f"{_hub_home()}/hub")
+
+
+def _hub_token() -> str | None:
+    """Find the token as the Hugging Face tools do: in the variable, or in the file of a login."""
+    if token := os.environ.get(HUB_TOKEN, "").strip():
+        return token
     try:
-        return cache.expanduser()
+        stored = _expanded(os.environ.get(HUB_TOKEN_PATH) or f"{_hub_home()}/token").read_text(
+            encoding="utf-8"
+        )
+    except (OSError, UnicodeDecodeError):  # nobody has logged in
+        return None
+    return stored.strip() or None
+
+
+def _hub_home() -> str:
+    return os.environ.get(HUB_HOME) or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+
+
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
     except RuntimeError:  # the user has no home folder, as in some containers
-        return cache
+        return Path(path)
 
 
 def of(credentials: Credentials) -> dict[str, str]:

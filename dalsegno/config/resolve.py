@@ -4,6 +4,7 @@ A thin shell: it reads the sources, `dalsegno.config.layers` combines them.
 """
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,14 @@ from configs import files, nats_access, secrets
 from configs.deployment import ConfigError, DeploymentConfig, MediaSettings, NatsSettings, SealingSettings
 from configs.files import Base
 from dalsegno.config import address, environment, layers
+from dalsegno.config.environment import Environment
 from dalsegno.config.layers import Effective, Setting
+from dalsegno.hub import fetching
+from dalsegno.hub.listing import PUBLIC, Hub
 from models import registry
+from models.checkpoints import hub_cache
 from models.checkpoints.files import context_length, read_language_config
+from models.checkpoints.hub_cache import HubName
 from shared.log.nats.permissions import PROVISIONER
 
 FLAGS: Final = {
@@ -59,15 +65,53 @@ def settings_of(*, set_: Sequence[str] = (), **flags: object) -> tuple[Setting, 
     return (*map(layers.of_flag, set_), *own)
 
 
-def effective(model: str, flags: Sequence[Setting]) -> Effective:
-    """The configuration of `model`: a name in `configs/`, a YAML file, or a checkpoint folder.
+def effective(model: str, flags: Sequence[Setting], *, with_weights: bool = True) -> Effective:
+    """The configuration of `model`: a name in `configs/`, a YAML file, a checkpoint folder, or on a hub.
+
+    Of a model on a hub, its configuration is downloaded, and its weights unless `with_weights` is false.
 
     Raises:
         ConfigError: the configuration cannot be served; names origin, key, value and what was expected.
+        HubError, HubUnavailableError: the model cannot be had from the hub.
     """
-    base, around = files.read(model), environment.read()
+    around = environment.read()
     settings = [*layers.of_environment(around.settings), *flags]
+
+    def fetch(name: HubName) -> Path:
+        return fetching.fetch(name, hub_of(around), _say, with_weights=with_weights)
+
+    def known(_: HubName) -> Path:
+        return Path(pinned["checkpoint"])
+
+    pinned = {one.key: str(one.value) for one in flags if one.key in {"model", "checkpoint"}}
+    base = files.with_hub_model(files.read(model, fetch), known if len(pinned) == 2 else fetch)
     return layers.effective(base, settings, Path.cwd(), around.hub_cache)
+
+
+def pinned(found: Effective) -> tuple[Setting, ...]:
+    """The settings that make other processes serve the same commit of a model on a hub, without asking it."""
+    folder = Path(found.config.checkpoint)
+    if hub_cache.origin(folder) is None:
+        return ()
+    return tuple(
+        layers.setting(key, value, "the launcher")
+        for key, value in (("model", found.config.model), ("checkpoint", str(folder)))
+    )
+
+
+def hub_of(around: Environment) -> Hub:
+    """The hub of this process's environment, and its cache."""
+    return Hub(
+        cache=around.hub_cache.absolute(),
+        endpoint=around.hub_endpoint or PUBLIC,
+        token=around.hub_token,
+        is_offline=around.hub_is_offline,
+    )
+
+
+def _say(sentence: str) -> None:
+    """Tell the operator at once: log records are held back until the configuration is known."""
+    print(sentence, file=sys.stderr, flush=True)
 
 
 def of_values(values: dict[str, Any], name: str) -> Effective:

@@ -100,7 +100,9 @@ def _enter(name: str, options: RoleOptions, compose: Callable[[DeploymentConfig]
 
     def begin() -> Role:
         with logging_setup.held_back() as records:
-            config = resolve.effective(options.model, options.settings).config
+            config = resolve.effective(
+                options.model, options.settings, with_weights=name.startswith("worker")
+            ).config
         # The launcher puts the name before every text line; a JSON line carries it inside.
         is_named = options.parent is None or config.logs.format == "json"
         logging_setup.set_up(config.logs, role=name if is_named else None)

@@ -7,6 +7,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,7 @@ from configs.nats_access import nats_credentials, stream_policy
 from dalsegno import cli
 from dalsegno.config import address, environment, resolve
 from dalsegno.config.address import Listen
+from dalsegno.config.layers import Effective
 from dalsegno.roles import logging_setup
 from dalsegno.serve import data_dir, lost_worker_reaper, prefix_guard, role_commands, role_imports
 from dalsegno.serve.data_dir import DataDir, ReadyFile
@@ -30,6 +32,7 @@ from dalsegno.serve.supervisor import RefusedError
 from dalsegno.templates.template import Template, templates
 from dalsegno.terminal.console import Console, WarningHandler
 from models import registry
+from models.checkpoints.hub_cache import HubName
 from shared.errors import ClientError
 from shared.log.nats.credentials import Credentials
 from shared.log.nats.durability import StreamPolicy
@@ -55,6 +58,7 @@ def serve(options: ServeOptions) -> None:
             resolve.check(found)
         except ClientError as error:  # a role would refuse it minutes later
             raise RefusedError(error.message) from error
+    options = _with_commit(options, found)
     config = found.config
     data = data_dir.of_deployment(config)
     # Templates first, because they must not hold the lock, then the lock: a second start of the same
@@ -93,6 +97,13 @@ def serve(options: ServeOptions) -> None:
         ):
             logging_setup.repeat(records)
             asyncio.run(_serve(options, config, listens, data, console, ready, parts, ready_files, forking))
+
+
+def _with_commit(options: ServeOptions, found: Effective) -> ServeOptions:
+    """The arguments of the roles: a model on a hub is the folder of its commit there."""
+    if HubName.parse(options.model) is not None and not Path(options.model).is_dir():
+        return replace(options, model=found.config.checkpoint)
+    return replace(options, settings=(*options.settings, *resolve.pinned(found)))
 
 
 @contextlib.contextmanager

@@ -25,7 +25,8 @@ from dalsegno.config import options
 def serve(model: str, ready_file: Path | None, profile: Path | None, **flags: Any) -> None:
     """Serve MODEL on this machine, with every process it needs, supervised.
 
-    MODEL is a name in configs/ (try `demo`), a YAML file, or a folder with a Hugging Face checkpoint.
+    MODEL is a name in configs/ (try `demo`), a YAML file, a folder with a Hugging Face checkpoint,
+    or a model on the Hugging Face hub: org/name, or org/name@revision.
     """
     from dalsegno.exit_status import EX_CONFIG
     from dalsegno.serve import assembly

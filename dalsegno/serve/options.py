@@ -12,7 +12,7 @@ class ServeOptions:
     """Arguments of `dalsegno serve`.
 
     Attributes:
-        model: a name in `configs/`, a YAML file, or a checkpoint folder.
+        model: a name in `configs/`, a YAML file, a checkpoint folder, or on a hub.
         settings: configuration keys set by flags.
         ready_file: receives a `RunningDeployment` as JSON once the deployment is ready.
         profile: receives the timeline of all processes after they have ended (`dalsegno.serve.profile`).

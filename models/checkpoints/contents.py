@@ -12,7 +12,7 @@ from typing import Final
 from models.checkpoints.files import CheckpointError, read_json
 from models.checkpoints.weights import INDEX, SINGLE
 
-_PROCESSING: Final = (
+PROCESSING: Final = (
     "*.json",
     "*.jinja",
     "*.model",
@@ -21,7 +21,7 @@ _PROCESSING: Final = (
     "vocab.txt",
     "additional_chat_templates/*.jinja",
 )
-_WEIGHTS: Final = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.npz", "*.onnx")
+WEIGHTS: Final = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.npz", "*.onnx")
 _INDEX: Final = ".index.json"
 """The end of the names of files that say which weights are in which file."""
 
@@ -31,7 +31,7 @@ Files = Mapping[str, Path]
 
 def processing_files(folder: Path) -> Files:
     """The small files of a folder, all of which may matter: a loader reads any of them."""
-    found = (path for pattern in _PROCESSING for path in folder.glob(pattern))
+    found = (path for pattern in PROCESSING for path in folder.glob(pattern))
     return {str(path.relative_to(folder)): path for path in found if not path.name.endswith(_INDEX)}
 
 
@@ -49,7 +49,7 @@ def safetensors(folder: Path) -> Files:
 
 def all_weights(folder: Path) -> Files:
     """All files of a folder that look like weights."""
-    found = (path for pattern in (*_WEIGHTS, f"*{_INDEX}") for path in folder.glob(pattern))
+    found = (path for pattern in (*WEIGHTS, f"*{_INDEX}") for path in folder.glob(pattern))
     return {str(path.relative_to(folder)): path for path in found}
 
 

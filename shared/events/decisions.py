@@ -111,6 +111,8 @@ class RequestAdmitted(
             strings because other MessagePack libraries refuse integers as keys.
         weights: by node, the digest of what its rank has loaded (`worker.joined.node_weights`); by
             `<walk>/<node>` for a node that runs elsewhere in that walk. Empty in older logs.
+        revisions: the checkpoints of these ranks on a hub, `org/name@commit`, each once
+            (`worker.joined.revision`). Empty for folders, and in older logs.
     """
 
     family: str
@@ -119,6 +121,7 @@ class RequestAdmitted(
     walk_placement: dict[str, dict[str, int]] = {}
     lives: dict[str, int] = {}
     weights: dict[str, str] = {}
+    revisions: list[str] = []
     limits: Limits
     pins: Pins
     reason: str
@@ -138,7 +141,7 @@ class RequestResumed(
         index: the number of earlier resumptions.
         placement: the rank of each node from now on.
         walk_placement: by walk and node, the rank of a node that runs elsewhere in that walk.
-        lives, weights: as in `RequestAdmitted`, from now on.
+        lives, weights, revisions: as in `RequestAdmitted`, from now on.
         on_probation: the request is quarantined: it may have killed a worker.
         closed: ranks that start no other work during the quarantine. Requests under the same suspicion that
             have made progress may run there concurrently. Empty if the request runs together with others.
@@ -150,6 +153,7 @@ class RequestResumed(
     walk_placement: dict[str, dict[str, int]] = {}
     lives: dict[str, int] = {}
     weights: dict[str, str] = {}
+    revisions: list[str] = []
     on_probation: bool = False
     closed: list[int] = []
     alone_on: list[int] = []

@@ -30,6 +30,8 @@ class WorkerJoined(
             config. Empty for a rank that follows in a TP group, whose leader has compared them, and in logs
             that are older than the field.
         node_weights: the digest of what each node loaded.
+        revision: the repository and the commit of the checkpoint on a hub, `org/name@commit`; empty for a
+            folder, and in older logs.
     """
 
     rank: int
@@ -44,6 +46,7 @@ class WorkerJoined(
     tool_calls: str = ""
     weights: str = ""
     node_weights: dict[str, str] = {}
+    revision: str = ""
 
 
 class WorkerLeaving(

@@ -3,8 +3,9 @@ from typing import Any
 
 import pytest
 
-from configs import checks
+from configs import checks, files
 from configs.deployment import ConfigError, DeploymentConfig
+from models.checkpoints.hub_cache import HubName
 from models.registry import UnknownFamilyError
 from tests.tiny import tiny_checkpoint
 from tests.tiny.masked_diffusion import tiny_llada
@@ -91,16 +92,23 @@ def test_an_unknown_name_says_the_nearest() -> None:
         checks.resolve("dmeo")
 
 
-def test_a_name_of_a_hub_says_how_to_get_a_folder() -> None:
-    with pytest.raises(
-        ConfigError, match=r"`hf download Org/M-1\.5 --local-dir M-1\.5`, then serve \./M-1\.5$"
-    ):
-        checks.resolve("Org/M-1.5")
+def test_a_name_of_a_hub_is_fetched(tmp_path: Path) -> None:
+    asked = []
+
+    def fetch(name: HubName) -> Path:
+        asked.append(name)
+        return tiny_checkpoint()
+
+    found = files.read("Org/M-1.5@v1", fetch)
+
+    assert asked == [HubName(repository="Org/M-1.5", revision="v1")]
+    assert found.values["model"] == "decoder_lm"
 
 
 @pytest.mark.parametrize("path", ["./M-1.5", "../M-1.5", "/M-1.5", "models/a/M-1.5", "~/M-1.5"])
 def test_a_folder_that_is_missing_is_no_name_of_a_hub(path: str) -> None:
-    with pytest.raises(ConfigError, match=r"folder with a Hugging Face checkpoint$"):
+    assert HubName.parse(path) is None
+    with pytest.raises(ConfigError, match=r"a model on a hub \(org/name\)$"):
         checks.resolve(path)
 
 
