@@ -80,9 +80,14 @@ class HubUnavailableError(CapacityError):
 @contextmanager
 def of_hub(name: HubName, endpoint: str, *, has_token: bool) -> Iterator[None]:
     """Convert the errors of huggingface_hub's client to those of this module."""
-    import httpx2
-    from huggingface_hub import errors
-
+    try:
+        import httpx2
+        from huggingface_hub import errors
+    except ModuleNotFoundError as error:  # a machine of a gateway or a conductor may have no model libraries
+        raise HubError(
+            f"{name} is on a hub, and its client is not installed here: pip install huggingface_hub, or name "
+            "the model's folder"
+        ) from error
     try:
         yield
     except errors.GatedRepoError as error:

@@ -1,7 +1,7 @@
 """A hub for tests: it speaks the protocol of the Hugging Face hub, and fails as it is told.
 
-Small files are sent by `/resolve/`; large ones, the weights, are redirected to another host name, as those of a
-CDN are. A `Fault` is used up by one request.
+Small files are sent by `/resolve/`; large ones, the weights, are redirected to another host name, like a CDN.
+A `Fault` is used up by one request.
 """
 
 import hashlib
