@@ -126,6 +126,19 @@ def weight_files(family: str) -> WeightFiles | None:
     return found
 
 
+def further_repositories(family: str, checkpoint: Path) -> Mapping[str, Sequence[str]]:
+    """The names of the files that a family reads of further repositories on a hub, by repository.
+
+    They are what `further_repositories` in its module `weight_files` returns, where there is one.
+    """
+    package = families().get(family, "")
+    if not package or find_spec(f"{package}.weight_files") is None:
+        return {}
+    ask = getattr(module(family, "weight_files"), "further_repositories", None)
+    found: Mapping[str, Sequence[str]] = ask(checkpoint) if ask is not None else {}
+    return found
+
+
 def load_processing(
     family: str,
     checkpoint: Path,

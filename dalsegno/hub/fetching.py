@@ -2,7 +2,7 @@
 
     the commit      the hub says what a branch means now; a commit means itself
     configuration   tells the family, or that none serves the model, before weights are downloaded
-    weights         those that the family's nodes load
+    weights         those that the family's nodes load; files of further repositories that it reads
 
 If the hub cannot be asked, the last download is served, if it is whole, and that is said.
 """
@@ -73,6 +73,9 @@ def _downloaded(hub: Hub, found: Listing, say: Say, *, with_weights: bool) -> Pa
                 f"{_others(found)}; choose a repository with safetensors"
             )
         _ensure(hub, found, needed, say)
+    for repository, names in selection.further_repositories(folder).items():
+        further = listing.ask(hub, HubName(repository=repository))
+        _ensure(hub, further, selection.named(further, names, with_weights=with_weights), say)
     return folder
 
 

@@ -6,7 +6,7 @@ configuration, and an empty file for each other file that the hub lists.
 """
 
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -43,6 +43,22 @@ def absent(folder: Path) -> list[str] | None:
     if not any(_is_weight(name) for name in names):
         return None
     return sorted(name for name in names if not (folder / name).exists())
+
+
+def further_repositories(folder: Path) -> Mapping[str, Sequence[str]]:
+    """The names of the files that the family of the model in `folder` reads, by further repository."""
+    return registry.further_repositories(registry.family_of(folder), folder)
+
+
+def named(listing: Listing, names: Sequence[str], *, with_weights: bool) -> list[HubFile]:
+    """The files of those names; a pickle only where there is no safetensors file."""
+    found = [listing.files[name] for name in names if name in listing.files]
+    safe = any(file.path.endswith(".safetensors") for file in found)
+    return [
+        file
+        for file in found
+        if not _is_weight(file.path) or (with_weights and (file.path.endswith(".safetensors") or not safe))
+    ]
 
 
 def safetensors_of(folder: Path) -> list[Path]:

@@ -1,6 +1,6 @@
 """The weights that the nodes of Orpheus load: the language model's, or SNAC's own folder. No torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +30,11 @@ def weight_files(checkpoint: Path, node: str, kwargs: Mapping[str, Any]) -> File
     folder = find_snac(checkpoint, kwargs.get("snac"))
     weights = SINGLE if (folder / SINGLE).is_file() else PICKLE
     return within("snac", {name: folder / name for name in ("config.json", weights)})
+
+
+def further_repositories(checkpoint: Path) -> Mapping[str, Sequence[str]]:
+    """SNAC, unless the checkpoint's folder has it."""
+    return {} if (checkpoint / "snac").is_dir() else {REPOSITORY: ("config.json", SINGLE, PICKLE)}
 
 
 def find_snac(checkpoint: Path, folder: str | None) -> Path:

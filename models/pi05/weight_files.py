@@ -1,5 +1,5 @@
 """The weights that the nodes of the family load. No torch."""
 
-from models.robot_policy.weight_files import weight_files
+from models.robot_policy.weight_files import further_repositories, weight_files
 
-__all__ = ["weight_files"]
+__all__ = ["further_repositories", "weight_files"]

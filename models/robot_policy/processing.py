@@ -6,7 +6,7 @@ denormalize   actions (horizon, model's numbers) -> actions (horizon, robot's nu
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,13 +19,12 @@ from models.robot_policy.images import pixels_of
 from models.robot_policy.normalization import Floats, Normalization
 from models.robot_policy.observations import read_observation
 from models.robot_policy.settings import PolicySettings
+from models.robot_policy.weight_files import TOKENIZER
 from models.text.tokenizer import PromptTokenizer, load_tokenizer
 from shared.errors import ClientError
 from shared.events import Inputs
 from shared.tensors import Handle, inline_ids
 
-TOKENIZER: Final = "google/paligemma-3b-pt-224"
-"""The repository of the tokenizer; checkpoints of lerobot have none."""
 Prompt = Callable[[str, Floats], str]
 """Makes the text of an instruction and a normalized state, (n,)."""
 
