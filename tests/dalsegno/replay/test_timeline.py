@@ -68,7 +68,7 @@ def test_a_state_has_the_world_the_steps_and_the_answer_so_far() -> None:
     assert state["world"] == {
         "leader": "c1",
         "epoch": 1,
-        "ranks": {"0": {"incarnation": 2, "kv_tokens": 128, "max_seq_len": 0, "weights": {}}},
+        "ranks": {"0": {"incarnation": 2, "kv_tokens": 128, "max_seq_len": 0, "weights": {}, "revision": ""}},
     }
     assert state["r1"]["results"]["0"]["prepare"]["prompt_tokens"] == 3
     assert state["r1"]["running"][0]["walks"] == ["prefill", "decode"]
