@@ -208,7 +208,8 @@ def test_every_variable_is_in_its_table() -> None:
     assert [key.strip("`") for key, _ in told] == [
         environment.NATS_TOKEN, environment.NATS_TOKEN_FILE, environment.NATS_USER, environment.NATS_PASSWORD,
         environment.NATS_SEED, environment.NATS_CREDENTIALS_FILE, environment.DATA_DIR, environment.API_KEY,
-        environment.HUB_CACHE, environment.HUB_HOME, environment.NO_COLOR, environment.FAULT,
+        environment.HUB_CACHE, environment.HUB_HOME, environment.HUB_ENDPOINT, environment.HUB_TOKEN,
+        *environment.HUB_OFFLINE, environment.NO_COLOR, environment.FAULT,
     ]  # fmt: skip
 
 
