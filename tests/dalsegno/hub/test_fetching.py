@@ -374,13 +374,24 @@ def test_a_download_without_room_is_not_begun(
     assert hub.paths("GET", "/resolve/") == []
 
 
-def test_a_disk_that_fills_up_is_said(get: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (errno.ENOSPC, "has no room left"),
+        (errno.EDQUOT, "has no room left"),
+        (errno.EACCES, "cannot be written to"),
+        (errno.EROFS, "cannot be written to"),
+    ],
+)
+def test_errors_of_the_disk_say_what_to_do(
+    get: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, number: int, message: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("huggingface_hub.file_download.http_get", full)
+    monkeypatch.setattr("huggingface_hub.file_download.http_get", fail)
 
-    with pytest.raises(HubCacheError, match="has no room left"):
+    with pytest.raises(HubCacheError, match=f"{message}.*set HF_HUB_CACHE"):
         get()
 
 
