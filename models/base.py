@@ -270,13 +270,52 @@ class CpuResult:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class CellShape:
+    """The numbers that a layer of a KV node keeps of a token.
+
+    Attributes:
+        heads: the KV heads.
+        key, value: the numbers of a head's key, and of its value.
+        is_latent: a value is the beginning of its key, so that keys alone are stored (latent attention).
+    """
+
+    heads: int
+    key: int
+    value: int
+    is_latent: bool = False
+
+    @property
+    def numbers(self) -> int:
+        """The stored numbers per token."""
+        return self.heads * (self.key if self.is_latent else self.key + self.value)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayout:
-    """The shape of a KV node's keys and values."""
+    """The shape of a KV node's keys and values.
+
+    Attributes:
+        kv_heads, head_dim: of each layer, or of the first one if layers differ.
+        cells: the shapes of all layers; empty if all keys and values are (kv_heads, head_dim).
+        needs: the forms of attention that a kernel has to declare (`attention.kernels.forms_of`).
+    """
 
     layers: int
     kv_heads: int
     head_dim: int
+    cells: tuple[CellShape, ...] = ()
+    needs: frozenset[str] = frozenset()
+
+    @property
+    def shapes(self) -> tuple[CellShape, ...]:
+        """The shape of each layer's cells."""
+        return self.cells or (CellShape(self.kv_heads, self.head_dim, self.head_dim),) * self.layers
+
+    @property
+    def numbers(self) -> int:
+        """The stored numbers per token, of all layers."""
+        return sum(shape.numbers for shape in self.shapes)
 
 
 class TokenStep(Protocol):

@@ -87,6 +87,18 @@ def model_class_of(
     return model_class
 
 
+def body_name_of(model: Any) -> str:
+    """The attribute of a model with a head that holds its layers."""
+    name: str = model.base_model_prefix
+    return name if hasattr(model, name) else "model"  # Llama 4's prefix is that of its image-text model
+
+
+def body_of(model: Any) -> Any:
+    """The layers of a model, without its head."""
+    body = model.base_model
+    return body if body is not model else getattr(model, body_name_of(model))
+
+
 def config_of(model_class: Any, raw: Mapping[str, Any], checkpoint: Path) -> Any:
     """The config object of the class, from `config.json`.
 

@@ -15,6 +15,7 @@ from models.checkpoints.files import UnsupportedArchitectureError, read_json
 from models.checkpoints.progress import Progress, silent
 from models.checkpoints.weights import read_shards, weights_digest
 from models.transformers_lm.architecture import choose_dtype, config_of, max_positions_of, model_class_of
+from models.transformers_lm.attention_forms import attach_forms
 from models.transformers_lm.node import DecoderLM
 from models.transformers_lm.probe import probe_layout
 from models.transformers_lm.quantised import quantised_of
@@ -58,6 +59,7 @@ def load_decoder(
     chosen = choose_dtype(dtype, on, quantised.as_floats(shards) if quantised is not None else shards)
     part = _part_of(model_class, peers, is_connected=True)
     model = load_weights(part, config, shards, on, chosen, progress, quantised, renamed)
+    attach_forms(model)
     return DecoderLM(
         model,
         name=name,

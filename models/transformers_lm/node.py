@@ -12,6 +12,7 @@ import torch
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from models.base import KVLayout, TokenStep
+from models.transformers_lm.architecture import body_name_of, body_of
 
 
 class DecoderLM:
@@ -38,7 +39,7 @@ class DecoderLM:
         self.kernels: Final = "torch"
         self._model = model
         self._head = _head_of(model)
-        self._stock_attention: str = model.base_model.config._attn_implementation  # noqa: SLF001 - no public reader
+        self._stock_attention: str = body_of(model).config._attn_implementation  # noqa: SLF001 - no public reader
         # A mask of four dimensions is used as it is. Without one, transformers looks for packed sequences in
         # the positions, which costs a host synchronization per forward.
         self._no_mask = torch.zeros(1, 1, 1, 1, device=self.device, dtype=self.dtype)
@@ -66,7 +67,7 @@ class DecoderLM:
         return sum(parameter.numel() for parameter in self._model.parameters())
 
     def use_attention(self, name: str) -> None:
-        self._model.base_model.set_attn_implementation(name)
+        body_of(self._model).set_attn_implementation(name)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         # The ids themselves: some models scale their embeddings within `forward`.
@@ -74,7 +75,7 @@ class DecoderLM:
 
     def forward(self, inputs: torch.Tensor, step: TokenStep) -> torch.Tensor:
         given = {"inputs_embeds" if inputs.is_floating_point() else "input_ids": inputs[None]}
-        output = self._model.base_model(
+        output = body_of(self._model)(
             **given, position_ids=step.positions.unsqueeze(-2), attention_mask=self._no_mask, use_cache=False
         )
         hidden: torch.Tensor = output.last_hidden_state[0]
@@ -92,7 +93,7 @@ class DecoderLM:
 
     @torch.inference_mode()
     def reference(self, token_ids: torch.Tensor) -> torch.Tensor:
-        body = self._model.base_model
+        body = body_of(self._model)
         served = body.config._attn_implementation  # noqa: SLF001 - no public reader
         body.set_attn_implementation(self._stock_attention)
         try:
@@ -113,6 +114,7 @@ class _BodyOutput(MoeModelOutputWithPast):  # type: ignore[misc] # transformers 
     image_hidden_states: None = None
     video_hidden_states: None = None
     rope_deltas: None = None
+    shared_kv_states: None = None
 
 
 class _Given(torch.nn.Module):
@@ -129,5 +131,5 @@ class _Given(torch.nn.Module):
 def _head_of(model: Any) -> Any:
     """The same model with shared weights and an empty body: hidden states to logits."""
     head = copy(model)
-    head.__dict__["_modules"] = {**model._modules, model.base_model_prefix: _Given()}  # noqa: SLF001 - torch's own
+    head.__dict__["_modules"] = {**model._modules, body_name_of(model): _Given()}  # noqa: SLF001 - torch's own
     return head

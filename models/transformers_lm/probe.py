@@ -8,36 +8,55 @@ the reason.
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from torch.overrides import TorchFunctionMode
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, cache_utils
 
-from models.base import KVLayout
+from models.base import CellShape, KVLayout
 from models.checkpoints.files import UnsupportedArchitectureError
+from models.transformers_lm.architecture import body_of
+from models.transformers_lm.attention_forms import CELLS, CHUNKS, SINKS, attach_forms, form_of
 
 _PROBE: Final = "dalsegno_probe"
 _IGNORED: Final = frozenset({"position_ids", "use_cache", "output_attentions", "output_hidden_states"})
 """Keyword arguments of attention that have no effect on packed causal attention over a pool."""
-_IMPLEMENTED: Final = frozenset({"scaling", "sliding_window", "softcap"})
+_IMPLEMENTED: Final = frozenset({"scaling", "sliding_window", "softcap", "s_aux"})
 """Keyword arguments that the engine's attention implements."""
-_ANY_RULE: Final = "a rule that is neither causal nor a sliding window"
+_STORES_NOTHING: Final[Any] = getattr(cache_utils, "DummyLayer", ())
+"""The class of cache layers without content, in the versions of transformers that have it."""
+_ANY_RULE: Final = "a rule that is neither causal nor a sliding window nor chunks"
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunks:
+    """The rule that tokens see their own range of so many places."""
+
+    size: int
+
+
+_Rule = int | str | _Chunks | None
+"""The keys that a layer sees: a window of so many, those of a rule, or all (None)."""
 
 
 class _Probe:
     """The replacement of attention and mask while a model runs without memory.
 
     Attributes:
-        shapes: KV heads and their dimension, by layer.
+        shapes: the cells of each layer.
+        needs: the forms of attention that a kernel has to declare.
         complaints: the reasons why the model cannot be served.
     """
 
     def __init__(self, max_positions: int) -> None:
-        self.shapes: Final[dict[int, tuple[int, int]]] = {}
+        self.shapes: Final[dict[int, CellShape]] = {}
+        self.needs: Final[set[str]] = set()
         self.complaints: Final[list[str]] = []
         self._max_positions: Final = max_positions
-        self._windows: Final[dict[int, int | str | None]] = {}  # the window that each layer asks for
-        self._masks: Final[list[tuple[torch.Tensor, int | str | None]]] = []
+        self._windows: Final[dict[int, _Rule]] = {}  # the rule that each layer asks for
+        self._masks: Final[list[tuple[torch.Tensor, _Rule]]] = []
 
     def attention(
         self,
@@ -52,28 +71,49 @@ class _Probe:
         complain = self.complaints.append
         if layer in self.shapes:
             complain(f"layer {layer} attends twice")
-        self.shapes[layer] = (key.shape[1], key.shape[3])
-        if value.shape != key.shape:
+        form = form_of(module)
+        is_latent = form is not None and form.latents is not None
+        self.shapes[layer] = CellShape(key.shape[1], key.shape[3], value.shape[3], is_latent)
+        if value.shape[:3] != key.shape[:3]:
             complain(f"layer {layer}: keys {tuple(key.shape)} and values {tuple(value.shape)} differ")
         if not getattr(module, "is_causal", True):
             complain(f"layer {layer} is not causal")
-        if getattr(module, "sinks", None) is not None:
-            complain(f"layer {layer} has attention sinks")
+        if kwargs.get("s_aux") is not None:
+            self.needs.add(SINKS)
+        elif getattr(module, "sinks", None) is not None:
+            complain(f"layer {layer} has attention sinks that it does not pass on")
         given = {k for k, v in kwargs.items() if v is not None and k not in _IGNORED}
         if not kwargs.get("dropout"):
             given.discard("dropout")
         for what in sorted(given - _IMPLEMENTED):
             complain(f"layer {layer} needs {what}")
         self._windows[layer] = self._effective(kwargs.get("sliding_window"))
-        return self._result(query, value)
+        if form is not None and form.chunk is not None and form.chunk < self._max_positions:
+            self.needs.add(CHUNKS)
+            self._windows[layer] = _Chunks(form.chunk)
+        return self._result(module, query, value)
 
     def compare_layers(self, layers: int) -> None:
         """Add a complaint for layers that did not attend, or differ in shape; only if there is none yet."""
         if not self.complaints and sorted(self.shapes) != list(range(layers)):
             missing = sorted(set(range(layers)) - set(self.shapes))
             self.complaints.append(f"layers {missing} do not go through the attention interface")
-        if not self.complaints and len(set(self.shapes.values())) > 1:
-            self.complaints.append(f"layers differ in their keys' shape: {sorted(set(self.shapes.values()))}")
+
+    def layout(self) -> KVLayout:
+        """The layout of keys and values, of a model without complaints."""
+        shapes = tuple(shape for _, shape in sorted(self.shapes.items()))
+        first = shapes[0]
+        if any(shape != first for shape in shapes) or first.key != first.value or first.is_latent:
+            self.needs.add(CELLS)
+        else:
+            shapes = ()
+        return KVLayout(
+            layers=len(self.shapes),
+            kv_heads=first.heads,
+            head_dim=first.key,
+            cells=shapes,
+            needs=frozenset(self.needs),
+        )
 
     def masked_attention(
         self,
@@ -97,15 +137,20 @@ class _Probe:
                 f"layer {layer} is masked by {_described(found)} in transformers, "
                 f"but asks its attention for {_described(self._windows.get(layer))}"
             )
-        return self._result(query, value)
+        return self._result(module, query, value)
 
     def compare_cache(self, cache: DynamicCache) -> None:
         """Compare the windows that layers ask for with those of the cache that `generate` would use."""
         for layer, kept in enumerate(cache.layers):
+            if isinstance(kept, _STORES_NOTHING):  # it attends to the keys of another layer
+                continue
             window = getattr(kept, "sliding_window", None)
             # It keeps the last W - 1 keys, by a slice from -(W - 1): for a window of 1 these are all keys.
             found = self._effective(None if window == 1 else window)
-            if not self.complaints and layer in self._windows and found != self._windows[layer]:
+            asked = self._windows.get(layer)
+            if isinstance(asked, _Chunks):  # of which it keeps as many keys
+                asked = asked.size
+            if not self.complaints and layer in self._windows and found != asked:
                 self.complaints.append(
                     f"layer {layer} asks its attention for {_described(self._windows[layer])}, "
                     f"but its cache in transformers keeps {_described(found)}"
@@ -117,12 +162,22 @@ class _Probe:
     def mask(self, *, mask_function: Callable[..., Any], **_: Any) -> torch.Tensor:
         """The mask function of `AttentionMaskInterface`: record the rule of the mask that is returned."""
         placeholder = torch.zeros(1, 1, 1, 1)
-        self._masks.append((placeholder, _window_of(mask_function, self._max_positions)))
+        rule = _rule_of(mask_function, self._max_positions)
+        if rule == _ANY_RULE:  # chunks begin after the padding, which has no memory here
+            with _WithoutPadding():
+                found = _rule_of(mask_function, self._max_positions)
+            rule = found if isinstance(found, _Chunks) else rule
+        self._masks.append((placeholder, rule))
         return placeholder
 
     @staticmethod
-    def _result(query: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return query.new_empty((query.shape[0], query.shape[2], query.shape[1], value.shape[3])), None
+    def _result(module: Any, query: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, None]:
+        out = query.new_empty((query.shape[2], query.shape[1], value.shape[3]))
+        form = form_of(module)
+        if form is not None:
+            form.queries(query[0].transpose(0, 1), torch.zeros(len(out), device=out.device))
+            out = form.outputs(out)
+        return out[None], None
 
 
 def probe_layout(model_class: Any, config: Any, max_positions: int) -> KVLayout:
@@ -134,7 +189,7 @@ def probe_layout(model_class: Any, config: Any, max_positions: int) -> KVLayout:
     """
     name = model_class.__name__
     probe = _Probe(max_positions)
-    complaints, shapes = probe.complaints, probe.shapes
+    complaints = probe.complaints
     try:
         _run_on_meta(model_class, config, probe)
     except UnsupportedArchitectureError:  # of a sharded class: it has the reason
@@ -145,11 +200,10 @@ def probe_layout(model_class: Any, config: Any, max_positions: int) -> KVLayout:
         raise UnsupportedArchitectureError(
             f"{name} is not served: {complaints[0]}"
             + (f" (and {len(complaints) - 1} more)" if len(complaints) > 1 else "")
-            + "; expected causal attention in every layer, whole or over a sliding window, through "
+            + "; expected causal attention in every layer, whole, over a sliding window or in chunks, through "
             "transformers' attention interface; docs/models.md lists architectures that are served"
         )
-    kv_heads, head_dim = shapes[0]
-    return KVLayout(layers=len(shapes), kv_heads=kv_heads, head_dim=head_dim)
+    return probe.layout()
 
 
 def _run_on_meta(model_class: Any, config: Any, probe: _Probe) -> None:
@@ -165,43 +219,66 @@ def _run_on_meta(model_class: Any, config: Any, probe: _Probe) -> None:
         with torch.device("meta"), torch.inference_mode():
             # A copy, because the model writes to it.
             model = model_class(deepcopy(config)).eval()
-            model.base_model.set_attn_implementation(_PROBE)
+            body = body_of(model)
+            # For all hidden states, a model computes all layers for all tokens, with the masks as they are.
+            body.config.output_hidden_states = True
+            attach_forms(model)
+            body.set_attn_implementation(_PROBE)
             ids = torch.zeros(1, 2, dtype=torch.int32)
             no_mask = torch.zeros(1, 1, 1, 1)
-            model.base_model(input_ids=ids, position_ids=ids, attention_mask=no_mask, use_cache=False)
+            body(input_ids=ids, position_ids=ids, attention_mask=no_mask, use_cache=False)
             probe.compare_layers(int(config.get_text_config(decoder=True).num_hidden_layers))
             if probe.complaints:
                 return
             AttentionInterface.register(_PROBE, probe.masked_attention)
             # On the CPU: models with recurrent layers, or whose config could have some, read its values.
             all_seen = torch.ones(1, 2, dtype=torch.int64, device="cpu")
-            model.base_model(input_ids=ids, position_ids=ids, attention_mask=all_seen, use_cache=False)
+            body(input_ids=ids, position_ids=ids, attention_mask=all_seen, use_cache=False)
             probe.compare_cache(DynamicCache(config=config))
     finally:
         torch.set_default_dtype(previous)
 
 
-def _window_of(mask_function: Callable[..., Any], positions: int) -> int | str | None:
-    """The sliding window of a transformers mask over `positions` tokens; None if it is fully causal."""
-    keys = torch.arange(positions, device="cpu")
+def _rule_of(mask_function: Callable[..., Any], positions: int) -> _Rule:
+    """The rule of a transformers mask over `positions` tokens; None if it is fully causal."""
+    places = torch.arange(positions, device="cpu")
+    zero = torch.tensor(0, device="cpu")
 
     def seen_by(query: int) -> torch.Tensor:
-        at = torch.tensor(query, device="cpu")
-        found: torch.Tensor = mask_function(torch.tensor(0, device="cpu"), at, at, keys)
+        found: torch.Tensor = mask_function(zero, zero, torch.tensor(query, device="cpu"), places)
         return found.cpu()
 
     try:
-        window = int(seen_by(positions - 1).sum())
-        for query in (0, positions // 2, positions - 1):
-            expected = (keys <= query) & (keys > query - window)
-            if not torch.equal(seen_by(query), expected):
-                return _ANY_RULE
+        # The first query that does not see the first key is as far from it as a window, or a chunk, is long.
+        sees_first: torch.Tensor = mask_function(zero, zero, places, zero)
+        size = int(sees_first.cpu().int().argmin()) or positions
+        queries = {0, positions // 2, positions - 1, *(q for q in (size, size + 1) if q < positions)}
+        if all(torch.equal(seen_by(q), (places <= q) & (places > q - size)) for q in queries):
+            return None if size >= positions else size
+        if all(torch.equal(seen_by(q), (places <= q) & (places >= q - q % size)) for q in queries):
+            return _Chunks(size)
     except (RuntimeError, NotImplementedError):  # it reads tensors without memory
         return _ANY_RULE
-    return None if window >= positions else window
+    return _ANY_RULE
 
 
-def _described(window: int | str | None) -> str:
-    if isinstance(window, str):
-        return window
-    return "all previous tokens" if window is None else f"a window of {window}"
+class _WithoutPadding(TorchFunctionMode):
+    """Inside, tensors without memory are zeros: the number of tokens by which a text is padded."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        read = [torch.zeros(a.shape, dtype=a.dtype, device="cpu") if _is_meta(a) else a for a in args]
+        return func(*read, **(kwargs or {}))
+
+
+def _is_meta(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_meta
+
+
+def _described(rule: _Rule) -> str:
+    if isinstance(rule, str):
+        return rule
+    if isinstance(rule, _Chunks):
+        return f"chunks of {rule.size}"
+    return "all previous tokens" if rule is None else f"a window of {rule}"

@@ -36,6 +36,7 @@ from transformers.core_model_loading import (
 
 from models.base import Peers
 from models.checkpoints.files import UnsupportedArchitectureError
+from models.transformers_lm.architecture import body_name_of, body_of
 
 _COLUMNS: Final = frozenset({"colwise", "colwise_gather_output", "colwise_rep"})
 _ROWS: Final = frozenset({"rowwise", "rowwise_split_input", "rowwise_rep"})
@@ -181,7 +182,7 @@ def _places(model: Any, names: Iterable[str]) -> Iterator[tuple[str, str, Any]]:
     renamings = [one for one in mapping if isinstance(one, WeightRenaming)]
     converters = [one for one in mapping if isinstance(one, WeightConverter)]
     by_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
-    state, prefix = model.state_dict(), model.base_model_prefix
+    state, prefix = model.state_dict(), body_name_of(model)
     for name in sorted(names, key=dot_natural_key):  # in transformers' order: some rules have state
         renamed, pattern = rename_source_key(name, renamings, converters, prefix, state)
         if renamed not in state and name in state:
@@ -203,7 +204,7 @@ def _of_merged(converter: Any, cut: Cut, name: str, model: Any) -> Cut:
 
 def _shard(model: Any, peers: Peers) -> None:
     """Cut a model's modules in place."""
-    body = model.base_model
+    body = body_of(model)
     plan = getattr(body.config, "base_model_tp_plan", None) or {}
     place = next(name for name, module in model.named_modules() if module is body)
     prefix = f"{place}." if place else ""

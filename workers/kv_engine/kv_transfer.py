@@ -2,7 +2,9 @@
 
 The format is one tensor, (layers, 2, tokens, kv_heads, head_dim): keys, then values, in token order and
 without blocks, for the other pool may have another block size. Layers with a sliding window are transferred
-whole, as the pool keeps them.
+whole, as the pool keeps them. Where layers differ (`models.base.KVLayout.cells`), it is (numbers per token,
+tokens) with the same content: layer after layer, the keys of all tokens, then their values, if the layer
+stores any.
 """
 
 from collections.abc import Iterable, Iterator
@@ -80,7 +82,8 @@ class KVTransfer:
             if spec.kv is None:
                 continue
             try:
-                import_kv(self._pool, self._cells(sequence, spec.kv.shape[2]), spec.kv)
+                tokens = tokens_in(spec.kv.shape, self._layout)
+                import_kv(self._pool, self._cells(sequence, tokens), spec.kv)
                 if spec.on_kv_read is not None:
                     spec.on_kv_read()
             except Exception as error:  # noqa: BLE001 - whatever the bytes are, only this sequence fails
@@ -96,8 +99,7 @@ class KVTransfer:
         if export is None:
             return None
         assert self._export_to is not None, "checked when the sequence was added"
-        layout, dtype = self._layout, dtype_name(self._dtype)
-        shape = (layout.layers, 2, sequence.computed, layout.kv_heads, layout.head_dim)
+        dtype, shape = dtype_name(self._dtype), shape_of(self._layout, sequence.computed)
         cells = self._cells(sequence, sequence.computed)
         if export.publish is not None:
             source = _planes(self._pool, cells)
@@ -122,18 +124,17 @@ def check_kv(array: Array | DeviceArray, layout: KVLayout, dtype: torch.dtype, l
         KVMismatchError: the layout or dtype differs, there are too many tokens, or the bytes do not fit the
         shape.
     """
-    expected = (layout.layers, 2, layout.kv_heads, layout.head_dim)
-    found = array.shape[:2] + array.shape[3:] if len(array.shape) == 5 else array.shape
-    if array.dtype != dtype_name(dtype) or found != expected:
-        layers, both, kv_heads, head_dim = expected
+    tokens = tokens_in(array.shape, layout)
+    if array.dtype != dtype_name(dtype) or array.shape != shape_of(layout, tokens):
+        expected = ["tokens" if size < 0 else str(size) for size in shape_of(layout, -1)]
         raise KVMismatchError(
             f"imported keys and values are {array.dtype}{list(array.shape)}: expected "
-            f"{dtype_name(dtype)}[{layers}, {both}, tokens, {kv_heads}, {head_dim}]; all ranks of a node "
+            f"{dtype_name(dtype)}[{', '.join(expected)}]; all ranks of a node "
             "need the same checkpoint and the same model_kwargs.dtype"
         )
-    if array.shape[2] > longest:
+    if tokens > longest:
         raise KVMismatchError(
-            f"imported keys and values have {array.shape[2]} tokens: expected at most {longest}, "
+            f"imported keys and values have {tokens} tokens: expected at most {longest}, "
             "the length of the sequence"
         )
     if isinstance(array, DeviceArray):
@@ -144,15 +145,26 @@ def check_kv(array: Array | DeviceArray, layout: KVLayout, dtype: torch.dtype, l
         raise KVMismatchError(f"imported keys and values do not fit their shape: {error}") from error
 
 
+def shape_of(layout: KVLayout, tokens: int) -> tuple[int, ...]:
+    """The shape of transferred keys and values."""
+    if layout.cells:
+        return (layout.numbers, tokens)
+    return (layout.layers, 2, tokens, layout.kv_heads, layout.head_dim)
+
+
+def tokens_in(shape: tuple[int, ...], layout: KVLayout) -> int:
+    """The number of tokens in transferred keys and values; 0 for a shape with too few dimensions."""
+    at = 1 if layout.cells else 2
+    return shape[at] if len(shape) > at else 0
+
+
 def export_kv(pool: PagedPool, cells: torch.Tensor, into: Array) -> None:
     """Copy the keys and values in `cells` of the pool, (tokens,) int64, out of every layer."""
-    out = borrowed(into)
-    for layer, both in enumerate(zip(pool.keys, pool.values, strict=True)):
-        for place, cache in enumerate(both):
-            if out.device == cache.device:
-                torch.index_select(cache, 0, cells, out=out[layer, place])
-            else:
-                out[layer, place].copy_(cache.index_select(0, cells))
+    for plane, cache in _paired(pool, len(cells), borrowed(into)):
+        if plane.device == cache.device:
+            torch.index_select(cache, 0, cells, out=plane)
+        else:
+            plane.copy_(cache.index_select(0, cells))
 
 
 def _planes(pool: PagedPool, cells: torch.Tensor) -> Iterator[tuple[int, int]]:
@@ -160,15 +172,24 @@ def _planes(pool: PagedPool, cells: torch.Tensor) -> Iterator[tuple[int, int]]:
 
     A copy that is launched on the current stream before the next one is taken reads the right bytes.
     """
-    for both in zip(pool.keys, pool.values, strict=True):
-        for cache in both:
-            plane = cache.index_select(0, cells)
-            yield plane.data_ptr(), plane.nbytes
+    for cache in pool.by_layer():
+        plane = cache.index_select(0, cells)
+        yield plane.data_ptr(), plane.nbytes
 
 
 def import_kv(pool: PagedPool, cells: torch.Tensor, array: Array | DeviceArray) -> None:
     """Copy keys and values into `cells` of the pool, (tokens,) int64, of every layer."""
     given = to_tensor(array, pool.keys[0].device) if isinstance(array, DeviceArray) else borrowed(array)
-    for layer, both in enumerate(zip(pool.keys, pool.values, strict=True)):
-        for place, cache in enumerate(both):
-            cache.index_copy_(0, cells, given[layer, place].to(cache.device))
+    for plane, cache in _paired(pool, len(cells), given):
+        cache.index_copy_(0, cells, plane.to(cache.device))
+
+
+def _paired(
+    pool: PagedPool, tokens: int, transferred: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the part of each stored tensor in transferred keys and values, (tokens, ...), and the tensor."""
+    numbers, at = transferred.view(-1), 0
+    for cache in pool.by_layer():
+        size = tokens * cache.shape[1:].numel()
+        yield numbers[at : at + size].view(tokens, *cache.shape[1:]), cache
+        at += size

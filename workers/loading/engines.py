@@ -286,8 +286,7 @@ def _kv_pool_size(
 
 def _kv_bytes(node: "KVNode") -> int:
     """Return the bytes of one token's keys and values."""
-    layout = node.layout
-    return 2 * layout.layers * layout.kv_heads * layout.head_dim * node.dtype.itemsize
+    return node.layout.numbers * node.dtype.itemsize
 
 
 def _graph_capture(

@@ -290,7 +290,9 @@ def test_impossible_transfers_are_a_bug_of_the_caller(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_export_and_import_copy_cells_exactly(dtype: torch.dtype) -> None:
     def pool() -> PagedPool:
-        return PagedPool(layers=3, kv_heads=2, head_dim=4, slots=20, device=torch.device("cpu"), dtype=dtype)
+        return PagedPool(
+            KVLayout(layers=3, kv_heads=2, head_dim=4), slots=20, device=torch.device("cpu"), dtype=dtype
+        )
 
     source, target = pool(), pool()
     torch.manual_seed(0)

@@ -86,6 +86,8 @@ def _unsupported(node: KVNode) -> str:
             return "compiles its kernels with nvcc, which was not found: install the CUDA toolkit (CUDA_HOME)"
     if node.dtype not in DTYPES:
         return f"supports float16 and bfloat16, and {node.name} is in {node.dtype}: see model_kwargs.dtype"
+    if node.layout.needs:
+        return f"does not compute {', '.join(sorted(node.layout.needs))}, which {node.name} needs"
     if node.layout.head_dim not in HEAD_DIMS:
         known = ", ".join(map(str, HEAD_DIMS))
         return f"supports heads of {known} numbers, and those of {node.name} have {node.layout.head_dim}"

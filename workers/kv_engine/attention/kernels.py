@@ -2,6 +2,7 @@
 
     choose_attention   the kernel for a node, as `model_kwargs.attention` asks
     default_kernel     this project's Triton kernel, on devices that can run it
+    kernel_for         the same, if it computes the forms of attention that a model needs
 
 A node without a kernel is served by torch (`workers.kv_engine.attention.paged`).
 """
@@ -27,7 +28,8 @@ _LOGGER: Final = logging.getLogger(__name__)
 class AttentionKernel(Protocol):
     """An attention kernel: each token of a step attends to its span in the pool, (T, H, D) to (T, H, D).
 
-    A kernel for more masks than the causal one has an attribute `masks` (`masks_of`).
+    A kernel for more masks than the causal one has an attribute `masks` (`masks_of`), and one for more than
+    keys and values of one shape in all layers an attribute `forms` (`forms_of`).
     """
 
     def __call__(
@@ -66,6 +68,35 @@ def masks_of(kernel: AttentionKernel) -> frozenset[str]:
     return masks
 
 
+def forms_of(kernel: AttentionKernel) -> frozenset[str]:
+    """Return the forms of attention that a kernel computes, of those that a layout may need.
+
+    `sinks` are logits that take part in the softmax alone, `chunks` are ranges of the text whose tokens see
+    no earlier range, and `cells` are layers whose keys and values are of other shapes.
+    """
+    forms: frozenset[str] = getattr(kernel, "forms", frozenset())
+    return forms
+
+
+def kernel_for(device_type: str, needs: frozenset[str]) -> AttentionKernel | None:
+    """Return the default kernel of this type of device if it computes these forms; None stands for torch."""
+    kernel = default_kernel(device_type)
+    if kernel is None or needs <= forms_of(kernel):
+        return kernel
+    _warn_of_forms(getattr(kernel, "__name__", type(kernel).__name__), ", ".join(sorted(needs)))
+    return None
+
+
+@cache
+def _warn_of_forms(kernel: str, forms: str) -> None:
+    _LOGGER.warning(
+        "torch computes attention, and steps are not recorded in CUDA graphs: this model needs %s, which the "
+        "kernel %s does not compute; it is slower",
+        forms,
+        kernel,
+    )
+
+
 def warn_of_mask(kernel: AttentionKernel) -> None:
     """Log, once per kernel, that torch computes steps whose mask the kernel lacks."""
     _warn_of_mask(getattr(kernel, "__name__", type(kernel).__name__))
@@ -90,12 +121,14 @@ def choose_attention(node: KVNode, wanted: Literal["auto", "triton", "flashinfer
         from workers.kv_engine.attention.flashinfer import make_kernel  # noqa: PLC0415 - only if asked for
 
         return make_kernel(node)
-    kernel = default_kernel(node.device.type)
+    kernel = kernel_for(node.device.type, node.layout.needs)
     if kernel is not None:
         _LOGGER.info("%s: attention by the Triton kernel over the paged pool", node.name)
     elif wanted == "triton":
         is_gpu = node.device.type == "cuda"
-        lacks = _missing_for_triton() if is_gpu else f"a GPU, and {node.name} is on the CPU"
+        lacks = f"a GPU, and {node.name} is on the CPU"
+        if is_gpu:
+            lacks = _missing_for_triton() or f"a model without {', '.join(sorted(node.layout.needs))}"
         raise ConfigError(f"model_kwargs.attention: triton needs {lacks}; auto uses what is available")
     return kernel
 

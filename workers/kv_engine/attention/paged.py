@@ -9,7 +9,9 @@ Torch computes spans of similar shape together, with padding (`span_groups`). Th
 step for all layers with the same window.
 
 In a layer with a sliding window of W, the query at position i sees the keys j with i - W < j <= i, as in
-transformers' masks. Older keys stay in the pool, but are not gathered. Tokens of a full part, such as an
+transformers' masks; in a layer with chunks of C, those with i // C * C <= j <= i. Older keys stay in the pool,
+but are not gathered. What else a layer's attention is (`models.transformers_lm.attention_forms`) is attached
+to its module: queries and outputs are changed by it, and keys are stored as it makes them. Tokens of a full part, such as an
 image, see one another: a step with such tokens has a range of keys for each token (`Step.key_ends`), and
 torch computes it if the kernel declares no such mask.
 """
@@ -25,6 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from models.programs import FRAMES_SUFFIX
+from models.transformers_lm.attention_forms import form_of
 from shared.errors import BugError
 from workers.kv_engine.attention.encoder_cells import EncoderGroups
 from workers.kv_engine.attention.kernels import AttentionKernel, masks_of, warn_of_mask
@@ -44,10 +47,12 @@ class Scores:
     Attributes:
         scaling: factor of the query-key products; None is the head dimension to the power of -1/2.
         softcap: limit of the scores' magnitude, applied with tanh (Gemma 2); None is no limit.
+        sinks: (H,), of each head a logit without a value that takes part in the softmax (gpt-oss).
     """
 
     scaling: float | None = None
     softcap: float | None = None
+    sinks: torch.Tensor | None = None
 
 
 class _Context:
@@ -57,20 +62,24 @@ class _Context:
         self.pool: Final = pool
         self.step: Final = step
         self.slots: Final = step.slots.long()  # (T,)
+        self.is_latent: Final = pool.is_latent
         self.kernel: Final = _kernel_for(pool, step)
         self._spans: Final = step.spans
         self._longest: Final = int(step.spans.kv_lengths.max())
-        self._groups: Final[dict[int | None, Sequence[Group]]] = {}
+        self._groups: Final[dict[tuple[int | None, int | None], Sequence[Group]]] = {}
         self._encoder_groups: EncoderGroups | None = None
 
-    def groups(self, window: int | None) -> Sequence[Group]:
-        """Return the groups for layers with this window; they are made at the first call."""
+    def groups(self, window: int | None, chunk: int | None = None) -> Sequence[Group]:
+        """Return the groups for layers with this window or chunk; they are made at the first call."""
         if window is not None and window >= self._longest:
             window = None
-        if window not in self._groups:
+        if chunk is not None and chunk >= self._longest:
+            chunk = None
+        if (window, chunk) not in self._groups:
             device, dtype = self.slots.device, self.pool.keys[0].dtype
-            self._groups[window] = group_spans(self._spans, window, device=device, dtype=dtype)
-        return self._groups[window]
+            found = group_spans(self._spans, window, chunk=chunk, device=device, dtype=dtype)
+            self._groups[window, chunk] = found
+        return self._groups[window, chunk]
 
     def encoder_groups(self) -> EncoderGroups:
         """Return the groups for a model whose sequences begin with cells of an encoder."""
@@ -117,10 +126,13 @@ def paged_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     after_frames: bool = False,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute one layer's attention. `kwargs` were checked when the checkpoint was loaded.
+
+    `s_aux` is transformers' name for sinks.
 
     `after_frames` is given by the decoder of an encoder-decoder model (`encoder_cells`): tokens attend to the
     cells after those of their sequence's frames.
@@ -131,13 +143,19 @@ def paged_attention(
     layer: Any = module.layer_idx
     keys, values = context.pool.keys[layer], context.pool.values[layer]  # (slots, K, D)
     keys.index_copy_(0, context.slots, key[0].transpose(0, 1))
-    values.index_copy_(0, context.slots, value[0].transpose(0, 1))
+    if not context.is_latent[layer]:
+        values.index_copy_(0, context.slots, value[0].transpose(0, 1))
 
-    scores = Scores(scaling=scaling, softcap=softcap)
+    scores, queries = Scores(scaling=scaling, softcap=softcap, sinks=s_aux), query[0].transpose(0, 1)
     if after_frames:
         own = context.encoder_groups().own
-        return _over_groups(context, query[0].transpose(0, 1), layer, scores, own)[None], None
-    return _over_pool(context, query[0].transpose(0, 1), layer, scores, sliding_window)[None], None
+        return _over_groups(context, queries, layer, scores, own)[None], None
+    form = form_of(module)
+    if form is None:
+        return _over_pool(context, queries, layer, scores, sliding_window)[None], None
+    queries = form.queries(queries, context.step.positions)
+    out = _over_pool(context, queries, layer, scores, sliding_window, form.chunk)
+    return form.outputs(out)[None], None
 
 
 def attend(
@@ -151,9 +169,17 @@ def attend(
 
 
 def _over_pool(
-    context: _Context, queries: torch.Tensor, layer: int, scores: Scores, window: int | None
+    context: _Context,
+    queries: torch.Tensor,
+    layer: int,
+    scores: Scores,
+    window: int | None,
+    chunk: int | None = None,
 ) -> torch.Tensor:
-    """Attend by the step's kernel, or by torch: (T, H, D) from queries of that shape."""
+    """Attend by the step's kernel, or by torch: (T, H, D) from queries of that shape.
+
+    Kernels are not chosen for models with sinks or chunks (`kernels.kernel_for`).
+    """
     keys, values = context.pool.keys[layer], context.pool.values[layer]
     if context.kernel is not None:
         return context.kernel(
@@ -165,10 +191,10 @@ def _over_pool(
             window=window,
             softcap=scores.softcap,
         )
-    groups = context.groups(window)
+    groups = context.groups(window, chunk)
     if len(groups) == 1:  # the group has all tokens, in order
         return _attend(queries, keys, values, groups[0], scores)
-    out = queries.new_empty(queries.shape)
+    out = queries.new_empty((*queries.shape[:-1], values.shape[-1]))
     for group in groups:
         out.index_copy_(0, group.tokens, _attend(queries, keys, values, group, scores))
     return out
@@ -213,40 +239,60 @@ def _over_groups(
 def _attend(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: Group, scores: Scores
 ) -> torch.Tensor:
-    """Return the attention output of one group: (N, H, D) from queries (T, H, D)."""
+    """Return the attention output of one group: (N, H, D of values) from queries (T, H, D of keys)."""
     slots, kv_heads, dim = keys.shape
     # Gathering whole slots as flat rows is five times faster than indexing (CPU, 512 x 2 x 64).
-    history = (group.spans, -1, kv_heads, dim)
-    k = keys.view(slots, -1).index_select(0, group.slots).view(history).transpose(1, 2)  # (B, K, L, D)
-    v = values.view(slots, -1).index_select(0, group.slots).view(history).transpose(1, 2)
+    history = (group.spans, -1, kv_heads)
+    k = keys.view(slots, -1).index_select(0, group.slots).view(*history, dim).transpose(1, 2)  # (B, K, L, D)
+    width = values.shape[-1]
+    if values.data_ptr() == keys.data_ptr():  # of a latent layer
+        v = k[..., :width]
+    else:
+        v = values.view(slots, -1).index_select(0, group.slots).view(*history, width).transpose(1, 2)
     if group.queries is None or group.kept is None:
         # One query per span: the heads that share a KV head take the place of the queries. This takes
         # half the time of `enable_gqa`.
         q = queries.index_select(0, group.tokens).view(group.spans, kv_heads, -1, dim)
-        out = _weighted(q, k, v, group.mask, scores)
-        return out.reshape(group.spans, -1, dim)
+        out = _weighted(q, k, v, group.mask, scores, (kv_heads, -1))
+        return out.reshape(group.spans, -1, width)
     q = (
         queries.index_select(0, group.queries).view(group.spans, -1, *queries.shape[1:]).transpose(1, 2)
     )  # (B, H, Q, D)
-    out = _weighted(q, k, v, group.mask, scores)
+    out = _weighted(q, k, v, group.mask, scores, (-1, 1))
     return out.transpose(1, 2).flatten(0, 1).index_select(0, group.kept)
 
 
 def _weighted(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scores: Scores
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    scores: Scores,
+    heads: tuple[int, int],
 ) -> torch.Tensor:
-    """Return (B, H, Q, D) for queries of that shape, and keys and values (B, K, L, D)."""
+    """Return (B, H, Q, D) for queries of that shape, and keys and values (B, K, L, D).
+
+    `heads` is the shape that what each head has takes beside `H, Q`: sinks.
+    """
     is_shared = q.shape[1] != k.shape[1]
-    if scores.softcap is None:
+    if scores.softcap is None and scores.sinks is None:
         return scaled_dot_product_attention(
             q, k, v, attn_mask=mask, scale=scores.scaling, enable_gqa=is_shared
         )
-    # `scaled_dot_product_attention` has no softcap. The dtypes are those of transformers' own code.
+    # `scaled_dot_product_attention` has no softcap and no sinks. The dtypes are those of transformers' code.
     if is_shared:
         k, v = (cells.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for cells in (k, v))
     scaling = q.shape[-1] ** -0.5 if scores.scaling is None else scores.scaling
     products = torch.matmul(q, k.transpose(2, 3)) * scaling
-    capped = torch.tanh(products / scores.softcap) * scores.softcap
+    if scores.softcap is not None:
+        products = torch.tanh(products / scores.softcap) * scores.softcap
     if mask is not None:
-        capped = capped + mask
-    return torch.matmul(torch.softmax(capped, dim=-1, dtype=torch.float32).to(q.dtype), v)
+        products = products + mask
+    if scores.sinks is None:
+        weights = torch.softmax(products, dim=-1, dtype=torch.float32)
+    else:
+        # The softmax over a sink and the keys, of which the sink has no value.
+        sinks = scores.sinks.to(products.dtype).view(1, *heads, 1).expand(*products.shape[:-1], 1)
+        with_sinks = torch.cat([products, sinks], dim=-1)
+        weights = torch.softmax(with_sinks, dim=-1, dtype=torch.float32)[..., :-1]
+    return torch.matmul(weights.to(q.dtype), v)

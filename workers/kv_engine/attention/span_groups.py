@@ -23,6 +23,24 @@ _FREE_PADDING: Final = 4096
 """Up to this many padded query-key pairs cost less than one more call per layer."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The keys before its own that a token of a layer sees: the last `window`, or those of its chunk."""
+
+    window: int | None = None
+    chunk: int | None = None
+
+    def first_keys(self, places: Int32s) -> Int32s:
+        """The first key seen from each place; it may be negative, where all are seen."""
+        if self.chunk is not None:
+            return places - places % self.chunk
+        assert self.window is not None, "all keys are seen"
+        return places - self.window + 1
+
+
+ALL: Final = Sight()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """B spans computed in one call, with at most Q queries and L keys each; N tokens in total.
@@ -42,37 +60,37 @@ def group_spans(
     spans: Spans,
     window: int | None = None,
     *,
+    chunk: int | None = None,
     device: torch.device,
     dtype: torch.dtype,
     among: Collection[int] | None = None,
 ) -> list[Group]:
     """Return the groups of a step, for layers that see the last `window` keys (None: all keys).
 
-    `among` are the indices of the spans to group; None: all.
+    In layers with a `chunk`, tokens see the keys of their own range of so many places. `among` are the
+    indices of the spans to group; None: all.
     """
-    parts = partition(spans, window, among)
-    return [_make_group(spans, members, window, device, dtype) for members in parts]
+    sight = Sight(window, chunk)
+    parts = partition(spans, sight, among)
+    return [_make_group(spans, members, sight, device, dtype) for members in parts]
 
 
-def _first_keys(spans: Spans, window: int | None) -> Int32s:
+def _first_keys(spans: Spans, sight: Sight) -> Int32s:
     """The first key that any query of each span sees: (B,)."""
     least = np.zeros_like(spans.kv_lengths) if spans.first_keys is None else spans.first_keys
-    if window is None:
+    if sight == ALL:
         return least
-    starts = spans.kv_lengths - np.diff(spans.query_offsets)
-    firsts = starts - window + 1
+    firsts = sight.first_keys(spans.kv_lengths - np.diff(spans.query_offsets))
     if spans.full_starts is not None:
         firsts = np.minimum(firsts, np.minimum.reduceat(spans.full_starts, spans.query_offsets[:-1]))
     return np.maximum(firsts, least)
 
 
-def partition(
-    spans: Spans, window: int | None = None, among: Collection[int] | None = None
-) -> list[list[int]]:
+def partition(spans: Spans, sight: Sight = ALL, among: Collection[int] | None = None) -> list[list[int]]:
     """Return the groups as lists of span indices; padding is about a quarter of a group's work at most."""
     counts = np.diff(spans.query_offsets).tolist()
-    lengths = (spans.kv_lengths - _first_keys(spans, window)).tolist()
-    whole = _whole_spans(spans, window)
+    lengths = (spans.kv_lengths - _first_keys(spans, sight)).tolist()
+    whole = _whole_spans(spans, sight)
     parts: list[list[int]] = []
     queries = keys = work = 0
     members = range(len(counts)) if among is None else among
@@ -93,9 +111,9 @@ def partition(
     return [sorted(part) for part in parts]
 
 
-def _whole_spans(spans: Spans, window: int | None) -> list[bool]:
+def _whole_spans(spans: Spans, sight: Sight) -> list[bool]:
     """True for each span whose tokens, several, all see all of its keys."""
-    if spans.key_ends is None or window is not None:
+    if spans.key_ends is None or sight != ALL:
         return [False] * len(spans.kv_lengths)
     ends = np.minimum.reduceat(spans.key_ends, spans.query_offsets[:-1])
     found: list[bool] = ((ends == spans.kv_lengths) & (np.diff(spans.query_offsets) > 1)).tolist()
@@ -103,11 +121,11 @@ def _whole_spans(spans: Spans, window: int | None) -> list[bool]:
 
 
 def _make_group(
-    spans: Spans, members: list[int], window: int | None, device: torch.device, dtype: torch.dtype
+    spans: Spans, members: list[int], sight: Sight, device: torch.device, dtype: torch.dtype
 ) -> Group:
     starts, ends = spans.query_offsets[:-1][members], spans.query_offsets[1:][members]
     counts, lengths = ends - starts, spans.kv_lengths[members]
-    firsts = _first_keys(spans, window)[members]
+    firsts = _first_keys(spans, sight)[members]
     # (B, L): padding repeats the span's last slot.
     places = firsts[:, None] + np.arange((lengths - firsts).max())
     cells = np.minimum(places, lengths[:, None] - 1)
@@ -115,7 +133,7 @@ def _make_group(
     # (B, Q): padding repeats the span's last query.
     ordinals = np.minimum(np.arange(counts.max()), counts[:, None] - 1)
     queries = starts[:, None] + ordinals
-    whole = _whole_spans(spans, window)
+    whole = _whole_spans(spans, sight)
     needs_mask = not all(whole[index] for index in members) or len(set(lengths.tolist())) > 1
 
     def on_device(array: npt.NDArray[Any]) -> torch.Tensor:
@@ -129,7 +147,7 @@ def _make_group(
         queries=None if is_single else on_device(queries.astype(np.int64).ravel()),
         kept=None if is_single else on_device(np.flatnonzero(is_kept)),
         slots=on_device((blocks * np.int64(spans.block_size) + cells % spans.block_size).ravel()),
-        mask=_mask(spans, members, queries, places, window, device, dtype) if needs_mask else None,
+        mask=_mask(spans, members, queries, places, sight, device, dtype) if needs_mask else None,
     )
 
 
@@ -138,7 +156,7 @@ def _mask(
     members: list[int],
     queries: Int32s,
     places: Int32s,
-    window: int | None,
+    sight: Sight,
     device: torch.device,
     dtype: torch.dtype,
 ) -> torch.Tensor:
@@ -147,8 +165,8 @@ def _mask(
     own = queries + starts[members][:, None]  # the place of each query in its sequence
     key_ends = own + 1 if spans.key_ends is None else spans.key_ends[queries]
     visible = places[:, None, :] < key_ends[:, :, None]  # (B, Q, L)
-    if window is not None:
-        key_starts = own - window + 1
+    if sight != ALL:
+        key_starts = sight.first_keys(own)
         if spans.full_starts is not None:
             key_starts = np.minimum(key_starts, spans.full_starts[queries])
         visible &= places[:, None, :] >= key_starts[:, :, None]

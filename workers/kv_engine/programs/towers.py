@@ -98,7 +98,7 @@ class Towers:
     def copy_cells(self, tower: str, source: int, target: int, cells: int, *, block_size: int) -> None:
         """Copy the first cells of a block to another one, in all layers of a tower."""
         pool = self.pools[tower]
-        for layer in (*pool.keys, *pool.values):
+        for layer in pool.stored:
             at = target * block_size
             layer[at : at + cells] = layer[source * block_size : source * block_size + cells]
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from models.base import KVLayout
 from models.programs import FRAME_ROUTE
 from workers.kv_engine.attention.paged import attention_context, frames_attention, paged_attention
 from workers.kv_engine.attention.pool import PagedPool
@@ -81,7 +82,9 @@ class _World:
 def world() -> _World:
     torch.manual_seed(0)
     cpu = torch.device("cpu")
-    pool = PagedPool(layers=1, kv_heads=HEADS, head_dim=DIM, slots=64, device=cpu, dtype=torch.float32)
+    pool = PagedPool(
+        KVLayout(layers=1, kv_heads=HEADS, head_dim=DIM), slots=64, device=cpu, dtype=torch.float32
+    )
     builder = StepBuilder(max_sequences=4, max_step_tokens=64, max_blocks=4, block_size=BLOCK, device=cpu)
     return _World(pool, builder)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from configs.deployment import ConfigError
+from models.base import KVLayout
 from models.decoder_lm.nodes import DecoderLM
 from shared.errors import BugError
 from tests.workers.kv_engine import flashinfer_reference as documented
@@ -161,7 +162,7 @@ def test_a_replayed_step_launches_what_was_recorded_over_the_same_memory(
 
 def node(**changes: Any) -> Any:
     what: dict[str, Any] = {"name": "llm", "device": torch.device("cuda"), "dtype": torch.bfloat16}
-    return SimpleNamespace(**{**what, "layout": SimpleNamespace(head_dim=128), **changes})
+    return SimpleNamespace(**{**what, "layout": KVLayout(layers=1, kv_heads=2, head_dim=128), **changes})
 
 
 @pytest.fixture
@@ -197,7 +198,14 @@ def test_where_it_is_asked_for_it_attends_and_the_log_says_so(
             {"dtype": torch.float32},
             "float16 and bfloat16, and llm is in torch.float32: see model_kwargs.dtype",
         ),
-        ({"layout": SimpleNamespace(head_dim=80)}, "heads of 64, 128, 256 numbers, and those of llm have 80"),
+        (
+            {"layout": KVLayout(layers=1, kv_heads=2, head_dim=80)},
+            "heads of 64, 128, 256 numbers, and those of llm have 80",
+        ),
+        (
+            {"layout": KVLayout(layers=1, kv_heads=2, head_dim=64, needs=frozenset({"sinks"}))},
+            "does not compute sinks, which llm needs",
+        ),
     ],
 )
 def test_a_node_that_it_does_not_know_is_refused(installed: Path, changes: dict[str, Any], why: str) -> None:

@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from configs.deployment import ConfigError
+from models.base import KVLayout
 from workers.kv_engine.attention import kernels
 from workers.kv_engine.attention.kernels import choose_attention, default_kernel
 
 
-def node_on(device: str) -> Any:
-    return SimpleNamespace(name="llm", device=torch.device(device))
+def node_on(device: str, *needs: str) -> Any:
+    layout = KVLayout(layers=1, kv_heads=2, head_dim=64, needs=frozenset(needs))
+    return SimpleNamespace(name="llm", device=torch.device(device), layout=layout)
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +41,18 @@ def test_on_a_gpu_it_is_the_triton_kernel_and_the_log_says_so(
     assert [record.message for record in caplog.records] == [
         "llm: attention by the Triton kernel over the paged pool"
     ]
+
+
+def test_a_model_whose_form_of_attention_the_kernel_lacks_is_left_to_torch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("workers.kv_engine.attention.triton", reason="Triton is made for Linux only")
+    monkeypatch.setattr(kernels, "_missing_for_triton", lambda: "")
+
+    assert choose_attention(node_on("cuda", "sinks", "cells"), "auto") is None
+    assert "this model needs cells, sinks, which the kernel" in caplog.text
+    with pytest.raises(ConfigError, match="triton needs a model without cells, sinks"):
+        choose_attention(node_on("cuda", "sinks", "cells"), "triton")
 
 
 def test_where_triton_is_not_it_is_refused_to_who_names_it_and_others_have_torch(

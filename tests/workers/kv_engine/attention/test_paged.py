@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from models.base import KVLayout
 from shared.errors import BugError
 from workers.kv_engine.attention.paged import attention_context, paged_attention
 from workers.kv_engine.attention.pool import PagedPool
@@ -15,7 +16,9 @@ def test_scores_are_bent_below_their_cap(heads: int, queries: int) -> None:
     """Against the definition, written out: scaled, bent by tanh, masked, weighed."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, n, 9, 8, generator=generator) * 3 for n in (heads, 2, 2))
-    pool = PagedPool(layers=1, kv_heads=2, head_dim=8, slots=12, device=torch.device("cpu"), dtype=k.dtype)
+    pool = PagedPool(
+        KVLayout(layers=1, kv_heads=2, head_dim=8), slots=12, device=torch.device("cpu"), dtype=k.dtype
+    )
     module = torch.nn.Identity()
     module.layer_idx = 0  # type: ignore[assignment] # as attention modules have it
     pool.keys[0][:9], pool.values[0][:9] = k[0].transpose(0, 1), v[0].transpose(0, 1)
@@ -49,9 +52,7 @@ def test_a_mask_that_the_kernel_lacks_is_left_to_torch_and_said_once(
         raise AssertionError("it knows no such mask")
 
     pool = PagedPool(
-        layers=1,
-        kv_heads=2,
-        head_dim=8,
+        KVLayout(layers=1, kv_heads=2, head_dim=8),
         slots=4,
         device=torch.device("cpu"),
         dtype=k.dtype,

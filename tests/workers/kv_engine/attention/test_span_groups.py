@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from workers.kv_engine.attention.span_groups import group_spans, partition
+from workers.kv_engine.attention.span_groups import Sight, group_spans, partition
 from workers.kv_engine.step import Spans
 
 
@@ -69,7 +69,7 @@ def test_a_query_sees_as_many_keys_as_its_window_is_wide_and_no_others_are_gathe
     random = np.random.default_rng(0)
     shapes = [(int(n), int(n + random.integers(0, 90))) for n in random.choice([1, 1, 7, 40], 30)]
     step = spans(shapes)
-    members = partition(step, window)
+    members = partition(step, Sight(window))
     groups = group_spans(step, window, device=torch.device("cpu"), dtype=torch.float32)
 
     assert sorted(span for part in members for span in part) == list(range(30))
@@ -87,6 +87,28 @@ def test_a_query_sees_as_many_keys_as_its_window_is_wide_and_no_others_are_gathe
                 assert seen == list(range(max(0, at - window + 1), at + 1))
         longest = max(min(shapes[span][1], shapes[span][0] + window - 1) for span in part)
         assert slots.shape[1] == longest
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 24, 1000])
+def test_a_query_sees_the_keys_of_its_chunk_alone(chunk: int) -> None:
+    random = np.random.default_rng(0)
+    shapes = [(int(n), int(n + random.integers(0, 90))) for n in random.choice([1, 1, 7, 40], 30)]
+    step = spans(shapes)
+    members = partition(step, Sight(chunk=chunk))
+    groups = group_spans(step, chunk=chunk, device=torch.device("cpu"), dtype=torch.float32)
+
+    for group, part in zip(groups, members, strict=True):
+        assert group.mask is not None
+        slots = group.slots.view(group.spans, -1)
+        for row, span in enumerate(part):
+            queries, keys = shapes[span]
+            places = {
+                int(step.block_tables[span, place // 4]) * 4 + place % 4: place for place in range(keys)
+            }
+            for query in range(queries):
+                at = keys - queries + query
+                seen = [places[int(slot)] for slot in slots[row][group.mask[row, 0, query] == 0]]
+                assert seen == list(range(at // chunk * chunk, at + 1))
 
 
 def whole(shapes: list[tuple[int, int]], causal: tuple[int, ...] = ()) -> Spans:
