@@ -489,6 +489,12 @@ def _kv_bytes(config: DeploymentConfig) -> int:
         return 0
     model_config = read_language_config(Path(config.checkpoint))
     heads, layers = model_config.get("num_attention_heads"), model_config.get("num_hidden_layers")
+    stored = str(model_config.get("dtype") or model_config.get("torch_dtype"))
+    latent, rotated = (model_config.get(name) for name in ("kv_lora_rank", "qk_rope_head_dim"))
+    if isinstance(layers, int) and isinstance(latent, int) and isinstance(rotated, int):
+        return layers * (latent + rotated) * _bytes_each(config, stored)
+    if any(model_config.get(name) for name in ("v_head_dim", "global_head_dim", "per_layer_config")):
+        return 0  # layers differ
     kv_heads, width, hidden = (
         model_config.get("num_key_value_heads", heads),
         model_config.get("head_dim"),
@@ -498,7 +504,6 @@ def _kv_bytes(config: DeploymentConfig) -> int:
         width = hidden // heads
     if not (isinstance(layers, int) and isinstance(kv_heads, int) and isinstance(width, int)):
         return 0
-    stored = str(model_config.get("dtype") or model_config.get("torch_dtype"))
     return 2 * layers * kv_heads * width * _bytes_each(config, stored)
 
 

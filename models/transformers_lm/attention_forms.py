@@ -4,8 +4,8 @@
     chunks               tokens see no key before their range of the text (Llama 4)
     tuned queries        queries grow with their position (Llama 4)
 
-A form is attached to the modules of a model before it is served. The attention over the paged pool asks it for
-the queries that the stored keys are compared with, and gives it the outputs (`form_of`). Under its own
+A form is attached to the modules of a model before it is served. The attention over the paged pool asks it
+for the queries that the stored keys are compared with, and gives it the outputs (`form_of`). Under its own
 attention function a module computes as it always does.
 """
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, cache_utils
 
@@ -200,8 +201,8 @@ def probe_layout(model_class: Any, config: Any, max_positions: int) -> KVLayout:
         raise UnsupportedArchitectureError(
             f"{name} is not served: {complaints[0]}"
             + (f" (and {len(complaints) - 1} more)" if len(complaints) > 1 else "")
-            + "; expected causal attention in every layer, whole, over a sliding window or in chunks, through "
-            "transformers' attention interface; docs/models.md lists architectures that are served"
+            + "; expected causal attention in every layer, whole, over a sliding window or in chunks, "
+            "through transformers' attention interface; docs/models.md lists architectures that are served"
         )
     return probe.layout()
 
@@ -211,8 +212,9 @@ def _run_on_meta(model_class: Any, config: Any, probe: _Probe) -> None:
 
     The first runs as in the engine, the second with transformers' own masks.
     """
-    previous = torch.get_default_dtype()
+    previous, validates = torch.get_default_dtype(), Distribution._validate_args  # noqa: SLF001 - no public reader
     torch.set_default_dtype(torch.bfloat16)  # grouped expert kernels accept nothing else
+    Distribution.set_default_validate_args(False)  # it would read values
     AttentionInterface.register(_PROBE, probe.attention)
     AttentionMaskInterface.register(_PROBE, probe.mask)
     try:
@@ -237,6 +239,7 @@ def _run_on_meta(model_class: Any, config: Any, probe: _Probe) -> None:
             probe.compare_cache(DynamicCache(config=config))
     finally:
         torch.set_default_dtype(previous)
+        Distribution.set_default_validate_args(validates)
 
 
 def _rule_of(mask_function: Callable[..., Any], positions: int) -> _Rule:

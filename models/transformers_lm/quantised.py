@@ -1,4 +1,4 @@
-"""8-bit quantised weights, loaded as floats. Other quantised checkpoints are refused.
+"""Quantised weights of eight bits and of MXFP4, loaded as floats. Other quantised checkpoints are refused.
 
 Only arithmetic is needed, so they run on every device without a library. They take the memory of floats, in
 addition to the pages of the file. A weight is `(q - zero point) * scale`, with
@@ -9,6 +9,7 @@ addition to the pages of the file. A weight is `(q - zero point) * scale`, with
                         q.weight_scale: one, a row's, or one per group of columns or per block;
                         q.weight_zero_point
     bitsandbytes        q.weight: int8, q.SCB: the largest absolute value of a row, stored as 127
+    mxfp4               experts of four bits (`mxfp4`)
 
 Activations are not quantised, even if the checkpoint has parameters for it: that serves 8-bit kernels, and
 costs precision.
@@ -25,6 +26,8 @@ import torch
 
 from models.checkpoints.files import CheckpointError, UnsupportedArchitectureError
 from models.checkpoints.weights import Shard, TensorInfo
+from models.transformers_lm import mxfp4
+from models.transformers_lm.mxfp4 import Mxfp4Parts
 
 _SCALES: Final = MappingProxyType(
     {
@@ -77,39 +80,42 @@ class _Parts:
     def names(self) -> list[str]:
         return [self.weight, self.scale, *([self.zeros] if self.zeros is not None else [])]
 
+    def floats(self, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
+        """Return the weight, float32 of `shape`."""
+        stored = read(self.weight)
+        if self.weight.endswith(_PACKED):
+            # The first weight is the lowest byte of an int32, so the bytes are in order.
+            stored = stored.view(torch.uint8)[:, : self.shape[1]]
+            weight = stored.to(torch.float32).sub_(_INT8_OFFSET)
+        else:
+            weight = stored.to(torch.float32)
+        if self.zeros is not None:
+            weight -= self._spread(read(self.zeros))
+        weight *= self._spread(read(self.scale)) / self.divisor
+        return weight
+
+    def _spread(self, stored: torch.Tensor) -> torch.Tensor:
+        """Scales or zero points, expanded so that they broadcast with the weight."""
+        rows, columns = self.shape
+        high, wide = self.block
+        found = stored.to(torch.float32).reshape(ceil(rows / high), ceil(columns / wide))
+        if 1 < high < rows:
+            found = found.repeat_interleave(high, 0)[:rows]
+        return found.repeat_interleave(wide, 1)[:, :columns] if 1 < wide < columns else found
+
 
 @dataclass(frozen=True, slots=True)
 class _DequantisedSlice:
     """A quantised weight with the interface of a file's slice: it is read and computed when it is indexed."""
 
-    parts: _Parts
+    parts: _Parts | Mxfp4Parts
     read: Callable[[str], torch.Tensor]
 
     def get_shape(self) -> list[int]:
         return list(self.parts.shape)
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        parts = self.parts
-        stored = self.read(parts.weight)
-        if parts.weight.endswith(_PACKED):
-            # The first weight is the lowest byte of an int32, so the bytes are in order.
-            stored = stored.view(torch.uint8)[:, : parts.shape[1]]
-            weight = stored.to(torch.float32).sub_(_INT8_OFFSET)
-        else:
-            weight = stored.to(torch.float32)
-        if parts.zeros is not None:
-            weight -= self._spread(parts.zeros)
-        weight *= self._spread(parts.scale) / parts.divisor
-        return weight[index]
-
-    def _spread(self, name: str) -> torch.Tensor:
-        """Scales or zero points, expanded so that they broadcast with the weight."""
-        rows, columns = self.parts.shape
-        high, wide = self.parts.block
-        found = self.read(name).to(torch.float32).reshape(ceil(rows / high), ceil(columns / wide))
-        if 1 < high < rows:
-            found = found.repeat_interleave(high, 0)[:rows]
-        return found.repeat_interleave(wide, 1)[:, :columns] if 1 < wide < columns else found
+        return self.parts.floats(self.read)[index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +127,7 @@ class Quantised:
         spare: tensors of the files that have no place in the model.
     """
 
-    weights: Mapping[str, _Parts]
+    weights: Mapping[str, _Parts | Mxfp4Parts]
     spare: frozenset[str]
 
     def as_floats(self, shards: Iterable[Shard]) -> list[Shard]:
@@ -171,10 +177,12 @@ def quantised_of(raw: Mapping[str, Any], shards: Iterable[Shard], checkpoint: Pa
     if complaint := _complaint(config, method):
         raise UnsupportedArchitectureError(
             f"{checkpoint}: quantised weights of this kind are not served: {complaint}; expected 8-bit "
-            f"weights by one of {', '.join(sorted(_SCALES))}, or the model's float weights"
+            f"weights by one of {', '.join(sorted(_SCALES))}, mxfp4, or the model's float weights"
         )
     tensors = {name: tensor for shard in shards for name, tensor in shard.tensors.items()}
-    weights: dict[str, _Parts] = {}
+    if method == mxfp4.METHOD:
+        return _of_four_bits(tensors, checkpoint)
+    weights: dict[str, _Parts | Mxfp4Parts] = {}
     spare = {name for name in tensors if name.rpartition(".")[2] in _IGNORED}
     for name, tensor in tensors.items():
         module, _, last = name.rpartition(".")
@@ -188,6 +196,27 @@ def quantised_of(raw: Mapping[str, Any], shards: Iterable[Shard], checkpoint: Pa
         weights[f"{module}.weight"] = parts = _parts_of(name, tensors, config, checkpoint)
         spare.update(parts.names)
     return Quantised(weights, frozenset(spare - weights.keys()))
+
+
+def _of_four_bits(tensors: Mapping[str, TensorInfo], checkpoint: Path) -> Quantised:
+    """The weights in MXFP4.
+
+    Raises:
+        CheckpointError: blocks and their scales do not fit each other.
+    """
+    weights: dict[str, _Parts | Mxfp4Parts] = {}
+    for name, tensor in tensors.items():
+        if not name.endswith(mxfp4.BLOCKS):
+            continue
+        scales = tensors.get(name.removesuffix(mxfp4.BLOCKS) + mxfp4.SCALES)
+        if not mxfp4.is_weight(tensor.shape, tensor.dtype, scales.shape if scales else None):
+            raise CheckpointError(
+                f"{checkpoint}: {name} is {tensor.dtype}{list(tensor.shape)} with scales of "
+                f"{list(scales.shape) if scales else 'none'}, expected U8[experts, outputs, groups, 16] and "
+                "a scale per group; are config.json and the weights of one checkpoint?"
+            )
+        weights[name.removesuffix(mxfp4.BLOCKS)] = Mxfp4Parts.of(name, tensor.shape)
+    return Quantised(weights, frozenset(name for parts in weights.values() for name in parts.names))
 
 
 def _parts_of(
@@ -257,6 +286,8 @@ def _block(
 
 def _complaint(config: Mapping[str, Any], method: object) -> str | None:
     """The reason why such weights are not supported; None if they are."""
+    if method == mxfp4.METHOD:
+        return None
     if method not in _SCALES:
         return f"quant_method is {method!r}"
     if method == "bitsandbytes" and not config.get("load_in_8bit"):

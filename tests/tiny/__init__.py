@@ -12,7 +12,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Literal
 
-from tests.tiny import cohere, gemma, granite, llama, mistral, olmo, phi, qwen, smollm
+from tests.tiny import (
+    cohere,
+    gemma,
+    gemma_nano,
+    granite,
+    latent,
+    llama,
+    llama4,
+    mistral,
+    olmo,
+    phi,
+    qwen,
+    sinks,
+    smollm,
+)
 from tests.tiny.files import write_json, write_weights
 from tests.tiny.model import MAX_POSITIONS, WINDOW, Draw, Model
 from tests.tiny.vocabulary import VOCAB_SIZE, write_tokenizer
@@ -30,14 +44,24 @@ __all__ = [
 
 Family = Literal[
     "cohere2",
+    "deepseek_v2",
+    "deepseek_v3",
     "gemma",
     "gemma2",
     "gemma3",
+    "gemma3n",
+    "gemma4",
+    "glm4_lite",
+    "gpt_oss",
     "granite",
     "granite4",
+    "granite_swa",
     "llama",
     "llama3_rope",
+    "llama4",
     "llama_dynamic",
+    "mimo",
+    "minicpm3",
     "mistral",
     "mixtral",
     "olmo2",
@@ -54,14 +78,24 @@ Family = Literal[
 
 MODELS: Final[Mapping[Family, Model]] = {
     "cohere2": cohere.COHERE2,
+    "deepseek_v2": latent.DEEPSEEK_V2,
+    "deepseek_v3": latent.DEEPSEEK_V3,
     "gemma": gemma.GEMMA,
     "gemma2": gemma.GEMMA2,
     "gemma3": gemma.GEMMA3,
+    "gemma3n": gemma_nano.GEMMA3N,
+    "gemma4": gemma_nano.GEMMA4,
+    "glm4_lite": latent.GLM4_LITE,
+    "gpt_oss": sinks.GPT_OSS,
     "granite": granite.GRANITE,
     "granite4": granite.GRANITE4,
+    "granite_swa": sinks.GRANITE_SWA,
     "llama": llama.LLAMA,
     "llama3_rope": llama.LLAMA3_ROPE,
+    "llama4": llama4.LLAMA4,
     "llama_dynamic": llama.LLAMA_DYNAMIC,
+    "mimo": sinks.MIMO,
+    "minicpm3": latent.MINICPM3,
     "mistral": mistral.MISTRAL,
     "mixtral": mistral.MIXTRAL,
     "olmo2": olmo.OLMO2,

@@ -36,9 +36,9 @@ _VOCABULARY: Final = Vocabulary(
     ),
     pieces=True,
 )
-_TUNED_VOCABULARY: Final = replace(_VOCABULARY, ends=["<eos>", "<end_of_turn>"])
+TUNED_VOCABULARY: Final = replace(_VOCABULARY, ends=["<eos>", "<end_of_turn>"])
 
-_FOUR_NORMS: Final = (
+FOUR_NORMS: Final = (
     "input_layernorm",
     "post_attention_layernorm",
     "pre_feedforward_layernorm",
@@ -63,14 +63,14 @@ def _gemma_weights(draw: Draw) -> Tensors:
 def _gemma2_weights(draw: Draw) -> Tensors:
     tensors = _ends(draw)
     for layer in range(2):
-        tensors |= norms(draw, layer, _FOUR_NORMS, centre=0) | attention(draw, layer) | mlp(draw, layer)
+        tensors |= norms(draw, layer, FOUR_NORMS, centre=0) | attention(draw, layer) | mlp(draw, layer)
     return tensors
 
 
 def _gemma3_weights(draw: Draw) -> Tensors:
     tensors = _ends(draw)
     for layer in range(3):
-        tensors |= norms(draw, layer, _FOUR_NORMS, centre=0) | attention(draw, layer)
+        tensors |= norms(draw, layer, FOUR_NORMS, centre=0) | attention(draw, layer)
         tensors |= head_norms(draw, layer, centre=0) | mlp(draw, layer)
     return tensors
 
@@ -104,7 +104,7 @@ GEMMA2: Final = Model(
         "sliding_window": WINDOW,
         "sliding_window_size": WINDOW,
     },
-    vocabulary=_TUNED_VOCABULARY,
+    vocabulary=TUNED_VOCABULARY,
     weights=_gemma2_weights,
     windows=(WINDOW, None),
 )
@@ -125,7 +125,7 @@ GEMMA3: Final = Model(
         "sliding_window": WINDOW,
         "sliding_window_pattern": 3,
     },
-    vocabulary=_TUNED_VOCABULARY,
+    vocabulary=TUNED_VOCABULARY,
     weights=_gemma3_weights,
     windows=(WINDOW, WINDOW, None),
 )

@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from models.base import KVLayout
 from tests.tiny.vocabulary import VOCAB_SIZE, Vocabulary
 
 MAX_POSITIONS: Final = 512
@@ -51,6 +52,9 @@ class Draw:
     def matrix(self, rows: int, columns: int, scale: float = _SCALE) -> Array:
         return (self._random.standard_normal((rows, columns)) * scale).astype(np.float32)
 
+    def tensor(self, *shape: int, scale: float = _SCALE) -> Array:
+        return (self._random.standard_normal(shape) * scale).astype(np.float32)
+
     def norm(self, size: int, centre: float = 1) -> Array:
         """A norm's weights; some models store what is added to 1, and `centre` is 0."""
         return (centre + self._random.standard_normal(size) * _SCALE).astype(np.float32)
@@ -66,6 +70,7 @@ class Model:
     Attributes:
         windows: each layer's sliding window, None where it sees all.
         max_positions: the longest text that is served.
+        layout: the shape of its keys and values; None: that of most of them.
     """
 
     architecture: str
@@ -74,6 +79,12 @@ class Model:
     weights: Callable[[Draw], Tensors]
     windows: tuple[int | None, ...] = (None, None)
     max_positions: int = MAX_POSITIONS
+    layout: KVLayout | None = None
+
+    @property
+    def kv_layout(self) -> KVLayout:
+        """The shape of its keys and values."""
+        return self.layout or KVLayout(layers=len(self.windows), kv_heads=KV_HEADS, head_dim=HEAD_DIM)
 
 
 def ends(draw: Draw) -> Tensors:

@@ -33,10 +33,18 @@ CHATML_VOCABULARY: Final = Vocabulary(
 )
 
 
-def biased_layer(draw: Draw, layer: int) -> Tensors:
+def _biases(draw: Draw, layer: int) -> Tensors:
     at = f"model.layers.{layer}.self_attn"
     sizes = {"q": HEADS * HEAD_DIM, "k": KV_HEADS * HEAD_DIM, "v": KV_HEADS * HEAD_DIM}
-    biases = {f"{at}.{name}_proj.bias": draw.bias(size) for name, size in sizes.items()}
+    return {f"{at}.{name}_proj.bias": draw.bias(size) for name, size in sizes.items()}
+
+
+def biased_attention(draw: Draw, layer: int) -> Tensors:
+    return attention(draw, layer) | _biases(draw, layer)
+
+
+def biased_layer(draw: Draw, layer: int) -> Tensors:
+    biases = _biases(draw, layer)
     return plain_layer(draw, layer) | biases
 
 

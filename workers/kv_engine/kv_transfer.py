@@ -23,6 +23,7 @@ from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.node import Backbone
 from workers.kv_engine.outputs import as_dalsegno_error
 from workers.kv_engine.sequence import Sequence
+from workers.kv_engine.sequence_spec import tokens_in
 
 
 class Allocate(Protocol):
@@ -82,7 +83,7 @@ class KVTransfer:
             if spec.kv is None:
                 continue
             try:
-                tokens = tokens_in(spec.kv.shape, self._layout)
+                tokens = tokens_in(spec.kv.shape)
                 import_kv(self._pool, self._cells(sequence, tokens), spec.kv)
                 if spec.on_kv_read is not None:
                     spec.on_kv_read()
@@ -124,7 +125,7 @@ def check_kv(array: Array | DeviceArray, layout: KVLayout, dtype: torch.dtype, l
         KVMismatchError: the layout or dtype differs, there are too many tokens, or the bytes do not fit the
         shape.
     """
-    tokens = tokens_in(array.shape, layout)
+    tokens = tokens_in(array.shape)
     if array.dtype != dtype_name(dtype) or array.shape != shape_of(layout, tokens):
         expected = ["tokens" if size < 0 else str(size) for size in shape_of(layout, -1)]
         raise KVMismatchError(
@@ -150,12 +151,6 @@ def shape_of(layout: KVLayout, tokens: int) -> tuple[int, ...]:
     if layout.cells:
         return (layout.numbers, tokens)
     return (layout.layers, 2, tokens, layout.kv_heads, layout.head_dim)
-
-
-def tokens_in(shape: tuple[int, ...], layout: KVLayout) -> int:
-    """The number of tokens in transferred keys and values; 0 for a shape with too few dimensions."""
-    at = 1 if layout.cells else 2
-    return shape[at] if len(shape) > at else 0
 
 
 def export_kv(pool: PagedPool, cells: torch.Tensor, into: Array) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 from workers.kv_engine.cache.prefix_cache import PrefixNode
 from workers.kv_engine.guide_state import GuideState
 from workers.kv_engine.prompt_parts import Contents, PromptParts
-from workers.kv_engine.sequence_spec import SequenceSpec
+from workers.kv_engine.sequence_spec import SequenceSpec, tokens_in
 
 _NO_POSITIONS: Final = range(0)
 
@@ -91,7 +91,7 @@ class Sequence:
     def imported(self) -> int:
         """The number of tokens whose keys and values come with the request."""
         # The last token is always computed here: the next token is sampled from its hidden state.
-        return min(self.spec.kv.shape[2], len(self.ids) - 1) if self.spec.kv is not None else 0
+        return min(tokens_in(self.spec.kv.shape), len(self.ids) - 1) if self.spec.kv is not None else 0
 
     @property
     def contents(self) -> Items[Hashable]:

@@ -135,12 +135,20 @@ class Feed:
     penalized_ids: Items[int] = ()
 
 
+def tokens_in(kv_shape: tuple[int, ...]) -> int:
+    """The number of tokens in transferred keys and values (`kv_transfer`); 0 for another shape."""
+    if len(kv_shape) == 5:  # (layers, 2, tokens, kv_heads, head_dim)
+        return kv_shape[2]
+    return kv_shape[1] if len(kv_shape) == 2 else 0  # (numbers per token, tokens)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceSpec:
     """A request to the engine.
 
-    Keys and values are imported and exported as one tensor, (layers, 2, tokens, kv_heads, head_dim). A
-    finished sequence has them for all tokens but the last, which was sampled but not run.
+    Keys and values are imported and exported as one tensor (`kv_transfer`), for example (layers, 2, tokens,
+    kv_heads, head_dim). A finished sequence has them for all tokens but the last, which was sampled but not
+    run.
 
     Attributes:
         key: the caller's name for the sequence; unique among the live ones.

@@ -23,11 +23,8 @@ def _named(name: str, model_type: str, reason: str, **config: Any) -> Refused:
 
 
 REFUSED: Final = (
-    _named("GptOssForCausalLM", "gpt_oss", "layer 0 has attention sinks"),
-    _named("DeepseekV2ForCausalLM", "deepseek_v2", r"keys \(.*\) and values \(.*\) differ"),
-    _named("DeepseekV3ForCausalLM", "deepseek_v3", r"keys \(.*\) and values \(.*\) differ"),
-    _named("MiniCPM3ForCausalLM", "minicpm3", r"keys \(.*\) and values \(.*\) differ"),
-    _named("Llama4ForCausalLM", "llama4_text", "layer 0 is masked by a rule that is neither causal nor a sl"),
+    _named("DeepseekV32ForCausalLM", "deepseek_v32", "layer 0 needs indices", index_topk=8),
+    _named("GlmMoeDsaForCausalLM", "glm_moe_dsa", "layer 0 needs indices"),
     _named("PhimoeForCausalLM", "phimoe", "is masked by a window of 24 in transf", sliding_window=24),
     _named("MoshiForCausalLM", "moshi", "its cache in transformers keeps a window of 24", sliding_window=24),
     _named("Qwen3NextForCausalLM", "qwen3_next", r"layers \[0, 1, 2\] do not go through"),

@@ -11,7 +11,6 @@ import torch
 from safetensors.numpy import load_file, save_file
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
-from models.base import KVLayout
 from models.checkpoints.files import CheckpointError, UnsupportedArchitectureError
 from models.decoder_lm.nodes import DecoderLM, examine, load
 from models.transformers_lm import architecture
@@ -36,7 +35,7 @@ def test_a_checkpoint_in_hub_format_becomes_a_node(family: Family, dtype: Any, s
     node = load(tiny_checkpoint(family, dtype=dtype, shards=shards))
 
     model = MODELS[family]
-    assert node.layout == KVLayout(layers=len(model.windows), kv_heads=2, head_dim=16)
+    assert node.layout == model.kv_layout
     assert (node.vocab_size, node.max_positions) == (512, model.max_positions)
     assert node.dtype is torch.float32
     assert node.architecture == model.architecture

@@ -186,7 +186,7 @@ def decoders() -> dict[str, float]:
 @contextmanager
 def _as_on_a_gpu(kernel: AttentionKernel) -> Iterator[None]:
     """Inside, new pools get this kernel as their device's default."""
-    with patch("workers.kv_engine.attention.pool.default_kernel", lambda _: kernel):
+    with patch("workers.kv_engine.attention.pool.kernel_for", lambda *_: kernel):
         yield
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from models.checkpoints.files import UnsupportedArchitectureError
 from models.decoder_lm.nodes import DecoderLM, load
 from models.transformers_lm import architecture
+from models.transformers_lm.attention_forms import AttentionForm, Latents
 from shared.errors import ClientError
 from tests.tiny import FAMILIES, MODELS, Family, tiny_checkpoint
 from tests.workers.kv_engine.engines import make_engine
@@ -101,9 +103,9 @@ def record_windows(monkeypatch: pytest.MonkeyPatch, wider_by: int = 0) -> list[i
     asked: list[int | None] = []
     groups = paged._Context.groups
 
-    def recorded(self: paged._Context, window: int | None) -> Sequence[Group]:
+    def recorded(self: paged._Context, window: int | None, chunk: int | None = None) -> Sequence[Group]:
         asked.append(window)
-        return groups(self, window and window + wider_by)
+        return groups(self, window and window + wider_by, chunk)
 
     monkeypatch.setattr(paged._Context, "groups", recorded)
     return asked
@@ -171,6 +173,90 @@ def test_without_that_limit_the_self_check_refuses_it(monkeypatch: pytest.Monkey
 
     with pytest.raises(UnsupportedArchitectureError, match="Phi3ForCausalLM is not served: over the paged"):
         longrope_beside([1], [1])
+
+
+# ---- other forms of attention -----------------------------------------------------------------------
+
+
+def found_and_expected(family: Family) -> tuple[list[list[int]], list[list[int]]]:
+    """Answers to three texts at once, and those of `generate`."""
+    texts, expected = clear_texts(family, 15, 38, 66)
+    engine = make_engine(
+        load(tiny_checkpoint(family)), num_blocks=64, block_size=8, max_step_tokens=50, max_sequences=4
+    )
+    found = run(engine, specs(texts, MANY_TOKENS))
+    return [ids(found[str(i)]) for i in range(3)], expected
+
+
+def differ(family: Family) -> bool:
+    """Return whether the answers differ from those of `generate`."""
+    found, expected = found_and_expected(family)
+    return found != expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wider_by", [1, -1])
+def test_a_chunk_of_another_length_is_detected(wider_by: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = paged._Context.groups
+
+    def other(self: paged._Context, window: int | None, chunk: int | None = None) -> Sequence[Group]:
+        return groups(self, window, chunk and chunk + wider_by)
+
+    monkeypatch.setattr(paged._Context, "groups", other)
+    assert differ("llama4")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [lambda _: None, lambda positions: positions + 16])
+def test_queries_without_their_growth_are_detected(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    queries = AttentionForm.queries
+
+    def other(self: AttentionForm, given: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        changed = change(positions)
+        return given if changed is None else queries(self, given, changed)
+
+    monkeypatch.setattr(kv_engine, "check_node", lambda *_: None)
+    monkeypatch.setattr(AttentionForm, "queries", other)
+    assert differ("llama4")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gpt_oss", "granite_swa", "mimo"])
+@pytest.mark.parametrize("change", [lambda sinks: None, lambda sinks: sinks.flip(0)])
+def test_missing_and_exchanged_sinks_are_detected(
+    family: Family, change: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weighted: Any = paged._weighted
+
+    def other(*args: Any) -> torch.Tensor:
+        *given, scores, heads = args
+        sinks = None if scores.sinks is None else change(scores.sinks)
+        return weighted(*given, replace(scores, sinks=sinks), heads)
+
+    monkeypatch.setattr(kv_engine, "check_node", lambda *_: None)
+    monkeypatch.setattr(paged, "_weighted", other)
+    assert differ(family)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
+@pytest.mark.parametrize("method", ["queries", "outputs"])
+def test_matrices_of_other_heads_are_detected(
+    family: Family, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own: Any = getattr(Latents, method)
+    monkeypatch.setattr(kv_engine, "check_node", lambda *_: None)
+    monkeypatch.setattr(Latents, method, lambda self, given: own(self, given.flip(1)).flip(1))
+    assert differ(family)
+
+
+def test_latent_layers_store_one_row_per_token() -> None:
+    """Of DeepSeek V3 itself: 576 numbers a layer, where keys and values of 128 heads would be 40,960."""
+    engine = make_engine(
+        load(tiny_checkpoint("deepseek_v3")), num_blocks=10, block_size=8, max_step_tokens=80, max_sequences=1
+    )
+
+    assert [cells.shape[1:].numel() for cells in engine._pool.stored] == [32, 32]
 
 
 # ---- negative controls ------------------------------------------------------------------------------

@@ -9,11 +9,13 @@ Torch computes spans of similar shape together, with padding (`span_groups`). Th
 step for all layers with the same window.
 
 In a layer with a sliding window of W, the query at position i sees the keys j with i - W < j <= i, as in
-transformers' masks; in a layer with chunks of C, those with i // C * C <= j <= i. Older keys stay in the pool,
-but are not gathered. What else a layer's attention is (`models.transformers_lm.attention_forms`) is attached
-to its module: queries and outputs are changed by it, and keys are stored as it makes them. Tokens of a full part, such as an
-image, see one another: a step with such tokens has a range of keys for each token (`Step.key_ends`), and
-torch computes it if the kernel declares no such mask.
+transformers' masks; in a layer with chunks of C, those with i // C * C <= j <= i. Older keys stay in the
+pool, but are not gathered. Tokens of a full part, such as an image, see one another: a step with such tokens
+has a range of keys for each token (`Step.key_ends`), and torch computes it if the kernel declares no such
+mask.
+
+What else a layer's attention is (`models.transformers_lm.attention_forms`) is attached to its module, and
+changes queries and outputs.
 """
 
 from collections.abc import Iterator, Sequence
