@@ -226,12 +226,12 @@ def test_queries_without_their_growth_are_detected(change: Any, monkeypatch: pyt
 def test_missing_and_exchanged_sinks_are_detected(
     family: Family, change: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weighted: Any = paged._weighted
+    weighted = paged._weighted
 
     def other(*args: Any) -> torch.Tensor:
         *given, scores, heads = args
         sinks = None if scores.sinks is None else change(scores.sinks)
-        return weighted(*given, replace(scores, sinks=sinks), heads)
+        return weighted(*given, replace(scores, sinks=sinks), heads)  # type: ignore[call-arg]
 
     monkeypatch.setattr(kv_engine, "check_node", lambda *_: None)
     monkeypatch.setattr(paged, "_weighted", other)
