@@ -8,6 +8,7 @@ A family is a folder of `models`, or a package with an entry point of the group 
 `models.registry`). The contract of KV nodes is `workers.kv_engine.node.KVNode`.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -291,14 +292,32 @@ class CellShape:
         return self.heads * (self.key if self.is_latent else self.key + self.value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KVLayout:
-    """The shape of a KV node's keys and values.
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """A recurrent state that a layer of a KV node keeps of a sequence, however long it is.
 
     Attributes:
-        kv_heads, head_dim: of each layer, or of the first one if layers differ.
-        cells: the shapes of all layers; empty if all keys and values are (kv_heads, head_dim).
+        is_float32: it is float32 in a node of any dtype, such as sums over all tokens.
+    """
+
+    shape: tuple[int, ...]
+    is_float32: bool
+
+    def nbytes(self, itemsize: int) -> int:
+        """The bytes of a sequence's state in a node whose numbers have `itemsize` bytes."""
+        return math.prod(self.shape) * (4 if self.is_float32 else itemsize)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVLayout:
+    """The shape of a KV node's keys and values, and of its recurrent states.
+
+    Attributes:
+        kv_heads, head_dim: of each layer, or of the first one with attention if layers differ.
+        cells: the shapes of all layers; empty if all keys and values are (kv_heads, head_dim). A layer without
+            attention has none of a token (`heads` is 0).
         needs: the forms of attention that a kernel has to declare (`attention.kernels.forms_of`).
+        states: the recurrent states of each layer; empty if no layer has any.
     """
 
     layers: int
@@ -306,6 +325,11 @@ class KVLayout:
     head_dim: int
     cells: tuple[CellShape, ...] = ()
     needs: frozenset[str] = frozenset()
+    states: tuple[tuple[StateShape, ...], ...] = ()
+
+    def state_bytes(self, itemsize: int) -> int:
+        """The bytes of a sequence's recurrent states, of all layers."""
+        return sum(state.nbytes(itemsize) for layer in self.states for state in layer)
 
     @property
     def shapes(self) -> tuple[CellShape, ...]:

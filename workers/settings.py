@@ -33,6 +33,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             a step, in addition to `max_step_tokens`. A longer pass is refused, because none is split.
         max_sequences: the most sequences that run at a time; None follows the device.
         prefix_cache: keep computed prefixes for later prompts that begin with them.
+        state_snapshots: of models with recurrent states, how many states at ends of cached blocks are kept: a
+            prefix is reused up to one of them; None is one per sequence.
         warm_prefixes: prefixes that are computed before the rank is ready: raw texts, or chats, which the
             checkpoint's template renders.
         decode_slowdown_limit: the most that prompts may lengthen a step: as a factor on the time of a step
@@ -54,6 +56,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_pass_tokens: Annotated[int, Meta(ge=1)] = MAX_PASS_TOKENS
     max_sequences: Annotated[int, Meta(ge=1, le=4096)] | None = None
     prefix_cache: bool = True
+    state_snapshots: Annotated[int, Meta(ge=0, le=65_536)] | None = None
     warm_prefixes: list[Annotated[str, Meta(min_length=1)] | list[dict[str, Any]]] = []
     decode_slowdown_limit: Annotated[float, Meta(ge=1, le=1000)] | None = 1.7
     speculative_tokens: Annotated[int, Meta(ge=0, le=32)] = 0
@@ -69,6 +72,12 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def max_sequences_on(self, device_type: str) -> int:
         """The most sequences that run at a time on a device of this type."""
         return self.max_sequences or (256 if device_type == "cuda" else 64)
+
+    def state_snapshots_on(self, device_type: str) -> int:
+        """The slots for snapshots of recurrent states on a device of this type."""
+        if not self.prefix_cache:
+            return 0
+        return self.max_sequences_on(device_type) if self.state_snapshots is None else self.state_snapshots
 
     def max_step_tokens_on(self, device_type: str) -> int:
         """The token budget of a step on a device of this type.

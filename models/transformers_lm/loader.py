@@ -19,6 +19,7 @@ from models.transformers_lm.attention_forms import attach_forms
 from models.transformers_lm.node import DecoderLM
 from models.transformers_lm.probe import probe_layout
 from models.transformers_lm.quantised import quantised_of
+from models.transformers_lm.recurrent import attach_recurrences
 from models.transformers_lm.renames import Published, Renamed
 from models.transformers_lm.sharding import SilentPeers, sharded
 from models.transformers_lm.tensors import load_weights
@@ -60,6 +61,7 @@ def load_decoder(
     part = _part_of(model_class, peers, is_connected=True)
     model = load_weights(part, config, shards, on, chosen, progress, quantised, renamed)
     attach_forms(model)
+    attach_recurrences(model)
     return DecoderLM(
         model,
         name=name,

@@ -114,11 +114,19 @@ class _BodyOutput(MoeModelOutputWithPast):  # type: ignore[misc] # transformers 
     image_hidden_states: None = None
     video_hidden_states: None = None
     rope_deltas: None = None
+    cache_params: None = None
     shared_kv_states: None = None
 
 
 class _Given(torch.nn.Module):
-    """A replacement of a model's body: returns its input."""
+    """A replacement of a model's body: returns its input. Heads may read other attributes of the body."""
+
+    def __init__(self, body: Any) -> None:
+        super().__init__()
+        self.__dict__["_body"] = body  # not as a child: its weights are not the head's
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_body"], name)
 
     @property
     def decoder(self) -> "_Given":  # OPT's head calls a part of the body
@@ -131,5 +139,5 @@ class _Given(torch.nn.Module):
 def _head_of(model: Any) -> Any:
     """The same model with shared weights and an empty body: hidden states to logits."""
     head = copy(model)
-    head.__dict__["_modules"] = {**model._modules, body_name_of(model): _Given()}  # noqa: SLF001 - torch's own
+    head.__dict__["_modules"] = {**model._modules, body_name_of(model): _Given(body_of(model))}  # noqa: SLF001 - torch's own
     return head

@@ -6,7 +6,7 @@ records the keys that transformers would show to it. A model that cannot be serv
 the reason.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,10 +16,11 @@ from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, cache_utils
 
-from models.base import CellShape, KVLayout
+from models.base import CellShape, KVLayout, StateShape
 from models.checkpoints.files import UnsupportedArchitectureError
 from models.transformers_lm.architecture import body_of
 from models.transformers_lm.attention_forms import CELLS, CHUNKS, SINKS, attach_forms, form_of
+from models.transformers_lm.recurrent import Recurrence, attach_recurrences, mixing_by
 
 _PROBE: Final = "dalsegno_probe"
 _IGNORED: Final = frozenset({"position_ids", "use_cache", "output_attentions", "output_hidden_states"})
@@ -28,6 +29,10 @@ _IMPLEMENTED: Final = frozenset({"scaling", "sliding_window", "softcap", "s_aux"
 """Keyword arguments that the engine's attention implements."""
 _STORES_NOTHING: Final[Any] = getattr(cache_utils, "DummyLayer", ())
 """The class of cache layers without content, in the versions of transformers that have it."""
+_STATELESS: Final = frozenset({"mlp", "moe"})
+"""The kinds of layers that mix no tokens (Nemotron-H)."""
+_NO_CELLS: Final = CellShape(0, 0, 0)
+"""The cells of a layer without attention."""
 _ANY_RULE: Final = "a rule that is neither causal nor a sliding window nor chunks"
 
 
@@ -43,16 +48,18 @@ _Rule = int | str | _Chunks | None
 
 
 class _Probe:
-    """The replacement of attention and mask while a model runs without memory.
+    """The replacement of attention, mask and recurrent layers while a model runs without memory.
 
     Attributes:
-        shapes: the cells of each layer.
+        shapes: the cells of each layer with attention.
+        states: the recurrent states of each layer that has any.
         needs: the forms of attention that a kernel has to declare.
         complaints: the reasons why the model cannot be served.
     """
 
     def __init__(self, max_positions: int) -> None:
         self.shapes: Final[dict[int, CellShape]] = {}
+        self.states: Final[dict[int, tuple[StateShape, ...]]] = {}
         self.needs: Final[set[str]] = set()
         self.complaints: Final[list[str]] = []
         self._max_positions: Final = max_positions
@@ -94,26 +101,41 @@ class _Probe:
             self._windows[layer] = _Chunks(form.chunk)
         return self._result(module, query, value)
 
-    def compare_layers(self, layers: int) -> None:
-        """Add a complaint for layers that did not attend, or differ in shape; only if there is none yet."""
-        if not self.complaints and sorted(self.shapes) != list(range(layers)):
-            missing = sorted(set(range(layers)) - set(self.shapes))
+    def mix(self, recurrence: Recurrence, hidden: torch.Tensor) -> torch.Tensor:
+        """Record the states of a recurrent layer (`recurrent.mixing_by`)."""
+        output, states = recurrence.run(hidden, None)
+        if recurrence.layer in self.states:
+            self.complaints.append(f"layer {recurrence.layer} has two recurrent modules")
+        self.states[recurrence.layer] = tuple(
+            StateShape(tuple(state.shape[1:]), is_float32=state.dtype != hidden.dtype) for state in states
+        )
+        for state in states:
+            if state.dtype not in {hidden.dtype, torch.float32}:
+                self.complaints.append(f"layer {recurrence.layer} keeps a state in {state.dtype}")
+        return output
+
+    def compare_layers(self, kinds: Sequence[str]) -> None:
+        """Add a complaint for layers without attention and state that are to have one; only if none is yet."""
+        known = {*self.shapes, *self.states}
+        missing = [n for n, kind in enumerate(kinds) if n not in known and kind not in _STATELESS]
+        if missing and not self.complaints:
             self.complaints.append(f"layers {missing} do not go through the attention interface")
 
-    def layout(self) -> KVLayout:
-        """The layout of keys and values, of a model without complaints."""
-        shapes = tuple(shape for _, shape in sorted(self.shapes.items()))
-        first = shapes[0]
-        if any(shape != first for shape in shapes) or first.key != first.value or first.is_latent:
+    def layout(self, layers: int) -> KVLayout:
+        """The layout of keys, values and states, of a model without complaints."""
+        attending = [shape for _, shape in sorted(self.shapes.items())] or [_NO_CELLS]
+        first = attending[0]
+        if any(shape != first for shape in attending) or first.key != first.value or first.is_latent:
             self.needs.add(CELLS)
-        else:
-            shapes = ()
+        shapes = tuple(self.shapes.get(layer, _NO_CELLS) for layer in range(layers))
+        differ = CELLS in self.needs or any(shape != first for shape in shapes)
         return KVLayout(
-            layers=len(self.shapes),
+            layers=layers,
             kv_heads=first.heads,
             head_dim=first.key,
-            cells=shapes,
+            cells=shapes if differ else (),
             needs=frozenset(self.needs),
+            states=tuple(self.states.get(layer, ()) for layer in range(layers)) if self.states else (),
         )
 
     def masked_attention(
@@ -185,8 +207,8 @@ def probe_layout(model_class: Any, config: Any, max_positions: int) -> KVLayout:
     """The layout of the model's keys and values.
 
     Raises:
-        UnsupportedArchitectureError: a layer is not causal attention, full or over a sliding window, through
-            transformers' attention interface.
+        UnsupportedArchitectureError: a layer is neither causal attention, full or over a sliding window,
+            through transformers' attention interface, nor keeps its state in transformers' cache.
     """
     name = model_class.__name__
     probe = _Probe(max_positions)
@@ -201,10 +223,10 @@ def probe_layout(model_class: Any, config: Any, max_positions: int) -> KVLayout:
         raise UnsupportedArchitectureError(
             f"{name} is not served: {complaints[0]}"
             + (f" (and {len(complaints) - 1} more)" if len(complaints) > 1 else "")
-            + "; expected causal attention in every layer, whole, over a sliding window or in chunks, "
-            "through transformers' attention interface; docs/models.md lists architectures that are served"
+            + "; expected in every layer causal attention, whole, over a sliding window or in chunks, "
+            "through transformers' attention interface, or a recurrent state in transformers' cache; docs/models.md lists architectures that are served"
         )
-    return probe.layout()
+    return probe.layout(len(_kinds_of(config)))
 
 
 def _run_on_meta(model_class: Any, config: Any, probe: _Probe) -> None:
@@ -225,11 +247,13 @@ def _run_on_meta(model_class: Any, config: Any, probe: _Probe) -> None:
             # For all hidden states, a model computes all layers for all tokens, with the masks as they are.
             body.config.output_hidden_states = True
             attach_forms(model)
+            attach_recurrences(model)
             body.set_attn_implementation(_PROBE)
             ids = torch.zeros(1, 2, dtype=torch.int32)
             no_mask = torch.zeros(1, 1, 1, 1)
-            body(input_ids=ids, position_ids=ids, attention_mask=no_mask, use_cache=False)
-            probe.compare_layers(int(config.get_text_config(decoder=True).num_hidden_layers))
+            with mixing_by(probe.mix):
+                body(input_ids=ids, position_ids=ids, attention_mask=no_mask, use_cache=False)
+            probe.compare_layers(_kinds_of(config))
             if probe.complaints:
                 return
             AttentionInterface.register(_PROBE, probe.masked_attention)
@@ -240,6 +264,14 @@ def _run_on_meta(model_class: Any, config: Any, probe: _Probe) -> None:
     finally:
         torch.set_default_dtype(previous)
         Distribution.set_default_validate_args(validates)
+
+
+def _kinds_of(config: Any) -> Sequence[str]:
+    """What transformers calls each layer; empty names for a model whose layers are all alike."""
+    text = config.get_text_config(decoder=True)
+    count = int(text.num_hidden_layers)
+    kinds = getattr(text, "layer_types", None) or ()
+    return kinds if len(kinds) == count else [""] * count
 
 
 def _rule_of(mask_function: Callable[..., Any], positions: int) -> _Rule:

@@ -23,6 +23,7 @@ class KVEngineConfig:
             (`workers.kv_engine.prefill_budget`); None is without a limit.
         max_pass_tokens: the most tokens of the passes of programs in one step, in addition to
             `max_step_tokens`; a pass is never split.
+        state_snapshots: the slots for snapshots of recurrent states; unused by a node without any.
         speculative_tokens: the most tokens that are drafted per sequence and step; unused without a proposer.
     """
 
@@ -33,5 +34,6 @@ class KVEngineConfig:
     cpu_cores: int | None = None
     prefix_cache: bool = True
     decode_slowdown_limit: float | None = DECODE_SLOWDOWN_LIMIT
+    state_snapshots: int = 16
     speculative_tokens: int = 4
     max_pass_tokens: int = MAX_PASS_TOKENS

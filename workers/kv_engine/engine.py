@@ -105,7 +105,8 @@ class KVEngine:
         max_blocks = min(config.num_blocks, blocks.blocks_for(node.max_positions + pass_tokens))
         # The pool has one block more than the scheduler, for padding.
         slots = blocks.capacity_tokens + config.block_size
-        self._pool = PagedPool.of(node, slots=slots, kernel=kernel)
+        states = config.max_sequences + config.state_snapshots
+        self._pool = PagedPool.of(node, slots=slots, kernel=kernel, states=states)
         node.use_attention(ATTENTION)
         check_node(node, kernel)
         all_towers = Towers(node, self._pool, slots=slots, served=towers)
@@ -122,6 +123,7 @@ class KVEngine:
                 padding_block=config.num_blocks,
                 position_axes=position_axes_of(node),
                 position_dtype=position_dtype_of(node),
+                has_states=bool(node.layout.states),
             ),
             towers=all_towers,
             max_sequences=config.max_sequences,
@@ -437,6 +439,7 @@ def _scheduler(node: KVNode, config: KVEngineConfig) -> Scheduler:
         prefix_cache=config.prefix_cache,
         prefill_budget=budget,
         max_part_tokens=_max_part_tokens(node, config),
+        state_snapshots=config.state_snapshots if node.layout.states else None,
     )
 
 

@@ -5,8 +5,12 @@ without blocks, for the other pool may have another block size. Layers with a sl
 whole, as the pool keeps them. Where layers differ (`models.base.KVLayout.cells`), it is (numbers per token,
 tokens) with the same content: layer after layer, the keys of all tokens, then their values, if the layer
 stores any.
+
+With recurrent states it is (1, tokens, numbers): that content, then the bytes of the states after the last of
+these tokens, layer after layer, then zeros up to a multiple of the number of tokens.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final, Protocol
@@ -72,7 +76,9 @@ class KVTransfer:
             return
         if spec.scores_prompt:
             raise BugError(f"sequence {spec.key!r} has scores_prompt, but imports keys and values")
-        check_kv(spec.kv, self._layout, self._dtype, longest=len(sequence.ids))
+        # A state cannot be cut, and the last token is computed here.
+        longest = len(sequence.ids) - 1 if self._layout.states else len(sequence.ids)
+        check_kv(spec.kv, self._layout, self._dtype, longest=longest)
 
     @torch.inference_mode()
     def import_all(self, sequences: Iterable[Sequence]) -> dict[str, DalSegnoError]:
@@ -84,7 +90,7 @@ class KVTransfer:
                 continue
             try:
                 tokens = tokens_in(spec.kv.shape)
-                import_kv(self._pool, self._cells(sequence, tokens), spec.kv)
+                import_kv(self._pool, self._cells(sequence, tokens), spec.kv, row=sequence.row)
                 if spec.on_kv_read is not None:
                     spec.on_kv_read()
             except Exception as error:  # noqa: BLE001 - whatever the bytes are, only this sequence fails
@@ -100,15 +106,17 @@ class KVTransfer:
         if export is None:
             return None
         assert self._export_to is not None, "checked when the sequence was added"
-        dtype, shape = dtype_name(self._dtype), shape_of(self._layout, sequence.computed)
+        dtype = dtype_name(self._dtype)
+        shape = shape_of(self._layout, sequence.computed, itemsize=self._dtype.itemsize)
         cells = self._cells(sequence, sequence.computed)
         if export.publish is not None:
-            source = _planes(self._pool, cells)
+            nbytes = math.prod(shape) * self._dtype.itemsize
+            source = _planes(self._pool, cells, sequence.row, nbytes)
             if (handle := export.publish(dtype, shape, source, stream_of(self._device))) is not None:
                 return handle
         handle, data = self._export_to(export.key, dtype, shape, scope=export.scope)
         into = Array(dtype=dtype, shape=shape, data=data)
-        export_kv(self._pool, cells, into)
+        export_kv(self._pool, cells, into, row=sequence.row)
         return handle
 
     def _cells(self, sequence: Sequence, tokens: int) -> torch.Tensor:
@@ -126,8 +134,10 @@ def check_kv(array: Array | DeviceArray, layout: KVLayout, dtype: torch.dtype, l
         shape.
     """
     tokens = tokens_in(array.shape)
-    if array.dtype != dtype_name(dtype) or array.shape != shape_of(layout, tokens):
-        expected = ["tokens" if size < 0 else str(size) for size in shape_of(layout, -1)]
+    shape = shape_of(layout, max(tokens, 1), itemsize=dtype.itemsize)
+    if array.dtype != dtype_name(dtype) or array.shape != shape:
+        expected = [str(size) for size in shape]
+        expected[_AXIS_OF_TOKENS[len(shape)]] = "tokens"
         raise KVMismatchError(
             f"imported keys and values are {array.dtype}{list(array.shape)}: expected "
             f"{dtype_name(dtype)}[{', '.join(expected)}]; all ranks of a node "
@@ -146,37 +156,70 @@ def check_kv(array: Array | DeviceArray, layout: KVLayout, dtype: torch.dtype, l
         raise KVMismatchError(f"imported keys and values do not fit their shape: {error}") from error
 
 
-def shape_of(layout: KVLayout, tokens: int) -> tuple[int, ...]:
-    """The shape of transferred keys and values."""
+_AXIS_OF_TOKENS: Final = {5: 2, 2: 1, 3: 1}
+"""The axis of the tokens in a shape of so many dimensions."""
+
+
+def shape_of(layout: KVLayout, tokens: int, *, itemsize: int) -> tuple[int, ...]:
+    """The shape of transferred keys and values, and states, of a sequence of so many tokens, 1 or more.
+
+    `itemsize` is the bytes of a number of keys and values.
+    """
+    if layout.states:
+        numbers = layout.numbers * tokens + -(-layout.state_bytes(itemsize) // itemsize)
+        return (1, tokens, -(-numbers // tokens))
     if layout.cells:
         return (layout.numbers, tokens)
     return (layout.layers, 2, tokens, layout.kv_heads, layout.head_dim)
 
 
-def export_kv(pool: PagedPool, cells: torch.Tensor, into: Array) -> None:
-    """Copy the keys and values in `cells` of the pool, (tokens,) int64, out of every layer."""
-    for plane, cache in _paired(pool, len(cells), borrowed(into)):
+def export_kv(pool: PagedPool, cells: torch.Tensor, into: Array, *, row: int | None = None) -> None:
+    """Copy the keys and values in `cells` of the pool, (tokens,) int64, out of every layer.
+
+    `row` is the slot of the sequence's recurrent states, if it has any.
+    """
+    numbers = borrowed(into)
+    for plane, cache in _paired(pool, len(cells), numbers):
         if plane.device == cache.device:
             torch.index_select(cache, 0, cells, out=plane)
         else:
             plane.copy_(cache.index_select(0, cells))
+    for part, state in _paired_states(pool, len(cells), numbers, row):
+        part.copy_(state.flatten().view(torch.uint8))
 
 
-def _planes(pool: PagedPool, cells: torch.Tensor) -> Iterator[tuple[int, int]]:
+def _planes(pool: PagedPool, cells: torch.Tensor, row: int | None, nbytes: int) -> Iterator[tuple[int, int]]:
     """Yield pointer and length of the keys and of the values of each layer, in `cells` of the pool.
 
-    A copy that is launched on the current stream before the next one is taken reads the right bytes.
+    Then those of the states in slot `row`, and of zeros up to `nbytes`. A copy that is launched on the
+    current stream before the next one is taken reads the right bytes.
     """
     for cache in pool.by_layer():
         plane = cache.index_select(0, cells)
+        nbytes -= plane.nbytes
         yield plane.data_ptr(), plane.nbytes
+    for state in _states_in(pool, row):
+        plane = state.contiguous()
+        nbytes -= plane.nbytes
+        yield plane.data_ptr(), plane.nbytes
+    if nbytes:
+        rest = torch.zeros(nbytes, dtype=torch.uint8, device=cells.device)
+        yield rest.data_ptr(), nbytes
 
 
-def import_kv(pool: PagedPool, cells: torch.Tensor, array: Array | DeviceArray) -> None:
-    """Copy keys and values into `cells` of the pool, (tokens,) int64, of every layer."""
+def import_kv(
+    pool: PagedPool, cells: torch.Tensor, array: Array | DeviceArray, *, row: int | None = None
+) -> None:
+    """Copy keys and values into `cells` of the pool, (tokens,) int64, of every layer.
+
+    `row` is the slot of the sequence's recurrent states, if it has any.
+    """
     given = to_tensor(array, pool.keys[0].device) if isinstance(array, DeviceArray) else borrowed(array)
     for plane, cache in _paired(pool, len(cells), given):
         cache.index_copy_(0, cells, plane.to(cache.device))
+    for part, state in _paired_states(pool, len(cells), given, row):
+        # A copy: the bytes need not lie where numbers of 4 bytes may.
+        state.copy_(part.clone().view(state.dtype).view(state.shape))
 
 
 def _paired(
@@ -188,3 +231,21 @@ def _paired(
         size = tokens * cache.shape[1:].numel()
         yield numbers[at : at + size].view(tokens, *cache.shape[1:]), cache
         at += size
+
+
+def _states_in(pool: PagedPool, row: int | None) -> Iterator[torch.Tensor]:
+    """Yield the recurrent states in a slot, layer by layer; nothing of a pool without any."""
+    if pool.states is not None:
+        assert row is not None, "a sequence that runs has a row"
+        yield from pool.states.in_slot(row)
+
+
+def _paired_states(
+    pool: PagedPool, tokens: int, transferred: torch.Tensor, row: int | None
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the bytes of each state behind transferred keys and values, and the state in slot `row`."""
+    numbers = sum(cache.shape[1:].numel() for cache in pool.by_layer()) * tokens
+    behind = transferred.view(-1)[numbers:].view(torch.uint8)
+    for state in _states_in(pool, row):
+        yield behind[: state.nbytes], state
+        behind = behind[state.nbytes :]

@@ -21,7 +21,7 @@ refused. `tests/workers/kv_engine/test_scheduler.py` simulates the scheduler wit
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Items
 from math import inf
 from typing import Final
@@ -29,11 +29,12 @@ from typing import Final
 from shared.errors import BugError, ClientError
 from workers.kv_engine.cache.blocks import BlockManager
 from workers.kv_engine.cache.prefix_cache import PrefixCache, PrefixNode
+from workers.kv_engine.cache.state_snapshots import StateSnapshots
 from workers.kv_engine.counters import CacheCounters
 from workers.kv_engine.prefill_budget import PrefillBudget
 from workers.kv_engine.prompt_parts import PromptParts
 from workers.kv_engine.sampling.mask_throttle import MaskThrottle
-from workers.kv_engine.sequence import Sequence, Span
+from workers.kv_engine.sequence import Sequence, SequenceStates, Span
 
 MIN_BURST: Final = 4
 """The fewest first tokens in one step for which the sequences that decode are slowed down."""
@@ -47,6 +48,8 @@ class Scheduler:
         prefix_cache: keep computed blocks for later sequences with the same prefix.
         prefill_budget: limits prompt tokens next to decodes; None is no limit.
         max_part_tokens: how many tokens more a step may have for a full part of a prompt, which is never cut.
+        state_snapshots: the slots for snapshots of recurrent states, after one for each sequence; None for a
+            node without recurrent states.
 
     Attributes:
         barrier: sequences that arrived after this number are not admitted; None admits all. Set while
@@ -63,6 +66,7 @@ class Scheduler:
         prefix_cache: bool = True,
         prefill_budget: PrefillBudget | None = None,
         max_part_tokens: int = 0,
+        state_snapshots: int | None = None,
     ) -> None:
         if max_sequences < 1 or max_step_tokens < max_sequences:
             raise ValueError(
@@ -71,6 +75,10 @@ class Scheduler:
             )
         self.blocks = blocks
         self.cache = PrefixCache(blocks) if prefix_cache else None
+        self._snapshots: StateSnapshots | None = None
+        if self.cache is not None and state_snapshots is not None:
+            self._snapshots = StateSnapshots(range(max_sequences, max_sequences + state_snapshots))
+            self.cache.on_forgotten = self._snapshots.drop
         self.prefill_budget = prefill_budget
         self.max_step_tokens = max_step_tokens
         self.max_positions = max_positions
@@ -201,7 +209,11 @@ class Scheduler:
                 decodes.append(Span(sequence, sequence.computed, 1, sequence.reported))
             elif pending > 1:
                 prompts.append(sequence)
-        return decodes + self._prefills(prompts, len(decodes)) if prompts else decodes
+        spans = decodes + self._prefills(prompts, len(decodes)) if prompts else decodes
+        if self._snapshots is not None:
+            for span in spans:
+                self._place_states(self._snapshots, span)
+        return spans
 
     def allocate_spare(self, sequence: Sequence, tokens: int) -> int:
         """Allocate spare blocks for up to `tokens` more tokens; return for how many there is room.
@@ -225,14 +237,14 @@ class Scheduler:
             served[sequence.spec.tenant] += span.count
             if sequence.is_cacheable and computed // size > len(sequence.cached_path):
                 self._cache_blocks(sequence)
+            if self._snapshots is not None:
+                self._keep_states(self._snapshots, sequence)
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """Return how many of a sequence's first tokens are in the prefix cache."""
         if self.cache is None:
             return 0
-        path = self.cache.match(
-            [*sequence.contents, 0], sequence.spec.cache_root
-        )  # the last is never matched
+        path = self._reusable([*sequence.contents, 0], sequence.spec.cache_root)  # the last is never matched
         return len(path) * self.blocks.block_size
 
     def hide_from_cache(self, sequence: Sequence) -> None:
@@ -287,11 +299,19 @@ class Scheduler:
         """Return the cached path of a sequence; none if it imports its own or needs its prompt's states."""
         if self.cache is None or sequence.computed or sequence.needs_prompt_states:
             return []
-        return self.cache.match(sequence.contents, sequence.spec.cache_root)
+        return self._reusable(sequence.contents, sequence.spec.cache_root)
+
+    def _reusable(self, contents: Items[Hashable], root: Hashable) -> list[PrefixNode]:
+        """Return the cached path of contents: with recurrent states, up to its last snapshot."""
+        assert self.cache is not None
+        path = self.cache.match(contents, root)
+        return path if self._snapshots is None else self._snapshots.usable(path)
 
     def _is_being_computed(self, sequence: Sequence, path: list[PrefixNode]) -> bool:
         """True if another sequence is computing the block that this one needs next."""
         if self.cache is None or sequence.computed or sequence.needs_prompt_states:
+            return False
+        if self._snapshots is not None:  # most blocks end without a snapshot: waiting would gain nothing
             return False
         if len(path) >= (len(sequence.ids) - 1) // self.blocks.block_size:
             return False
@@ -327,12 +347,16 @@ class Scheduler:
         self.counters.hits += len(path) * self.blocks.block_size
         if path:
             sequence.computed = len(path) * self.blocks.block_size
+        if self._snapshots is not None:
+            self._want_states(self._snapshots, sequence)
         self.running.append(sequence)
         self._announce(sequence)
 
     def _evict(self, sequence: Sequence) -> None:
         assert sequence.row is not None
         self._withdraw(sequence)
+        if self._snapshots is not None:
+            self._leave_states(self._snapshots, sequence)
         self.running.remove(sequence)
         self.blocks.release(sequence.blocks)
         self._free_rows.append(sequence.row)
@@ -369,10 +393,87 @@ class Scheduler:
                 sequence.blocks[number],
             )
             if node is None:  # an equal block was cached meanwhile: later blocks belong after that one
-                sequence.is_cacheable = False
-                return
+                if self._snapshots is None:
+                    sequence.is_cacheable = False
+                    return
+                node = self._exchange_block(self.cache, sequence, number)
             sequence.cached_path.append(node)
         self._announce(sequence)
+
+    def _exchange_block(self, cache: PrefixCache, sequence: Sequence, number: int) -> PrefixNode:
+        """Give a sequence the cached block that is equal to one of its own; return its node.
+
+        With recurrent states this is common: blocks are computed again where they end without a snapshot.
+        """
+        end = self._cache_end(cache, sequence, sequence.cached_path)
+        node = end.children[cache.content(sequence.contents, number)]
+        self.blocks.share([node.block])
+        self.blocks.release([sequence.blocks[number]])
+        sequence.blocks[number] = node.block
+        sequence.admissions += 1  # its row's table is written again
+        return node
+
+    # ---- snapshots of recurrent states -------------------------------------------------------------
+    def _want_states(self, snapshots: StateSnapshots, sequence: Sequence) -> None:
+        """Note from which snapshot an admitted sequence continues, and after which tokens it takes its own."""
+        size, states = self.blocks.block_size, SequenceStates()
+        sequence.states = states
+        if sequence.cached_path:
+            states.source = sequence.cached_path[-1]
+            snapshots.pin(states.source)
+        if not sequence.is_cacheable:
+            return
+        assert self.cache is not None
+        known = self.cache.match(sequence.contents, sequence.spec.cache_root)
+        ends = {len(known) * size, (len(sequence.ids) - 1) // size * size}
+        states.wanted = sorted(end for end in ends if end > sequence.computed)
+
+    def _place_states(self, snapshots: StateSnapshots, span: Span) -> None:
+        """Give a span the slots from which its state comes, and to which it is copied."""
+        sequence, size, end = span.sequence, self.blocks.block_size, span.start + span.count
+        states = sequence.states
+        assert states is not None, "set at the admission"
+        if states.source is not None:
+            span.snapshot = snapshots.slot(states.source)
+        wanted = [at for at in states.wanted if at <= end]
+        states.wanted = states.wanted[len(wanted) :]
+        if sequence.is_cacheable and span.count == 1 and end % size == 0 and end not in wanted:
+            wanted.append(end)
+        for at in wanted:
+            slot = snapshots.take()
+            if slot is not None:
+                states.taken.append((at, slot))
+        span.snapshots = [(at - span.start, slot) for at, slot in states.taken]
+
+    def _keep_states(self, snapshots: StateSnapshots, sequence: Sequence) -> None:
+        """Keep the snapshots that a sequence took in the step, at the blocks which are cached by now."""
+        states = sequence.states
+        assert states is not None, "set at the admission"
+        if states.source is not None:
+            snapshots.unpin(states.source)
+            states.source = None
+        for at, slot in states.taken:
+            number = at // self.blocks.block_size
+            if number > len(sequence.cached_path):
+                snapshots.give_back(slot)
+                continue
+            node = sequence.cached_path[number - 1]
+            snapshots.keep(node, slot)
+            if at >= len(sequence.spec.prompt_ids):  # of the answer, only the last one is kept
+                if states.last is not None:
+                    snapshots.drop(states.last)
+                states.last = node
+        states.taken = []
+
+    @staticmethod
+    def _leave_states(snapshots: StateSnapshots, sequence: Sequence) -> None:
+        """Give back what a sequence that leaves its row has of snapshots."""
+        states, sequence.states = sequence.states, None
+        assert states is not None, "set at the admission"
+        if states.source is not None:
+            snapshots.unpin(states.source)
+        for _, slot in states.taken:
+            snapshots.give_back(slot)
 
     def _announce(self, sequence: Sequence) -> None:
         """Note in the cache which block a sequence computes next, if its content is known."""

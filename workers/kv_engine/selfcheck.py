@@ -159,10 +159,15 @@ def _paged_logits(node: KVNode, ids: list[int], kernel: AttentionKernel | None =
     text = _sequence("text", ids, _TEXT_BLOCKS, row=1)
     other = _sequence("other", ids[::-1][:7], _OTHER_BLOCKS, row=0)
     builder = StepBuilder(
-        max_sequences=2, max_step_tokens=32, max_blocks=3, block_size=_BLOCK_SIZE, device=node.device
+        max_sequences=2,
+        max_step_tokens=32,
+        max_blocks=3,
+        block_size=_BLOCK_SIZE,
+        device=node.device,
+        has_states=bool(node.layout.states),
     )
     slots = _BLOCK_SIZE * (len(_TEXT_BLOCKS) + len(_OTHER_BLOCKS))
-    pool = PagedPool.of(node, slots=slots, kernel=kernel)
+    pool = PagedPool.of(node, slots=slots, kernel=kernel, states=2)
     logits = []
     for start, end in pairwise(_CUTS):
         # Where the text decodes, the other sequence does, too: steps of decodes alone have their own kernels.

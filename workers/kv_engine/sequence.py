@@ -40,6 +40,23 @@ class DraftLength:
         self.current = min(self.limit, self.current * 2) if accepted == drafted else max(1, self.current // 2)
 
 
+@dataclass(slots=True, eq=False)
+class SequenceStates:
+    """The snapshots of a running sequence with recurrent states (`workers.kv_engine.cache.state_snapshots`).
+
+    Attributes:
+        source: the cached block from whose snapshot its first span continues; None after that, or without.
+        wanted: the numbers of its tokens after which snapshots are to be taken, ascending.
+        taken: those of the step under way, each with its slot.
+        last: the block with the snapshot of its answer so far.
+    """
+
+    source: PrefixNode | None = None
+    wanted: list[int] = field(default_factory=list)
+    taken: list[tuple[int, int]] = field(default_factory=list)
+    last: PrefixNode | None = None
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Sequence:
     """A sequence in the engine: its request and its progress.
@@ -61,6 +78,7 @@ class Sequence:
         held: it keeps its row and blocks, but takes part in no step.
         parts: the parts of its prompt that stand for media, or the rows of a fed sequence; None without any.
         fed: the state of a fed sequence (`workers.kv_engine.feeding.sequences.FedState`); None for any other.
+        states: what it has of snapshots of recurrent states; None without recurrent states.
     """
 
     spec: SequenceSpec
@@ -80,6 +98,7 @@ class Sequence:
     held: bool = False
     parts: PromptParts | None = None
     fed: object | None = None
+    states: "SequenceStates | None" = None
 
     def __post_init__(self) -> None:
         self.ids = [*self.spec.prompt_ids, *self.spec.prefix_ids]
@@ -138,6 +157,8 @@ class Span:
     Attributes:
         reported: `Sequence.reported` at the start of the step.
         drafted: how many of the tokens, the last ones, are drafts (`workers.kv_engine.speculative`).
+        snapshot: the slot of the recurrent state from which it continues, if that is not its row's own.
+        snapshots: numbers of its tokens after which the recurrent state is copied, each with the slot.
     """
 
     # Not frozen: freezing is slow, one is made per sequence and step, and rejected drafts are cut off.
@@ -146,6 +167,8 @@ class Span:
     count: int
     reported: int = 0
     drafted: int = 0
+    snapshot: int | None = None
+    snapshots: list[tuple[int, int]] | None = None
 
     @property
     def is_decode(self) -> bool:

@@ -139,7 +139,8 @@ def tokens_in(kv_shape: tuple[int, ...]) -> int:
     """The number of tokens in transferred keys and values (`kv_transfer`); 0 for another shape."""
     if len(kv_shape) == 5:  # (layers, 2, tokens, kv_heads, head_dim)
         return kv_shape[2]
-    return kv_shape[1] if len(kv_shape) == 2 else 0  # (numbers per token, tokens)
+    # (numbers per token, tokens), or with recurrent states (1, tokens, numbers).
+    return kv_shape[1] if len(kv_shape) in {2, 3} else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,6 +45,23 @@ class Spans:
     key_ends: Int32s | None = None  # (T,), as in `Step`
     full_starts: Int32s | None = None  # (T,), as in `Step`
     first_keys: Int32s | None = None  # (B,), the first key that a span's tokens see; None: 0
+    states: "StateMoves | None" = None  # of a node with recurrent states
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateMoves:
+    """The slots of the recurrent states that the B spans of a step read and write.
+
+    Attributes:
+        sources: (B,), from which each span continues; -1 for the first tokens of a sequence.
+        rows: (B,), that keep the state after each span.
+        copies: (K, 3), a span, a number of its tokens, and the slot of the snapshot after these; by span, and
+            within one by tokens.
+    """
+
+    sources: Int32s
+    rows: Int32s
+    copies: Int32s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +142,7 @@ class StepBuilder:
         padding_block: a block of the pool whose first cell is used for padding only; None is without padding.
         position_axes: the number of positions of a token.
         position_dtype: int32, or float32, which has as many bytes.
+        has_states: the node has recurrent states.
     """
 
     def __init__(
@@ -138,7 +156,9 @@ class StepBuilder:
         padding_block: int | None = None,
         position_axes: int = 1,
         position_dtype: torch.dtype = torch.int32,
+        has_states: bool = False,
     ) -> None:
+        self._has_states = has_states
         self._axes = position_axes
         self._position_dtype = position_dtype
         self._block_size = block_size
@@ -197,6 +217,8 @@ class StepBuilder:
         adjusted = self._sampling_state.adjustments([spans[index].sequence for index in sampled])
         sampling = self._sampling_rows(host["rows"][:batch][sampled])
         step = self._views(batch, total, sampling, scored, adjusted, width=rows)
+        if self._has_states:
+            step = replace(step, spans=replace(step.spans, states=_state_moves(spans)))
         changed = [
             (offset, span)
             for offset, span in with_parts
@@ -416,6 +438,21 @@ class StepBuilder:
             has_min_p=has_min_p,
             candidates=candidates,
         )
+
+
+def _state_moves(spans: Items[Span]) -> StateMoves:
+    """Return the slots of the recurrent states of spans."""
+    rows = [span.sequence.row or 0 for span in spans]
+    sources = [
+        span.snapshot if span.snapshot is not None else row if span.start else -1
+        for span, row in zip(spans, rows, strict=True)
+    ]
+    copies = [(number, *copy) for number, span in enumerate(spans) for copy in span.snapshots or ()]
+    return StateMoves(
+        sources=np.array(sources, np.int32),
+        rows=np.array(rows, np.int32),
+        copies=np.array(copies, np.int32).reshape(-1, 3),
+    )
 
 
 def with_prompt_parts(step: Step, spans: Items[tuple[int, Span]], indices: Int32s) -> Step:

@@ -125,8 +125,11 @@ def _load_served(
         if group is None:  # the members of a group exchange sums within each layer
             node = node_loading.with_kernels(node, settings, share)
         _check_programs(node, settings)
+        _check_drafts(node, settings)
         towers = _towers(node, settings, share)
         draft = node_loading.load_draft_model(config, node, settings, share, progress)
+        if draft is not None:
+            _check_drafts(draft, settings)
     return _Served(node=node, kernel=kernel, draft=draft, towers=towers)
 
 
@@ -137,6 +140,14 @@ def _check_programs(node: "KVNode", settings: EngineSettings) -> None:
         raise ConfigError(
             f"model_kwargs.speculative_tokens is {settings.speculative_tokens}, but {node.architecture} "
             "generates several tokens at a time, so none are drafted: leave it out"
+        )
+
+
+def _check_drafts(node: "KVNode", settings: EngineSettings) -> None:
+    if settings.speculative_tokens and node.layout.states:
+        raise ConfigError(
+            f"model_kwargs.speculative_tokens is {settings.speculative_tokens}, but {node.architecture} has "
+            "recurrent states, which cannot go back where drafted tokens are rejected: leave it out"
         )
 
 
@@ -178,6 +189,7 @@ def _engine_of(
             max_sequences=sequences,
             cpu_cores=cpu_cores,
             prefix_cache=settings.prefix_cache,
+            state_snapshots=settings.state_snapshots_on(device.type),
             decode_slowdown_limit=settings.decode_slowdown_limit,
             speculative_tokens=settings.speculative_tokens,
             max_pass_tokens=settings.max_pass_tokens,
@@ -228,6 +240,7 @@ def make_follower_engine(
         leader=leader,
         cpu_cores=share.cores,
         kernel=kernel,
+        states=_state_slots(settings, share.device),
     )
 
 
@@ -264,10 +277,11 @@ def _kv_pool_size(
     """Choose the size of the KV pool by the memory that is free now."""
     device = share.device
     on_gpu = device.type == "cuda"
+    free_bytes = torch.cuda.mem_get_info(device)[0] if on_gpu else memory.available_bytes()
     size = pool_size(
         configured_tokens=config.kv_tokens,
-        free_bytes=torch.cuda.mem_get_info(device)[0] if on_gpu else memory.available_bytes(),
-        bytes_per_token=kv_bytes,
+        free_bytes=free_bytes - _state_bytes(config, settings, node, free_bytes),
+        bytes_per_token=max(kv_bytes, 1),  # layers may have recurrent states alone
         block_size=settings.block_size,
         max_sequences=settings.max_sequences_on(device.type),
         max_seq_len=config.max_seq_len,
@@ -289,6 +303,36 @@ def _kv_bytes(node: "KVNode") -> int:
     return node.layout.numbers * node.dtype.itemsize
 
 
+def _state_slots(settings: EngineSettings, device: torch.device) -> int:
+    """Return the number of slots for recurrent states, of sequences and of snapshots."""
+    return settings.max_sequences_on(device.type) + settings.state_snapshots_on(device.type)
+
+
+def _state_bytes(config: DeploymentConfig, settings: EngineSettings, node: "KVNode", free_bytes: int) -> int:
+    """Return the bytes of all slots for recurrent states.
+
+    Raises:
+        ConfigError: they do not fit into the free memory.
+    """
+    each, slots = node.layout.state_bytes(node.dtype.itemsize), _state_slots(settings, node.device)
+    if not each:
+        return 0
+    _LOGGER.info(
+        "%s: %s keeps %.1f MiB of recurrent states per sequence, in %d slots",
+        config.name,
+        node.name,
+        each / 2**20,
+        slots,
+    )
+    if each * slots > free_bytes:
+        raise ConfigError(
+            f"the recurrent states of {slots} slots take {each * slots / 2**30:.2f} GiB, but "
+            f"{free_bytes / 2**30:.2f} GiB are free: lower model_kwargs.max_sequences or "
+            "model_kwargs.state_snapshots"
+        )
+    return each * slots
+
+
 def _graph_capture(
     settings: EngineSettings, device: torch.device, served: "_Served"
 ) -> "GraphCapture | None":
@@ -296,6 +340,8 @@ def _graph_capture(
     from workers.kv_engine.node import has_head  # noqa: PLC0415 - imports transformers
 
     if device.type != "cuda" or served.kernel is None or not settings.cuda_graphs:
+        return None
+    if served.node.layout.states:  # its layers run Python per batch of sequences
         return None
     if not has_head(served.node):  # it decodes nothing
         return None

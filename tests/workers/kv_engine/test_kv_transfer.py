@@ -91,7 +91,7 @@ def test_a_sequence_that_continues_in_another_engine_answers_as_in_one(family: F
     assert [first.token_id, *ids(found["a"])] == whole
     assert found["a"][0].index == 1
     assert first.kv is not None
-    assert first.kv.shape == shape_of(node.layout, 41)
+    assert first.kv.shape == shape_of(node.layout, 41, itemsize=4)
     assert slots.scopes == {"kv": "r/1/2"}
     # Of the imported sequence only the 11 sampled tokens are run; of the other one 9 + 11.
     assert other.stats().work.computed_tokens == 11 + 9 + 11

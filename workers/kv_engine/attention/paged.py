@@ -19,7 +19,7 @@ changes queries and outputs.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import local
 from typing import Any, Final
@@ -30,11 +30,13 @@ from transformers import AttentionInterface
 
 from models.programs import FRAMES_SUFFIX
 from models.transformers_lm.attention_forms import form_of
+from models.transformers_lm.recurrent import mixing_by
 from shared.errors import BugError
 from workers.kv_engine.attention.encoder_cells import EncoderGroups
 from workers.kv_engine.attention.kernels import AttentionKernel, masks_of, warn_of_mask
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.attention.span_groups import Group, group_spans
+from workers.kv_engine.attention.states import StateMixer, StatePool
 from workers.kv_engine.node import FULL
 from workers.kv_engine.step import Step
 
@@ -106,9 +108,15 @@ def attention_context(pool: PagedPool, step: Step) -> Iterator[None]:
     """Inside, attention in this thread reads and writes `pool` for `step`."""
     _thread.context = _Context(pool, step)
     try:
-        yield
+        with nullcontext() if pool.states is None else _mixing(pool.states, step):
+            yield
     finally:
         _thread.context = None
+
+
+def _mixing(states: StatePool, step: Step) -> AbstractContextManager[None]:
+    """Let layers with recurrent states continue from those in the pool."""
+    return mixing_by(StateMixer(states, step.spans, step.slots.device).mix)
 
 
 def current() -> tuple[PagedPool, Step]:

@@ -16,6 +16,7 @@ import torch
 
 from models.base import KVLayout
 from workers.kv_engine.attention.kernels import AttentionKernel, kernel_for
+from workers.kv_engine.attention.states import StatePool
 from workers.kv_engine.cache.prefault import PagePrefault
 from workers.kv_engine.node import KVNode
 from workers.machine import memory
@@ -28,9 +29,11 @@ class PagedPool:
         layout: the shapes of the layers' cells.
         kernel: attends over the pool; None takes the device's default kernel, if it has one that computes
             the forms of attention that the layout needs.
+        states: the slots of recurrent states, if the layout has any: rows of sequences, and snapshots.
 
     Attributes:
         is_latent: of each layer, whether its values are a part of its keys.
+        states: the recurrent states of sequences; None if the layout has none.
         stored: the tensors that take memory: all keys, and the values of layers that are not latent.
     """
 
@@ -42,6 +45,7 @@ class PagedPool:
         device: torch.device,
         dtype: torch.dtype,
         kernel: AttentionKernel | None = None,
+        states: int = 0,
     ) -> None:
         shapes = layout.shapes
         self.is_latent: Final = [one.is_latent for one in shapes]
@@ -57,12 +61,19 @@ class PagedPool:
             *(values for values, one in zip(self.values, shapes, strict=True) if not one.is_latent),
         ]
         self.kernel = kernel if kernel is not None else kernel_for(device.type, layout.needs)
-        self._prefault: Final = PagePrefault(self.stored) if device.type == "cpu" else None
+        self.states: Final = (
+            StatePool(layout, slots=states, device=device, dtype=dtype) if layout.states else None
+        )
+        has_cells = any(cells.nbytes for cells in self.stored)
+        self._prefault: Final = PagePrefault(self.stored) if device.type == "cpu" and has_cells else None
 
     @classmethod
-    def of(cls, node: KVNode, *, slots: int, kernel: AttentionKernel | None = None) -> "PagedPool":
+    def of(
+        cls, node: KVNode, *, slots: int, kernel: AttentionKernel | None = None, states: int = 0
+    ) -> "PagedPool":
         """Return a pool with the shape, dtype and device that the node's layers need."""
-        return cls(node.layout, slots=slots, device=node.device, dtype=node.dtype, kernel=kernel)
+        given = {"device": node.device, "dtype": node.dtype, "kernel": kernel, "states": states}
+        return cls(node.layout, slots=slots, **given)
 
     def by_layer(self) -> Iterator[torch.Tensor]:
         """Yield what is stored layer by layer: keys, and values unless the layer is latent."""
@@ -105,6 +116,8 @@ def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> 
     """
     if device.type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)
+    if not math.prod(shape):  # of layers without attention
+        return torch.zeros(shape, dtype=dtype)
     # Large pages: a step reads from as many places as there are tokens, heads and layers.
     pages = memory.zeros(math.prod(shape) * dtype.itemsize)
     return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -11,7 +11,7 @@ Blocks in use stay. Of the others, the pool takes what it needs, the least recen
 a path before its beginning (`workers.kv_engine.cache.blocks`).
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -42,9 +42,14 @@ _NO_BLOCK: Final = -1
 
 
 class PrefixCache:
-    """The tree over the blocks of `pool`."""
+    """The tree over the blocks of `pool`.
+
+    Attributes:
+        on_forgotten: called with the node of an evicted block.
+    """
 
     def __init__(self, pool: BlockManager) -> None:
+        self.on_forgotten: Callable[[PrefixNode], None] = _ignore
         self._pool = pool
         self._roots: dict[Hashable, PrefixNode] = {}
         self._nodes: dict[int, PrefixNode] = {}  # by block
@@ -106,3 +111,8 @@ class PrefixCache:
         if node.children:
             raise BugError(f"block {block} is evicted before the blocks after it")
         self.hide(node)
+        self.on_forgotten(node)
+
+
+def _ignore(_: PrefixNode) -> None:
+    """The default of `on_forgotten`."""

@@ -23,7 +23,8 @@ class FollowerEngine:
     """This rank's part of `node`, over a pool of `num_blocks` blocks of `block_size` tokens.
 
     The constructor takes part in the leader's self-check at load. On a CPU it sets torch's number of threads,
-    so create it in the thread that runs it. `kernel` attends over the pool, as in `PagedPool.of`.
+    so create it in the thread that runs it. `kernel` attends over the pool, and `states` is the number of its
+    slots for recurrent states, as in `PagedPool.of`.
 
     Attributes:
         kernels: what computes its part of the layers (`workers.kv_engine.node.KVNode`).
@@ -38,6 +39,7 @@ class FollowerEngine:
         leader: Leader,
         cpu_cores: int | None = None,
         kernel: AttentionKernel | None = None,
+        states: int = 0,
     ) -> None:
         if node.device.type == "cpu":
             use_cpu_threads(threads_for(node.parameters, cpu_cores or cores()))
@@ -45,7 +47,7 @@ class FollowerEngine:
         self.kernels: Final = node.kernels
         self.forwards = 0
         self._leader = leader
-        self._pool = PagedPool.of(node, slots=num_blocks * block_size, kernel=kernel)
+        self._pool = PagedPool.of(node, slots=num_blocks * block_size, kernel=kernel, states=states)
         node.use_attention(ATTENTION)
         check_node(node, kernel)
 

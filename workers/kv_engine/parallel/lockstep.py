@@ -5,8 +5,9 @@
     leader    a step                    ──> follower: the same forward, over the same blocks of its pool
 
 A step is an int32 array: the numbers of tokens, of spans, of blocks per span and tokens per block, of
-position axes, of tokens with a range of keys (all or none), of rows and of int32 numbers per row; then the
-arrays of `Step` that a forward reads, the bytes of the rows last. Only the leader has sampling parameters.
+position axes, of tokens with a range of keys (all or none), of rows, of int32 numbers per row, of spans with
+recurrent states (all or none) and of their snapshots; then the arrays of `Step` that a forward reads, the
+bytes of the rows last. Only the leader has sampling parameters.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,9 +21,9 @@ import torch
 from configs.deployment import ConfigError
 from workers.kv_engine.parallel.connection import Connection, GroupLostError
 from workers.kv_engine.sampling.sampling_rows import SamplingRows
-from workers.kv_engine.step import Int32s, Spans, Step
+from workers.kv_engine.step import Int32s, Spans, StateMoves, Step
 
-_HEAD: Final = 8
+_HEAD: Final = 10
 _COUNT: Final = 8
 """Bytes of the number of blocks."""
 
@@ -113,6 +114,8 @@ def pack_step(step: Step) -> bytes:
     axes = positions.size // tokens
     # Negative for positions of float32, which are sent by their bits.
     head += [-axes if positions.dtype == np.float32 else axes, tokens if ranges else 0, *rows.shape]
+    moves = spans.states
+    head += [0, 0] if moves is None else [len(moves.rows), len(moves.copies)]
     arrays: list[Any] = [
         head,
         *(
@@ -123,6 +126,7 @@ def pack_step(step: Step) -> bytes:
         *(spans.query_offsets, spans.kv_lengths, spans.block_tables[:, :columns]),
         *ranges,
         [] if step.row_indices is None else step.row_indices.cpu().numpy(),
+        *([] if moves is None else [moves.sources, moves.rows, moves.copies]),
     ]
     packed = b"".join(np.ascontiguousarray(array, np.int32).tobytes() for array in arrays)
     return packed + rows.tobytes()
@@ -143,10 +147,10 @@ def unpack_step(data: bytearray, device: torch.device, dtype: torch.dtype = torc
     """
     numbers = np.frombuffer(data, np.int32, len(data) // 4)
     head = numbers[:_HEAD].tolist() if len(numbers) >= _HEAD else [0] * _HEAD
-    tokens, batch, columns, block_size, axes, ranged, rows, width = head
+    tokens, batch, columns, block_size, axes, ranged, rows, width, stateful, copies = head
     position_dtype, axes = torch.float32 if axes < 0 else torch.int32, abs(axes)
     sizes = [tokens, axes * tokens, tokens, batch + 1, batch, batch * columns]
-    sizes += [ranged, ranged, rows, rows * width]
+    sizes += [ranged, ranged, rows, stateful, stateful, 3 * copies, rows * width]
     if min(tokens, batch, columns, block_size, axes) < 1 or _HEAD + sum(sizes) != len(numbers):
         raise GroupLostError(
             f"the leader sent {len(data)} bytes that are not a step: expected all members to run one version"
@@ -174,10 +178,15 @@ def unpack_step(data: bytearray, device: torch.device, dtype: torch.dtype = torc
             block_size=block_size,
             key_ends=parts[6] if ranged else None,
             full_starts=parts[7] if ranged else None,
+            states=(
+                StateMoves(sources=parts[9], rows=parts[10], copies=parts[11].reshape(-1, 3))
+                if stateful
+                else None
+            ),
         ),
         key_ends=on_device(parts[6]) if ranged else None,
         full_starts=on_device(parts[7]) if ranged else None,
-        row_values=on_device(parts[9]).reshape(rows, width).view(dtype) if rows else None,
+        row_values=on_device(parts[12]).reshape(rows, width).view(dtype) if rows else None,
         row_indices=on_device(parts[8]).long() if rows else None,
     )
 
