@@ -314,8 +314,8 @@ class KVLayout:
 
     Attributes:
         kv_heads, head_dim: of each layer, or of the first one with attention if layers differ.
-        cells: the shapes of all layers; empty if all keys and values are (kv_heads, head_dim). A layer without
-            attention has none of a token (`heads` is 0).
+        cells: the shapes of all layers; empty if all keys and values are (kv_heads, head_dim). A layer
+            without attention has none of a token (`heads` is 0).
         needs: the forms of attention that a kernel has to declare (`attention.kernels.forms_of`).
         states: the recurrent states of each layer; empty if no layer has any.
     """

@@ -115,7 +115,7 @@ class _Probe:
         return output
 
     def compare_layers(self, kinds: Sequence[str]) -> None:
-        """Add a complaint for layers without attention and state that are to have one; only if none is yet."""
+        """Add a complaint for layers that are to mix tokens and did not; only if there is none yet."""
         known = {*self.shapes, *self.states}
         missing = [n for n, kind in enumerate(kinds) if n not in known and kind not in _STATELESS]
         if missing and not self.complaints:
@@ -224,7 +224,8 @@ def probe_layout(model_class: Any, config: Any, max_positions: int) -> KVLayout:
             f"{name} is not served: {complaints[0]}"
             + (f" (and {len(complaints) - 1} more)" if len(complaints) > 1 else "")
             + "; expected in every layer causal attention, whole, over a sliding window or in chunks, "
-            "through transformers' attention interface, or a recurrent state in transformers' cache; docs/models.md lists architectures that are served"
+            "through transformers' attention interface, or a recurrent state in transformers' cache; "
+            "docs/models.md lists architectures that are served"
         )
     return probe.layout(len(_kinds_of(config)))
 

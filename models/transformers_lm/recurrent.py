@@ -44,8 +44,8 @@ class Recurrence:
 
         Args:
             hidden: (B, N, width), N tokens of each sequence.
-            states: what the layer keeps of each sequence, each (B, ...), which may be overwritten; None: these
-                are the first tokens.
+            states: what the layer keeps of each sequence, each (B, ...), which may be overwritten; None:
+                these are the first tokens.
 
         Returns:
             The outputs, (B, N, width), and the states after the tokens.
@@ -53,10 +53,9 @@ class Recurrence:
         kept = _StatesLayer()
         if states is not None:
             _fill(kept, states)
-        by_token = states is not None and self._continues_by_token
+        pieces = hidden.shape[1] if states is not None and self._continues_by_token else 1
         outputs = [
-            self.own_forward(part, **{self._cache: _OneLayer(kept)})
-            for part in hidden.split(1 if by_token else hidden.shape[1], dim=1)
+            self.own_forward(piece, **{self._cache: _OneLayer(kept)}) for piece in hidden.chunk(pieces, dim=1)
         ]
         found = [kept.conv_states[0], kept.recurrent_states[0]]
         output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
@@ -64,7 +63,7 @@ class Recurrence:
 
 
 def _fill(kept: Any, states: Sequence[torch.Tensor]) -> None:
-    """Let transformers' cache of a layer continue from states: the convolution's, and the sum if there is one."""
+    """Let transformers' cache of a layer continue from states: the convolution's, then the sum, if any."""
     convolved = states[0]
     kept.device, kept.dtype = convolved.device, convolved.dtype
     kept.conv_states[0], kept.conv_kernel_size[0] = convolved, convolved.shape[-1]

@@ -20,6 +20,7 @@ _GROUPS: Final = 2
 _INNER: Final = 2 * HIDDEN
 _KERNEL: Final = 4
 _STATE: Final = 16
+_SCALE: Final = 0.12
 _MAMBA_HEADS: Final = 8
 
 _HYBRID: Final = COMMON | {
@@ -39,7 +40,7 @@ _MIXTURE: Final = {
 # ---- weights -----------------------------------------------------------------------------------------
 
 
-def _drawn(architecture: str, config: dict[str, Any], scale: float = 0.12) -> Callable[[Draw], Tensors]:
+def _drawn(architecture: str, config: dict[str, Any]) -> Callable[[Draw], Tensors]:
     """The weights of an architecture as transformers writes them, drawn by the names of its parameters."""
 
     def weights(draw: Draw) -> Tensors:
@@ -51,7 +52,7 @@ def _drawn(architecture: str, config: dict[str, Any], scale: float = 0.12) -> Ca
         model = model_class(model_class.config_class.from_dict(config | {"vocab_size": VOCAB_SIZE}))
         with torch.no_grad():
             for name, parameter in model.state_dict().items():
-                drawn = _parameter(draw, name, tuple(parameter.shape), scale)
+                drawn = _parameter(draw, name, tuple(parameter.shape))
                 parameter.copy_(torch.from_numpy(drawn))
         with TemporaryDirectory() as folder:
             model.save_pretrained(folder)
@@ -60,7 +61,7 @@ def _drawn(architecture: str, config: dict[str, Any], scale: float = 0.12) -> Ca
     return weights
 
 
-def _parameter(draw: Draw, name: str, shape: tuple[int, ...], scale: float) -> Array:
+def _parameter(draw: Draw, name: str, shape: tuple[int, ...]) -> Array:
     if name.endswith("A_log"):  # a state is halved within 1 to 50 tokens
         return np.asarray(draw.tensor(*shape, scale=1.0) - 1, np.float32)
     if name.endswith(("dt_bias", "dt_proj.bias")):
@@ -69,7 +70,7 @@ def _parameter(draw: Draw, name: str, shape: tuple[int, ...], scale: float) -> A
         return draw.tensor(*shape, scale=0.5)
     if len(shape) == 1 and ("norm" in name or name.endswith(".D")):
         return np.asarray(1 + draw.tensor(*shape, scale=0.1), np.float32)
-    return draw.tensor(*shape, scale=scale)
+    return draw.tensor(*shape, scale=_SCALE)
 
 
 # ---- layouts -----------------------------------------------------------------------------------------
@@ -112,13 +113,13 @@ def _layout(
     )
 
 
-def _model(architecture: str, layout: KVLayout, scale: float = 0.12, **config: Any) -> Model:
+def _model(architecture: str, layout: KVLayout, **config: Any) -> Model:
     whole = _HYBRID | config
     return Model(
         architecture=architecture,
         config=whole,
         vocabulary=CHATML_VOCABULARY,
-        weights=_drawn(architecture, whole, scale),
+        weights=_drawn(architecture, whole),
         windows=(None,) * layout.layers,
         layout=layout,
     )
@@ -230,9 +231,7 @@ NEMOTRON_H: Final = _model(
 )
 JAMBA: Final = _model(
     "JambaForCausalLM",
-    _layout(
-        (StateShape((_INNER, _KERNEL), is_float32=False), StateShape((_INNER, _STATE), is_float32=True))
-    ),
+    _layout((StateShape((_INNER, _KERNEL), is_float32=False), StateShape((_INNER, _STATE), is_float32=True))),
     model_type="jamba",
     attn_layer_offset=1,
     attn_layer_period=3,

@@ -8,6 +8,9 @@ DECODE_SLOWDOWN_LIMIT: Final = 1.7
 MAX_PASS_TOKENS: Final = 12_544
 """The default of `KVEngineConfig.max_pass_tokens`: three branches of an image of 1024 x 1024, 4,098 each."""
 
+DEFAULT_STATE_SNAPSHOTS: Final = 16
+"""The default of `KVEngineConfig.state_snapshots`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVEngineConfig:
@@ -34,6 +37,6 @@ class KVEngineConfig:
     cpu_cores: int | None = None
     prefix_cache: bool = True
     decode_slowdown_limit: float | None = DECODE_SLOWDOWN_LIMIT
-    state_snapshots: int = 16
+    state_snapshots: int = DEFAULT_STATE_SNAPSHOTS
     speculative_tokens: int = 4
     max_pass_tokens: int = MAX_PASS_TOKENS

@@ -134,7 +134,7 @@ def check_kv(array: Array | DeviceArray, layout: KVLayout, dtype: torch.dtype, l
         shape.
     """
     tokens = tokens_in(array.shape)
-    shape = shape_of(layout, max(tokens, 1), itemsize=dtype.itemsize)
+    shape = shape_of(layout, tokens, itemsize=dtype.itemsize)
     if array.dtype != dtype_name(dtype) or array.shape != shape:
         expected = [str(size) for size in shape]
         expected[_AXIS_OF_TOKENS[len(shape)]] = "tokens"
@@ -161,13 +161,13 @@ _AXIS_OF_TOKENS: Final = {5: 2, 2: 1, 3: 1}
 
 
 def shape_of(layout: KVLayout, tokens: int, *, itemsize: int) -> tuple[int, ...]:
-    """The shape of transferred keys and values, and states, of a sequence of so many tokens, 1 or more.
+    """The shape of transferred keys and values, and states, of a sequence of so many tokens.
 
     `itemsize` is the bytes of a number of keys and values.
     """
     if layout.states:
         numbers = layout.numbers * tokens + -(-layout.state_bytes(itemsize) // itemsize)
-        return (1, tokens, -(-numbers // tokens))
+        return (1, tokens, -(-numbers // max(tokens, 1)))
     if layout.cells:
         return (layout.numbers, tokens)
     return (layout.layers, 2, tokens, layout.kv_heads, layout.head_dim)
@@ -244,6 +244,8 @@ def _paired_states(
     pool: PagedPool, tokens: int, transferred: torch.Tensor, row: int | None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield the bytes of each state behind transferred keys and values, and the state in slot `row`."""
+    if not tokens:  # nothing was computed, so there is no state
+        return
     numbers = sum(cache.shape[1:].numel() for cache in pool.by_layer()) * tokens
     behind = transferred.view(-1)[numbers:].view(torch.uint8)
     for state in _states_in(pool, row):

@@ -415,7 +415,7 @@ class Scheduler:
 
     # ---- snapshots of recurrent states -------------------------------------------------------------
     def _want_states(self, snapshots: StateSnapshots, sequence: Sequence) -> None:
-        """Note from which snapshot an admitted sequence continues, and after which tokens it takes its own."""
+        """Note from which snapshot an admitted sequence continues, and where it takes its own."""
         size, states = self.blocks.block_size, SequenceStates()
         sequence.states = states
         if sequence.cached_path:

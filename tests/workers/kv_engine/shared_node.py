@@ -12,6 +12,7 @@ from models.decoder_lm.nodes import DecoderLM, load
 from tests.peers import Circle, together
 from tests.tiny import Family, tiny_checkpoint
 from tests.workers.kv_engine.engines import make_engine
+from workers.kv_engine.config import DEFAULT_STATE_SNAPSHOTS
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.parallel.connection import Connection, GroupLostError
 from workers.kv_engine.parallel.follower import FollowerEngine
@@ -90,4 +91,7 @@ def _leading(node: DecoderLM, followers: Followers, sizes: dict[str, Any]) -> KV
 
 def _following(node: DecoderLM, leader: Leader, sizes: dict[str, Any]) -> KVEngine | FollowerEngine:
     blocks = leader.agree(10_000, node.dtype)
-    return FollowerEngine(node, num_blocks=blocks, block_size=sizes["block_size"], leader=leader)
+    states = sizes["max_sequences"] + sizes.get("state_snapshots", DEFAULT_STATE_SNAPSHOTS)
+    return FollowerEngine(
+        node, num_blocks=blocks, block_size=sizes["block_size"], leader=leader, states=states
+    )

@@ -72,8 +72,9 @@ class PagedPool:
         cls, node: KVNode, *, slots: int, kernel: AttentionKernel | None = None, states: int = 0
     ) -> "PagedPool":
         """Return a pool with the shape, dtype and device that the node's layers need."""
-        given = {"device": node.device, "dtype": node.dtype, "kernel": kernel, "states": states}
-        return cls(node.layout, slots=slots, **given)
+        return cls(
+            node.layout, slots=slots, device=node.device, dtype=node.dtype, kernel=kernel, states=states
+        )
 
     def by_layer(self) -> Iterator[torch.Tensor]:
         """Yield what is stored layer by layer: keys, and values unless the layer is latent."""

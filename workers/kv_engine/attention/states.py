@@ -79,7 +79,7 @@ class StateMixer:
             if batch.sources is not None:
                 given = [state.index_select(0, batch.sources) for state in states]
             tokens = hidden[0].index_select(0, batch.tokens)
-            output, found = recurrence.run(tokens.unflatten(0, (batch.pieces, -1)), given)
+            output, found = recurrence.run(tokens.view(batch.pieces, -1, tokens.shape[-1]), given)
             out[0].index_copy_(0, batch.tokens, output.flatten(0, 1))
             for state, after in zip(states, found, strict=True):
                 state.index_copy_(0, batch.rows, after.to(state.dtype))
@@ -90,7 +90,7 @@ class StateMixer:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """`count` tokens of a span; `source` is negative for the first tokens of a sequence, `copy` for no copy."""
+    """`count` tokens of a span; `source` is negative for a sequence's first tokens, `copy` for no copy."""
 
     first: int
     count: int
@@ -100,7 +100,7 @@ class _Piece:
 
 
 def _batches(spans: Spans, device: torch.device) -> Iterator[_Batch]:
-    """Yield the batches of a step, in an order in which every piece comes after those before it in its span."""
+    """Yield the batches of a step: every piece comes after those before it in its span."""
     alike: dict[tuple[int, int, bool], list[_Piece]] = defaultdict(list)
     for place in range(len(spans.kv_lengths)):
         for depth, piece in enumerate(_pieces(spans, place)):

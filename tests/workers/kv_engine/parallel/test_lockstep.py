@@ -56,7 +56,7 @@ def halves() -> list[DecoderLM]:
     return parts("qwen3")
 
 
-@pytest.mark.parametrize("family", ["llama", "mixtral"])
+@pytest.mark.parametrize("family", ["llama", "mixtral", "qwen3_5", "kimi_linear"])
 def test_two_that_share_a_node_answer_as_generate_does(family: Family) -> None:
     """Nine tokens per step: prompts are chunked and batched with decodes."""
     texts, expected = zip(*(clear_text(family, length, TOKENS) for length in (6, 38, 66)), strict=True)
@@ -189,6 +189,23 @@ def test_a_step_comes_out_as_it_went_in() -> None:
         found.block_table.index_select(0, found.rows), step.block_table.index_select(0, step.rows)[:, :3]
     )
     assert found.logit_indices.numel() == 0
+
+
+def test_members_get_the_slots_of_recurrent_states() -> None:
+    builder = StepBuilder(
+        max_sequences=3, max_step_tokens=32, max_blocks=6, block_size=4, device=CPU, has_states=True
+    )
+    spans = [
+        Span(row("a", 9, [5, 2, 4], 2), 0, 9, snapshots=[(4, 6), (8, 5)]),
+        Span(row("b", 6, [1, 3], 0), 4, 2, snapshot=7),
+        Span(row("c", 3, [0], 1), 2, 1),
+    ]
+
+    states = unpack_step(bytearray(pack_step(builder.build(spans))), CPU).spans.states
+
+    assert states is not None
+    assert (states.sources.tolist(), states.rows.tolist()) == ([-1, 7, 1], [2, 0, 1])
+    assert states.copies.tolist() == [[0, 4, 6], [0, 8, 5]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
