@@ -488,7 +488,7 @@ def _kv_bytes(config: DeploymentConfig) -> int:
     if EngineKind.KV not in registry.graph(config.model).nodes.values():
         return 0
     model_config = read_language_config(Path(config.checkpoint))
-    heads, layers = model_config.get("num_attention_heads"), model_config.get("num_hidden_layers")
+    heads, layers = model_config.get("num_attention_heads"), _attending_layers(model_config)
     stored = str(model_config.get("dtype") or model_config.get("torch_dtype"))
     latent, rotated = (model_config.get(name) for name in ("kv_lora_rank", "qk_rope_head_dim"))
     if isinstance(layers, int) and isinstance(latent, int) and isinstance(rotated, int):
@@ -505,6 +505,21 @@ def _kv_bytes(config: DeploymentConfig) -> int:
     if not (isinstance(layers, int) and isinstance(kv_heads, int) and isinstance(width, int)):
         return 0
     return 2 * layers * kv_heads * width * _bytes_each(config, stored)
+
+
+def _attending_layers(model_config: Mapping[str, Any]) -> int | None:
+    """The number of layers with keys and values; None if the configuration does not say."""
+    layers, kinds = model_config.get("num_hidden_layers"), model_config.get("layer_types")
+    if isinstance(kinds, list):
+        return sum(str(kind).endswith("attention") and kind != "linear_attention" for kind in kinds)
+    interval = model_config.get("full_attention_interval")
+    if isinstance(layers, int) and isinstance(interval, int) and interval > 0:
+        return layers // interval
+    # Hybrids that say in another way which of their layers attend.
+    others = ("attn_layer_indices", "attn_layer_period", "hybrid_override_pattern", "linear_attn_config")
+    if any(model_config.get(name) for name in others) or not isinstance(layers, int):
+        return None
+    return layers
 
 
 def _bytes_each(config: DeploymentConfig, stored: str) -> int:

@@ -2,13 +2,14 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from models.decoder_lm.nodes import DecoderLM, load
 from tests.tiny import Family, tiny_checkpoint
 from tests.workers.kv_engine.cache.test_shared_prefixes import COMMON, alone, engine, family, spec
-from tests.workers.kv_engine.oracle import ids, run
+from tests.workers.kv_engine.oracle import ids, run, tokens
 from workers.kv_engine.attention.states import StateMixer
 from workers.kv_engine.cache.blocks import BlockManager
 from workers.kv_engine.cache.prefix_cache import PrefixCache, PrefixNode
@@ -194,3 +195,60 @@ def test_the_state_of_another_place_is_detected(
 
     assert ids(run(one, [spec("b", text)])["b"]) != answer
     assert one.stats().cache.hits == 32
+
+
+# ---- any order of events -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_answers_stay_the_same_in_any_order_of_arrivals_cancels_and_holds(
+    qwen3_5: DecoderLM, seed: int
+) -> None:
+    """Prompts begin alike in blocks of eight, and leave one another at random places."""
+    random = np.random.default_rng(seed)
+    texts = [
+        [*COMMON[: random.integers(8, 40)], *random.integers(0, 500, random.integers(1, 30)).tolist()]
+        for _ in range(6)
+    ]
+    asked = [
+        spec(f"{n}", texts[random.integers(6)], max_tokens=int(random.integers(1, 30))) for n in range(24)
+    ]
+    expected = alone(qwen3_5, asked)
+    one = engine(qwen3_5, num_blocks=26, max_sequences=4, state_snapshots=int(random.integers(1, 6)))
+
+    found: dict[str, list[int]] = {}
+    live: set[str] = set()
+    cancelled: set[str] = set()
+    held: set[str] = set()
+    waiting = list(asked)
+    while waiting or one.has_work or held:
+        what = random.integers(8)
+        if waiting and what < 3:
+            first = waiting.pop(0)
+            one.add(first)
+            live.add(first.key)
+        if live and what == 3:
+            key = str(random.choice(sorted(live)))
+            one.cancel(key)
+            live.discard(key)
+            cancelled.add(key)
+        if live and what == 4:
+            key = str(random.choice(sorted(live)))
+            one.hold(key)
+            held.add(key)
+        if held and (what > 5 or not one.has_work):
+            one.resume(held.pop())
+        for output in tokens(one.step()):
+            found.setdefault(output.key, []).append(output.token_id)
+            if output.finish is not None:
+                live.discard(output.key)
+
+    done = {key: answer for key, answer in expected.items() if key not in cancelled}
+    assert {key: found[key] for key in done} == done
+    assert len(done) > 12
+    assert one.stats().cache.hits > 0
+    assert one.stats().kv_used == 0
+    snapshots = one._scheduler._snapshots
+    assert snapshots is not None
+    assert not snapshots._readers
