@@ -509,17 +509,18 @@ def _kv_bytes(config: DeploymentConfig) -> int:
 
 def _attending_layers(model_config: Mapping[str, Any]) -> int | None:
     """The number of layers with keys and values; None if the configuration does not say."""
-    layers, kinds = model_config.get("num_hidden_layers"), model_config.get("layer_types")
+    count, kinds = model_config.get("num_hidden_layers"), model_config.get("layer_types")
+    if not isinstance(count, int):
+        return None
+    layers: int = count
     if isinstance(kinds, list):
-        return sum(str(kind).endswith("attention") and kind != "linear_attention" for kind in kinds)
+        return sum(str(kind) != "linear_attention" and str(kind).endswith("attention") for kind in kinds)
     interval = model_config.get("full_attention_interval")
-    if isinstance(layers, int) and isinstance(interval, int) and interval > 0:
+    if isinstance(interval, int) and interval > 0:
         return layers // interval
     # Hybrids that say in another way which of their layers attend.
     others = ("attn_layer_indices", "attn_layer_period", "hybrid_override_pattern", "linear_attn_config")
-    if any(model_config.get(name) for name in others) or not isinstance(layers, int):
-        return None
-    return layers
+    return None if any(model_config.get(name) for name in others) else layers
 
 
 def _bytes_each(config: DeploymentConfig, stored: str) -> int:

@@ -32,7 +32,7 @@ REFUSED: Final = (
     _named("FalconForCausalLM", "falcon", r"layers \[0, 1, 2, 3\] do not go through"),
     _named("GPTJForCausalLM", "gptj", "do not go through the attention interface"),
     _named("DiffLlamaForCausalLM", "diffllama", "layer 0 attends twice"),
-    _named("InklingForCausalLM", "inkling", "layer 0 needs position_bias"),
+    _named("InklingForCausalLM", "inkling", "it cannot be run over a packed batch"),
     _named("Gemma3ForCausalLM", "gemma3_text", "layer 0 is not causal", use_bidirectional_attention=True),
     Refused(
         None,

@@ -129,7 +129,8 @@ def test_steps_are_recorded_on_a_gpu_where_a_kernel_attends(
 ) -> None:
     monkeypatch.setattr(cuda_graphs, "CudaCapture", lambda on: ("recorded on", on))
 
-    served: Any = SimpleNamespace(kernel=torch.add if has_kernel else None, node=SimpleNamespace(head=None))
+    node = SimpleNamespace(head=None, layout=SimpleNamespace(states=()))
+    served: Any = SimpleNamespace(kernel=torch.add if has_kernel else None, node=node)
     capture: Any = engines._graph_capture(settings, torch.device(device), served)
 
     assert capture == (("recorded on", torch.device(device)) if is_recorded else None)
