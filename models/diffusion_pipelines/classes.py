@@ -39,6 +39,7 @@ class PipelineClass:
         follows_image: without a size, the result has that of the input image.
         longest_prompt: the most tokens of a prompt: a model may have positions for no more.
         frames: the frames of a request that asks for none; 1 for images.
+        most_frames: the longest video, in frames: a model may have positions for no more.
         frame_step: the number of frames is a multiple of it, plus 1.
         fps: the frames per second of a request that asks for none.
         guidance: the argument of `__call__` that is the request's `guidance_scale`.
@@ -59,6 +60,7 @@ class PipelineClass:
     follows_image: bool = False
     longest_prompt: Callable[[PipelineFolder], int] = lambda _: MAX_PROMPT
     frames: int = 1
+    most_frames: Callable[[PipelineFolder], int] = lambda _: MAX_FRAMES
     frame_step: Callable[[PipelineFolder], int] = lambda _: 1
     fps: float = 24.0
     guidance: str = "guidance_scale"
@@ -110,11 +112,19 @@ def _wan_step(folder: PipelineFolder) -> int:
     return lcm(16, folder.video_scale * int(patch[1]))
 
 
-def _wan_longest(folder: PipelineFolder) -> int:
-    """The positions of its rotary embedding: it has a table of this length, one for a patch of latents."""
+def _wan_latents(folder: PipelineFolder, axis: int) -> int:
+    """The most latents of an axis (0: time): its rotary embedding has a position for each patch of them."""
     transformer = folder.config("transformer")
-    patch = int(transformer.get("patch_size", (1, 2, 2))[1])
-    return min(MAX_SIDE, int(transformer.get("rope_max_seq_len") or 1024) * patch * folder.video_scale)
+    patch = int(transformer.get("patch_size", (1, 2, 2))[axis])
+    return int(transformer.get("rope_max_seq_len") or 1024) * patch
+
+
+def _wan_longest(folder: PipelineFolder) -> int:
+    return min(MAX_SIDE, _wan_latents(folder, 1) * folder.video_scale)
+
+
+def _wan_most_frames(folder: PipelineFolder) -> int:
+    return min(MAX_FRAMES, (_wan_latents(folder, 0) - 1) * _wan_frame_step(folder) + 1)
 
 
 def _wan_size(folder: PipelineFolder) -> tuple[int, int]:
@@ -147,6 +157,7 @@ def _wan(**changes: Any) -> PipelineClass:
         longest_side=_wan_longest,
         size=_wan_size,
         frames=81,
+        most_frames=_wan_most_frames,
         frame_step=_wan_frame_step,
         takes=_USUAL | {"guidance_scale_2"},
         **changes,

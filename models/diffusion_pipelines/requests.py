@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 import numpy.typing as npt
 
-from models.diffusion_pipelines.classes import IMAGE, MAX_FRAMES, USUAL_PROMPT, VIDEO, PipelineClass, class_of
+from models.diffusion_pipelines.classes import IMAGE, USUAL_PROMPT, VIDEO, PipelineClass, class_of
 from models.diffusion_pipelines.folder import PipelineFolder
 from models.diffusion_pipelines.options import CosmosOptions, ImageOptions, VideoOptions
 from models.options import InvalidOptionError
@@ -183,7 +183,8 @@ def _frames(kind: PipelineClass, folder: PipelineFolder, options: ImageOptions, 
     if not isinstance(options, VideoOptions):
         return kind.frames
     step = kind.frame_step(folder)
-    most = MAX_FRAMES - (MAX_FRAMES - 1) % step
+    most = kind.most_frames(folder)
+    most -= (most - 1) % step
     if options.num_frames is not None and options.seconds is not None:
         raise InvalidOptionError(
             "seconds", "seconds: expected a length in seconds, or num_frames; found both"
@@ -200,7 +201,7 @@ def _frames(kind: PipelineClass, folder: PipelineFolder, options: ImageOptions, 
         plus = 1 if step > 1 else 0
         _check_multiple("num_frames", options.num_frames, step=step, least=1, most=most, plus=plus)
         return options.num_frames
-    return kind.frames
+    return min(kind.frames, most)
 
 
 def _guidance(kind: PipelineClass, options: ImageOptions) -> dict[str, Any]:

@@ -193,6 +193,13 @@ def test_wan_is_asked_for_no_more_positions_than_it_has(tmp_path: Path) -> None:
     assert (made.width, made.height) == (1024, 704)
     with pytest.raises(InvalidOptionError, match=r"width: .* to 1024, found 1056; the nearest is 1024"):
         call(folder, width=1056)
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"rope_max_seq_len": 9}))
+    assert call(folder).frames == 33
+    for frames in (37, 1025):
+        with pytest.raises(InvalidOptionError, match=r"from 1 to 33, found .*; the nearest is 33"):
+            call(folder, num_frames=frames)
+    with pytest.raises(InvalidOptionError, match=r"seconds: expected at most 1\.375, 33 frames"):
+        call(folder, seconds=3)
 
 
 def test_a_changed_image_has_the_size_of_its_input(tmp_path: Path) -> None:
