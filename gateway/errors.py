@@ -152,11 +152,15 @@ def raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
 
-def of_failure(failure: Failure, places: Mapping[str, Sequence[str]] = MappingProxyType({})) -> HttpError:
+def of_failure(
+    failure: Failure,
+    places: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    option_fields: Mapping[str, str] = MappingProxyType({}),
+) -> HttpError:
     """The response for a failure on the log.
 
     A failure names a medium or a text by its index, `files[1]` or `texts[3]`; `places` are their places in
-    the body.
+    the body. It names an option of the family; `option_fields` are the fields that became options.
     """
     status = _STATUSES.get(failure.code, _http_status(failure.status))
     message, param = in_openais_words(failure.code, failure.message), failure.param
@@ -165,6 +169,8 @@ def of_failure(failure: Failure, places: Mapping[str, Sequence[str]] = MappingPr
     if named is not None and int(named[2]) < len(known):
         param = known[int(named[2])]
         message = f"{message[: named.start()]}{param}{message[named.end() :]}"
+    elif param is not None and (field := option_fields.get(param)) is not None:
+        message, param = f"{field} ({param}): {message.removeprefix(f'{param}: ')}", field
     return HttpError(
         status=status, code=failure.code, message=message, param=param, retry_after_s=failure.retry_after_s
     )

@@ -90,7 +90,11 @@ def _answer(
         return ImagesDocument(recorded.created_s, len(requests), links)
 
     group = RequestGroup(
-        route=route, requests=requests, n=len(requests), media_places=[one.where for one in images]
+        route=route,
+        requests=requests,
+        n=len(requests),
+        media_places=[one.where for one in images],
+        option_fields=body.option_fields,
     )
     return AnswerResponse(gateway, group, make_format)
 

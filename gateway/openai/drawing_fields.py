@@ -15,7 +15,7 @@ from gateway import request_limits
 from gateway.errors import InvalidParamError
 from gateway.http.bodies import converted, params_of
 from gateway.openai.known_fields import check_fields
-from gateway.openai.option_fields import merged_options
+from gateway.openai.option_fields import merged_options, option_fields
 from gateway.openai.requests import with_options
 from gateway.requests.parsed_request import DeliveryFields
 from gateway.served_model import ServedModel
@@ -93,6 +93,11 @@ class DrawingFields(DeliveryFields, frozen=True, kw_only=True):
     def openai_options(self) -> dict[str, dict[str, Any]]:
         """The options that the route's own fields become, by the field's name."""
         return {"size": size_options(self.size)}
+
+    @property
+    def option_fields(self) -> dict[str, str]:
+        """The fields that become options of other names, by the option."""
+        return option_fields(self.openai_options())
 
 
 _D = TypeVar("_D", bound=DrawingFields)

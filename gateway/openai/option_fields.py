@@ -38,6 +38,11 @@ def merged_options(
     return found
 
 
+def option_fields(fields: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """By option, the field of another name that it comes from; `fields` as of `merged_options`."""
+    return {name: field for field, becomes in fields.items() for name in becomes if name != field}
+
+
 def _check(
     served: ServedModel, field: str, name: str, value: object, found: Mapping[str, Any], asked: object
 ) -> None:

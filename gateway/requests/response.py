@@ -14,9 +14,9 @@ longer than this client waits.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from starlette.responses import Response
@@ -32,7 +32,7 @@ from gateway.requests.service import Gateway
 from gateway.requests.submission import SubmissionRecord
 from gateway.requests.usage import UsageTally
 from shared import faults
-from shared.events import OutputChunk, Usage
+from shared.events import Failure, OutputChunk, Usage
 
 _LOGGER: Final = logging.getLogger(__name__)
 DISCONNECTED: Final = "client_disconnected"
@@ -120,6 +120,7 @@ class RequestGroup:
         n: the number of choices for each prompt.
         media_places: the places of the requests' media in the body, for errors.
         text_places: for each request, those of its texts; `query_places` are those of their queries.
+        option_fields: the fields of the body that became options of another name, by the option.
     """
 
     route: str
@@ -128,11 +129,13 @@ class RequestGroup:
     media_places: Sequence[str] = ()
     text_places: Sequence[Sequence[str]] = ()
     query_places: Sequence[str] = ()
+    option_fields: Mapping[str, str] = field(default_factory=dict)
 
-    def places(self, choice: int) -> dict[str, Sequence[str]]:
-        """The places in the body of what a failure of one request names by its index."""
+    def error(self, choice: int, failure: Failure) -> HttpError:
+        """The error for the failure of one request, in the words of the body."""
         texts = self.text_places[choice] if choice < len(self.text_places) else ()
-        return {"files": self.media_places, "texts": texts, "queries": self.query_places}
+        places = {"files": self.media_places, "texts": texts, "queries": self.query_places}
+        return errors.of_failure(failure, places, self.option_fields)
 
     @property
     def request_id(self) -> str:
@@ -234,7 +237,7 @@ class AnswerResponse(Response):
                     self._choices.on_attached = lambda: limit.reschedule(begun_s + limit_s)
                 async for choice, item in items:
                     if isinstance(item, Failed):
-                        error = errors.of_failure(item.failure, self._group.places(choice))
+                        error = self._group.error(choice, item.failure)
                         if error.status != _UNAVAILABLE:  # which ends this gateway's answer alone
                             self._choices.release(f"another choice of the same answer failed: {error.code}")
                         return error

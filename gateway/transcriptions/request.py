@@ -13,7 +13,7 @@ from gateway import request_limits
 from gateway.errors import InvalidParamError, NotSupportedError
 from gateway.http.bodies import converted, params_of
 from gateway.openai.known_fields import check_fields
-from gateway.openai.option_fields import merged_options
+from gateway.openai.option_fields import merged_options, option_fields
 from gateway.openai.requests import with_options
 from gateway.requests.parsed_request import ModelRequest
 from gateway.served_model import ServedModel
@@ -24,6 +24,10 @@ from shared.events import Inputs, Params
 TEXT: Final = "text"
 TRANSCRIPT: Final = "transcript"
 """The output modality with segments, times and language (ADR 56)."""
+TIMESTAMPS: Final = "timestamps"
+"""The option with the times to find."""
+_WITH_TIMES: Final = frozenset({"srt", "verbose_json", "vtt"})
+"""Formats that state the times of segments."""
 MAX_CHARS: Final = 32_000
 Granularity = Literal["segment", "word"]
 _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
@@ -69,13 +73,21 @@ class TranslationRequest(ModelRequest, frozen=True, kw_only=True):
         """
         self.check_delivery()
         fields = {**self.openai_options(), "task": {"task": self.task}}
-        params = params_of(self, options=merged_options(served, self.options, fields, self))
+        found = merged_options(served, self.options, fields, self)
+        if self.response_format in _WITH_TIMES and TIMESTAMPS in options.names(served.options):
+            found.setdefault(TIMESTAMPS, ["segment"])
+        params = params_of(self, options=found)
         request_limits.check_params(params, settings)
         return params
 
     def openai_options(self) -> dict[str, dict[str, Any]]:
         """The options that the route's own fields become, by the field's name."""
         return {} if self.prompt is None else {"prompt": {"prompt": self.prompt}}
+
+    @property
+    def option_fields(self) -> dict[str, str]:
+        """The fields that become options of other names, by the option."""
+        return option_fields(self.openai_options())
 
 
 class TranscriptionRequest(TranslationRequest, frozen=True, kw_only=True):
@@ -94,7 +106,7 @@ class TranscriptionRequest(TranslationRequest, frozen=True, kw_only=True):
         if self.language is not None:
             found["language"] = {"language": self.language}
         if self.timestamp_granularities:
-            found["timestamp_granularities"] = {"timestamps": sorted(set(self.timestamp_granularities))}
+            found["timestamp_granularities"] = {TIMESTAMPS: sorted(set(self.timestamp_granularities))}
         return found
 
 

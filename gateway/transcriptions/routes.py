@@ -76,7 +76,9 @@ def _answer(
         answer_format = TranscriptFile(
             body.response_format, body.task, with_segments="segment" in lists, with_words="word" in lists
         )
-    group = RequestGroup(route=route, requests=[parsed], media_places=[FILE])
+    group = RequestGroup(
+        route=route, requests=[parsed], media_places=[FILE], option_fields=body.option_fields
+    )
     return AnswerResponse(gateway, group, lambda _: answer_format)
 
 

@@ -11,6 +11,7 @@ A job needs no reader: it runs until it is complete, fails, or is deleted. It be
 asked for it: for other keys it does not exist.
 """
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
@@ -79,7 +80,7 @@ def _add_new_jobs(router: APIRouter, gateway: Gateway) -> None:
         await _submit(gateway, parsed)
         job = await _jobs_of(gateway, request).one(parsed.request_id)
         if job.failure is not None and job.failure.status < _SERVER_ERRORS:
-            return _refused(job.failure, found)
+            return _refused(job.failure, found, body.option_fields)
         return job.document(gateway.log_max_age_s)
 
 
@@ -133,7 +134,13 @@ def _add_generations(router: APIRouter, gateway: Gateway) -> None:
             return VideosDocument(recorded.created_s, len(requests), form, links, body.fps)
 
         places = [one.where for one in media]
-        group = RequestGroup(route=GENERATIONS, requests=requests, n=len(requests), media_places=places)
+        group = RequestGroup(
+            route=GENERATIONS,
+            requests=requests,
+            n=len(requests),
+            media_places=places,
+            option_fields=body.option_fields,
+        )
         return AnswerResponse(gateway, group, make_format)
 
 
@@ -174,10 +181,10 @@ async def _submit(gateway: Gateway, request: ParsedRequest) -> None:
     await wait_until_accepted(gateway, request.request_id)
 
 
-def _refused(failure: Failure, body: VideoBody) -> Response:
+def _refused(failure: Failure, body: VideoBody, option_fields: Mapping[str, str]) -> Response:
     """The answer to a job that was refused at once."""
     places = {"files": [one.where for one in body.media]}
-    return ErrorResponse(errors.of_failure(failure, places))
+    return ErrorResponse(errors.of_failure(failure, places, option_fields))
 
 
 def _limit(limit: int) -> int:

@@ -278,6 +278,20 @@ async def test_a_failure_ends_a_stream_with_an_error() -> None:
     assert last["error"]["code"] == "worker_lost"
 
 
+async def test_a_size_that_the_model_refuses_is_an_error_of_the_field() -> None:
+    async def refuse(performance: Performance) -> None:
+        message = "width: expected a multiple of 32, found 48; the nearest is 64"
+        performance.reject(Failure(code="invalid_value", message=message, status=400, param="width"))
+
+    async with deployment(refuse, served=PAINTER) as world:
+        by_size = await world.client.post(GENERATIONS, json=ASKED | {"size": "48x48"})
+        by_option = await world.client.post(GENERATIONS, json={**ASKED, "size": None, "width": 48})
+
+    assert by_size.json()["error"]["param"] == "size"
+    assert by_size.json()["error"]["message"].startswith("size (width): expected a multiple of 32")
+    assert by_option.json()["error"]["param"] == "width"
+
+
 # ---- chats ---------------------------------------------------------------------------------------------
 
 QUESTION: Final = {"model": "demo", "messages": [{"role": "user", "content": "Draw."}]}

@@ -212,19 +212,22 @@ async def test_a_deletion_cancels_a_job_that_runs() -> None:
 
 async def test_a_job_that_is_refused_at_once_is_that_error_and_one_that_fails_says_why() -> None:
     async def refuse(performance: Performance) -> None:
-        performance.reject(Failure(code="invalid_value", message="size: nearest 64x64", status=400))
+        message = "height: the nearest is 64"
+        performance.reject(Failure(code="invalid_value", message=message, status=400, param="height"))
 
     async def fail(performance: Performance) -> None:
         advise(performance, 1)
         performance.fail(Failure(code="worker_lost", message="the worker was lost", status=503))
 
     async with filming(refuse) as world:
-        refused = await world.client.post(VIDEOS, json=ASKED)
+        refused = await world.client.post(VIDEOS, json=ASKED | {"size": "720x1280"})
     async with filming(fail) as world:
         job = await completed(world)
         content = await world.client.get(f"{VIDEOS}/{job['id']}/content")
 
-    assert (refused.status_code, refused.json()["error"]["message"]) == (400, "size: nearest 64x64")
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, "size")
+    assert error["message"] == "size (height): the nearest is 64"
     assert (job["status"], job["error"]) == (
         "failed", {"code": "worker_lost", "message": "the worker was lost"},
     )  # fmt: skip
