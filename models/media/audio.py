@@ -10,8 +10,8 @@ from av.audio.resampler import AudioResampler
 
 from models.media.complete_sound import check_complete
 from models.media.containers import av_reported, check_codec, open_container
-from models.media.kinds import MediaLimits, MediaTooLargeError, UnsupportedMediaError
-from models.media.waveforms import Samples, check_rate, join
+from models.media.kinds import MediaError, MediaLimits, MediaTooLargeError, UnsupportedMediaError
+from models.media.waveforms import Samples, check_rate, check_samples, join
 
 CODECS: Final = frozenset(
     {"aac", "mp3", "mp3float", "mp2", "mp2float", "flac", "opus", "libopus", "vorbis", "libvorbis", "alac"}
@@ -36,10 +36,13 @@ def audio_blocks(file: BinaryIO, rate: int, limits: MediaLimits) -> Iterator[Sam
     with open_sound(file, rate, limits) as (container, stream):
         for block in _joined(_resampled(container, stream, rate), rate):
             count += len(block)
+            check_samples(block)
             _check_seconds(count / rate, limits)
             yield block
         stated_s = _stated_seconds(container, stream)
         check_complete(file, container, stream, stated_s=stated_s, seconds=count / rate)
+    if not count:
+        raise MediaError("expected audio with samples, found none")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import msgspec
 
 from models.base import CpuResult, MediaReader
 from models.decoder_lm.processing import TextFiles
-from models.media.kinds import MediaTooLargeError, UnsupportedMediaError
+from models.media.kinds import MediaError, MediaTooLargeError, UnsupportedMediaError
 from models.omni.films import FilmTokens, apart, parts_of_films
 from models.omni.options import OmniOptions
 from models.omni.prepared import AUDIO
@@ -94,19 +94,19 @@ class OmniAdapter(GridAdapter):
         """The rows of so many samples of a medium.
 
         Raises:
-            MediaTooLargeError: they are too many, or none.
+            MediaError: they are too many, or none.
         """
         hearing, rows = self._hearing, self._hearing.rows(samples)
-        error: MediaTooLargeError | None = None
+        error: MediaError | None = None
         if hearing.most is not None and samples > hearing.most:
             error = MediaTooLargeError(
                 f"audio of {samples / hearing.rate:.2f} s, expected at most {hearing.most / hearing.rate:g} "
                 "s: send a part of it"
             )
         elif not 0 < rows <= self._max_rows:
-            error = MediaTooLargeError(
+            error = (MediaTooLargeError if rows else MediaError)(
                 f"audio of {samples / hearing.rate:.2f} s makes {rows} tokens, expected from 1 to "
-                f"{self._max_rows}: send a part of it"
+                f"{self._max_rows}: send {'a part of it' if rows else 'a longer one'}"
             )
         if error is not None:
             error.digest = medium.digest

@@ -42,7 +42,9 @@ class Hearing:
         self._fills_up: Final = fills_up
 
     def rows(self, samples: int) -> int:
-        """The rows of so many samples."""
+        """The rows of so many samples; 0 if they are too few for a frame, which is mirrored at its ends."""
+        if not self._fills_up and samples <= self._extractor.n_fft // 2:
+            return 0
         return self._rows_of(self._frames(samples))
 
     def spectrogram(self, samples: "npt.NDArray[np.float32]") -> "npt.NDArray[np.float32]":

@@ -9,7 +9,7 @@ import numpy as np
 
 from models.base import CpuResult, MediaReader, TextlessProcessing
 from models.checkpoints.files import CheckpointError
-from models.media.kinds import MediaError
+from models.options import InvalidOptionError
 from models.speech_to_text.extractors import read_extractor
 from models.speech_to_text.mel import RATE, LoudestFrame, MelSettings, window_features
 from models.speech_to_text.node_io import array_of, inline, medium_of
@@ -21,7 +21,7 @@ from models.whisper.languages import Languages
 from models.whisper.segments import STRIDE
 from models.whisper.settings import WhisperSettings
 from models.whisper.window_text import WindowText, WindowTokens
-from shared.errors import BugError, ClientError
+from shared.errors import BugError
 from shared.tensors import Handle
 
 if TYPE_CHECKING:
@@ -84,16 +84,14 @@ class WhisperProcessing(TextlessProcessing):
         options = msgspec.convert(args["options"], SpeechOptions)
         language = self._languages.token_of(options)
         if "word" in options.timestamps and not self._settings.alignment_heads:
-            raise ClientError(
+            raise InvalidOptionError(
+                "timestamps",
                 "timestamps: this checkpoint has no alignment_heads in generation_config.json, which times "
                 "of words need; ask for times of segments",
-                code="not_supported",
             )
         prompt_ids = self._prompt_ids(options.prompt)
         loudest = LoudestFrame(settings=self._mel)
         self._media.audio_blocks(medium_of(args), rate=RATE, take=loudest.add)
-        if not loudest.samples:
-            raise MediaError("expected a file with sound, found one without a sample")
         largest = loudest.finish()
         is_long = loudest.samples > self._mel.samples
         heard = Heard(
@@ -111,10 +109,12 @@ class WhisperProcessing(TextlessProcessing):
         if not prompt.strip():
             return []
         if self._settings.previous is None:
-            raise ClientError("prompt: this model takes none", code="not_supported")
+            raise InvalidOptionError("prompt", "prompt: this model takes none; leave it out")
         ids = self._prompts.encode(f" {prompt.strip()}", add_special_tokens=False, what="prompt")
         if any(token >= self._settings.end for token in ids):
-            raise ClientError("prompt: expected a text without special tokens such as <|endoftext|>")
+            raise InvalidOptionError(
+                "prompt", "prompt: expected a text without special tokens such as <|endoftext|>"
+            )
         return [self._settings.previous, *ids[-self._settings.longest_prompt :]]
 
     def _window(self, args: Mapping[str, Any]) -> CpuResult:

@@ -84,7 +84,7 @@ class WindowText:
             has_times: the tokens have times.
             has_words: times of words are wanted.
         """
-        parts, moved = self._parts()
+        parts, moved = self._parts(has_times=has_times)
         following = self.seek + moved
         code = self.settings.language_of(self.tokens.language)
         times = self._times() if has_words and parts else None
@@ -102,12 +102,12 @@ class WindowText:
             final=following >= total,
         )
 
-    def _parts(self) -> tuple[list[Part], int]:
+    def _parts(self, *, has_times: bool) -> tuple[list[Part], int]:
         if self.tokens.is_silent:
             return [], self.frames
-        return parts_of(
-            self.tokens.tokens, first_time=self.settings.first_time, seek=self.seek, frames=self.frames
-        )
+        # Without times nothing keeps a model from writing tokens of times, in any order: they mean nothing.
+        first_time = self.settings.first_time if has_times else self.settings.vocab_size
+        return parts_of(self.tokens.tokens, first_time=first_time, seek=self.seek, frames=self.frames)
 
     def _times(self) -> list[float]:
         """The seconds of each token, from the beginning of the window."""

@@ -44,7 +44,7 @@ REFUSED: Final[dict[str, tuple[dict[str, Any], bytes]]] = {
     "unknown_language": ({"language": "klingon"}, wav(SOUNDS["short"])),
     "invalid_media": ({}, wav(SOUNDS["longer"])[:60_000]),
     "media_too_large": ({}, wav(sound(31.0))),
-    "invalid_request": ({"prompt": "<|endoftext|> over"}, wav(SOUNDS["short"])),
+    "invalid_value": ({"prompt": "<|endoftext|> over"}, wav(SOUNDS["short"])),
 }
 
 

@@ -10,9 +10,12 @@ import pytest
 from models.checkpoints.files import CheckpointError
 from models.media.in_process import InProcessReader
 from models.media.kinds import MediaError
+from models.text.tokenizer import load_tokenizer
 from models.whisper.graph import Heard, remarks
+from models.whisper.languages import Languages
 from models.whisper.processing import WhisperProcessing, load
 from models.whisper.settings import WhisperSettings
+from models.whisper.window_text import WindowText, WindowTokens
 from shared.errors import ClientError
 from shared.events import Inputs, Media
 from tests.models.whisper.served import wav
@@ -43,7 +46,7 @@ def english(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ({"language": "klingon"}, "unknown_language", "klingon"),
         ({"language": "it"}, "unknown_language", "de, en, es, fr, ja, zh"),
-        ({"prompt": "a <|nospeech|> b"}, "invalid_request", "special tokens"),
+        ({"prompt": "a <|nospeech|> b"}, "invalid_value", "special tokens"),
     ],
 )
 def test_options_are_refused_before_the_file_is_decoded(
@@ -52,6 +55,34 @@ def test_options_are_refused_before_the_file_is_decoded(
     with pytest.raises(ClientError, match=named) as refused:
         listen(tiny.tiny_whisper(), **options)
     assert refused.value.code == code
+
+
+def test_a_window_without_times_is_one_segment_whatever_tokens_it_has() -> None:
+    settings = WhisperSettings.read(tiny.tiny_whisper())
+    first = settings.first_time
+    tokens = WindowTokens(
+        tokens=[5, first + 3, first + 1, 6, first + 9, first + 9],
+        logprobs=[0.0] * 6,
+        attention=np.zeros(0, np.float32),
+        avg_logprob=0.0,
+        compression_ratio=1.0,
+        no_speech_prob=0.0,
+        temperature=0.0,
+        is_silent=False,
+        language=-1,
+    )
+    text = WindowText(
+        settings=settings,
+        tokenizer=load_tokenizer(tiny.tiny_whisper())[0],
+        languages=Languages(settings),
+        tokens=tokens,
+        seek=0,
+        frames=200,
+        sounding=150,
+        first_segment=0,
+    )
+    found = text.transcript(duration=1.5, total=200, has_times=False, has_words=False)
+    assert [(one.start, one.end, one.tokens) for one in found.segments] == [(0.0, 1.5, tokens.tokens)]
 
 
 @pytest.mark.parametrize("file", [b"no sound", b"", wav(np.zeros(0, np.float32))])
