@@ -17,6 +17,8 @@ VIDEO: Final = "video"
 AUDIO: Final = "audio"
 MODALITIES: Final = (IMAGE, VIDEO, AUDIO, "tensor")
 _ANIMATIONS: Final = frozenset({"image/gif", "image/webp", "image/avif"})
+_ANY: Final = "an image, audio, a video or tensors"
+_EXPECTED: Final = {IMAGE: "an image", VIDEO: "a video", AUDIO: "audio, or a video with audio"}
 _NAMES: Final = (
     (b"%pdf", "a PDF document"),
     (b"\x1f\x8b", "gzip data"),
@@ -40,13 +42,14 @@ class ContentKind:
     modalities: tuple[str, ...]
 
 
-def kind_of(where: str, head: bytes, *, declared: str = "") -> ContentKind:
+def kind_of(where: str, head: bytes, *, declared: str = "", modality: str = "") -> ContentKind:
     """Return the type of the content that begins with `head`.
 
     Args:
         where: the place of the content in the request, for errors.
         head: the first `HEAD_BYTES` bytes; fewer only of shorter content.
         declared: the MIME type that the client declares; empty if it declares none.
+        modality: what the content is to be, for the error of an unknown type; empty: any.
 
     Raises:
         InvalidParamError: the type is unknown, or of another modality than the declared one.
@@ -55,12 +58,12 @@ def kind_of(where: str, head: bytes, *, declared: str = "") -> ContentKind:
     if found is None:
         raise InvalidParamError(
             where,
-            f"{where}: expected an image, audio, a video or tensors, found {_described(head)}",
+            f"{where}: expected {_EXPECTED.get(modality, _ANY)}, found {_described(head)}",
             code="unsupported_media",
         )
     kind = ContentKind(found.content_type, _modalities(found.content_type, found.modality))
-    modality = declared.partition("/")[0]
-    if modality in (IMAGE, VIDEO, AUDIO, "text") and modality not in kind.modalities:
+    said = declared.partition("/")[0]
+    if said in (IMAGE, VIDEO, AUDIO, "text") and said not in kind.modalities:
         raise mismatch(where, f"{declared[:80]} as declared", kind)
     return kind
 

@@ -177,7 +177,7 @@ class MediaIntake:
             InvalidParamError: it is too large, of an unknown type, or of another type than declared.
         """
         self._check_size(source.where, content.size)
-        kind = kind_of(source.where, content.head, declared=source.declared)
+        kind = kind_of(source.where, content.head, declared=source.declared, modality=source.modality)
         return Media(
             modality=source.modality or kind.modalities[0],
             digest=content.digest,
@@ -189,7 +189,7 @@ class MediaIntake:
     def _medium(self, source: MediaSource, digest: str, size: int, head: bytes) -> Media:
         """The medium as the model takes it."""
         self._check_size(source.where, size)
-        kind = kind_of(source.where, head, declared=source.declared)
+        kind = kind_of(source.where, head, declared=source.declared, modality=source.modality)
         modality = self._modality(source, kind)
         return Media(
             modality=modality, digest=digest, size=size, content_type=kind.content_type, name=source.name

@@ -108,6 +108,8 @@ def parse(body: dict[str, Any], served: ServedModel) -> SpeechRequest:
         raise NoSpeechError(
             f"the model {served.name!r} does not speak: its outputs are {', '.join(served.outputs)}"
         )
+    if not request.input.strip():
+        raise InvalidParamError("input", "input: expected a text with a word, found only spaces")
     if request.response_format not in FORMATS:
         found = described(request.response_format)
         raise InvalidParamError(

@@ -125,7 +125,9 @@ class TranscriptFile(DocumentFormat):
         }
         if self.with_words:
             words = (word for one in heard.segments for word in one.get("words", ()))
-            found["words"] = [{name: word[name] for name in ("word", "start", "end")} for word in words]
+            found["words"] = [
+                {"word": one["word"].strip(), "start": one["start"], "end": one["end"]} for one in words
+            ]
         if self.with_segments:
             found["segments"] = [{name: one[name] for name in _SEGMENT} for one in heard.segments]
         return {**found, "usage": heard.usage}

@@ -189,6 +189,7 @@ async def test_openais_own_client_hears_it() -> None:
         ({"response_format": "midi"}, "response_format", "expected one of mp3, opus, aac, flac, wav, pcm"),
         ({"input": ""}, "input", "input: expected"),
         ({"input": None}, "input", "input: expected"),
+        ({"input": " \n"}, "input", "input: expected a text with a word"),
         ({"input": "a" * 4097}, "input", "input: expected"),
         ({"speed": 2.0}, "speed", "speed: 2.0 is not supported yet"),
         ({"instructions": "whisper"}, "instructions", "instructions: 'whisper' is not supported yet"),

@@ -132,6 +132,33 @@ async def test_fields_become_options() -> None:
     assert (event.params.seed, event.params.temperature) == (3, 0.5)
 
 
+@pytest.mark.parametrize("route", [TRANSCRIPTIONS, TRANSLATIONS])
+@pytest.mark.parametrize("form", ["srt", "vtt", "verbose_json"])
+async def test_a_format_that_states_times_asks_the_model_for_them(route: str, form: str) -> None:
+    _, [event] = await asked(route, {"response_format": form})
+    assert event.params.options["timestamps"] == ["segment"]
+    _, [event] = await asked(route, {"response_format": form, "options": '{"timestamps": []}'})
+    assert event.params.options["timestamps"] == []
+
+
+async def test_an_option_that_the_model_refuses_is_an_error_of_its_field() -> None:
+    async def refuse(performance: Performance) -> None:
+        failure = Failure(code="invalid_value", message="timestamps: none", status=400, param="timestamps")
+        performance.reject(failure)
+
+    fields = {"response_format": "verbose_json", "timestamp_granularities[]": ["word"]}
+    error = (await asked(fields=fields, script=refuse))[0].json()["error"]
+    assert error["param"] == "timestamp_granularities"
+    assert error["message"] == "timestamp_granularities (timestamps): none"
+
+
+async def test_a_file_of_no_known_format_is_expected_to_be_audio() -> None:
+    response, _ = await asked(files={"file": ("a.wav", b"Dear Sir,", "audio/wav")})
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == ("file", "unsupported_media")
+    assert error["message"] == "file: expected audio, or a video with audio, found text"
+
+
 async def test_a_translation_is_another_task() -> None:
     response, [event] = await asked(TRANSLATIONS, {"response_format": "verbose_json"})
     assert response.json()["task"] == event.params.options["task"] == "translate"
@@ -179,8 +206,8 @@ async def test_a_verbose_answer_lists_what_was_asked_for(granularities: list[str
     assert body.keys() == {"task", "language", "duration", "text", "usage"} | lists
     assert (body["task"], body["language"], body["duration"]) == ("transcribe", "german", 41.5)
     if "words" in lists:
-        assert [word["word"] for word in body["words"]] == [" Guten", " Morgen,", " Herr Doktor."]
-        assert body["words"][2] == {"word": " Herr Doktor.", "start": 30.0, "end": 31.0}
+        assert [word["word"] for word in body["words"]] == ["Guten", "Morgen,", "Herr Doktor."]
+        assert body["words"][2] == {"word": "Herr Doktor.", "start": 30.0, "end": 31.0}
     if "segments" in lists:
         assert [one["id"] for one in body["segments"]] == [0, 1]
         assert body["segments"][1]["seek"] == 3000
@@ -261,7 +288,7 @@ async def test_what_cannot_be_done_is_refused_before_anything_is_computed(
     ("files", "code", "message"),
     [
         ({}, "missing_required_parameter", "file: expected one audio file, found none"),
-        ({"file": ("a.txt", b"hello", "text/plain")}, "unsupported_media", "file: expected an image, audio"),
+        ({"file": ("a.txt", b"hello", "text/plain")}, "unsupported_media", "file: expected audio"),
         ({"file": ("a.wav", b"", "audio/wav")}, "", "file"),
         (
             [("file", ("a.wav", sound())), ("file", ("b.wav", sound()))],
