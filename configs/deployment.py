@@ -325,8 +325,8 @@ class DeploymentConfig(
             of video), `vjepa2_ac` (what a robot's actions lead to); `pi0` or `pi05` (actions of robots);
             `bagel` (texts and images, in and out); `image_pipeline`, `video_pipeline`, `wan22`, `cosmos3`,
             `whole_pipeline` or `whole_video_pipeline` (images and videos by diffusers); `whisper`,
-            `moonshine`, `cohere_asr` or `parakeet` (speech to text); `qwen3_omni` or `qwen2_5_omni` (texts,
-            media and speech); or `orpheus`, `csm` or `qwen3_tts` (text to speech).
+            `moonshine`, `cohere_asr`, `qwen3_asr` or `parakeet` (speech to text); `qwen3_omni` or
+            `qwen2_5_omni` (texts, media and speech); or `orpheus`, `csm` or `qwen3_tts` (text to speech).
         checkpoint: a folder in Hugging Face format with safetensors; relative to the YAML file. Default: the
             family's usual repository in the local cache of the Hugging Face hub.
         max_seq_len: the most tokens of one sequence, prompt and answer together.

@@ -42,8 +42,8 @@ class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
             `combine_cfg` (optional); pipelines of diffusers have `prepare`, `text_encoder`, `denoiser` (`dit`
             in `wan22` and `cosmos3`, which has no `text_encoder`), `vae_decoder`, `encode_output` and, for
             videos, `next_frame`, or `pipeline` in place of the middle ones (`whole_pipeline`,
-            `whole_video_pipeline`); `whisper`, `moonshine` and `cohere_asr` have `listen`, `window`,
-            `encoder`, `decoder`, `transcript` and `reader`, `parakeet` the same without `decoder`;
+            `whole_video_pipeline`); `whisper`, `moonshine`, `cohere_asr` and `qwen3_asr` have `listen`,
+            `window`, `encoder`, `decoder`, `transcript` and `reader`, `parakeet` the same without `decoder`;
             `qwen3_omni` and `qwen2_5_omni` have `prepare`, `vision_encoder`, `audio_encoder`, `Thinker`,
             `Talker` and `Code2Wav`; `orpheus` has `prepare`, `LLM` and `snac_decoder`, `csm` has `prepare`,
             `LLM` and `codec_decoder`, `qwen3_tts` has `prepare`, `Talker` and `Codec`.

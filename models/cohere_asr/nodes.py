@@ -49,7 +49,7 @@ def load(
         return CohereEncoder(model)
     return CohereDecoder(
         model,
-        {PROGRAM_NAME: WriteText("cohere_asr", settings.end)},
+        {PROGRAM_NAME: WriteText("cohere_asr", {settings.end})},
         heads=int(model.config.num_key_value_heads),
         positions=settings.positions,
         max_positions=_longest(settings),

@@ -51,7 +51,7 @@ class CohereProcessing(WindowProcessing):
         self._settings: Final = CohereSettings.read(checkpoint)
         self._extractor, self._max_seq_len = extractor, max_seq_len
         tokenizer, _ = load_tokenizer(checkpoint)
-        super().__init__(tokenizer, self._settings.end, CohereOptions, media)
+        super().__init__(tokenizer, {self._settings.end}, CohereOptions, media)
 
     def listening(self, options: CohereOptions) -> Listening:
         code = self._settings.code_of(options.language)

@@ -52,7 +52,7 @@ def load(
         return MoonshineEncoder(model)
     return decoder_class(
         model,
-        {PROGRAM_NAME: WriteText("moonshine", settings.end)},
+        {PROGRAM_NAME: WriteText("moonshine", {settings.end})},
         heads=int(model.config.num_key_value_heads),
         positions=settings.positions,
         max_positions=settings.longest_sequence,

@@ -53,7 +53,7 @@ class MoonshineProcessing(WindowProcessing):
         self._settings: Final = MoonshineSettings.read(checkpoint)
         self._extractor, self._max_seq_len = extractor, max_seq_len
         tokenizer, _ = load_tokenizer(checkpoint)
-        super().__init__(tokenizer, self._settings.end, MoonshineOptions, media)
+        super().__init__(tokenizer, {self._settings.end}, MoonshineOptions, media)
 
     def listening(self, options: MoonshineOptions) -> Listening:
         longest = self._settings.longest_window(options.tokens_per_second, self._max_seq_len)

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,9 +20,9 @@ class Attempt:
         before: the tokens in front of it.
         temperature: 0 chooses the likeliest token.
         most: the most tokens, those in front included.
-        end: the token that ends the text.
+        ends: the tokens that end the text.
         seed: of the draws of this attempt.
-        tokens: the chosen ones, with the end token.
+        tokens: the chosen ones, with the one that ends the text.
         logprobs: the logarithm of the probability of each of them, at temperature 1.
         no_speech: the probability of no speech.
     """
@@ -31,7 +31,7 @@ class Attempt:
     processors: Any
     temperature: float
     most: int
-    end: int
+    ends: Collection[int]
     seed: int
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -48,12 +48,12 @@ class Attempt:
 
     @property
     def is_over(self) -> bool:
-        return len(self.ids) >= self.most or (bool(self.tokens) and self.tokens[-1] == self.end)
+        return len(self.ids) >= self.most or (bool(self.tokens) and self.tokens[-1] in self.ends)
 
     @property
     def text_tokens(self) -> list[int]:
         """The chosen tokens without the one that ends the text."""
-        return self.tokens[:-1] if self.tokens and self.tokens[-1] == self.end else self.tokens
+        return self.tokens[:-1] if self.tokens and self.tokens[-1] in self.ends else self.tokens
 
     @property
     def avg_logprob(self) -> float:

@@ -5,7 +5,7 @@ A family says how long its windows are, what the encoder takes, and which tokens
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -44,20 +44,28 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True):
     before: list[int]
 
 
+class Spoken(msgspec.Struct, frozen=True, kw_only=True):
+    """The text of a window, and its language by code and by name: empty if the model does not tell."""
+
+    text: str
+    language: str = ""
+    language_name: str = ""
+
+
 class WindowProcessing(TextlessProcessing, ABC):
     """The CPU nodes of one checkpoint.
 
     Args:
         tokenizer: `tokenizers.Tokenizer`.
-        end: the token that ends a text.
+        ends: the tokens that end a text.
         options_type: of the family.
         media: reads the file.
     """
 
     def __init__(
-        self, tokenizer: Any, end: int, options_type: type[WindowOptions], media: MediaReader
+        self, tokenizer: Any, ends: Collection[int], options_type: type[WindowOptions], media: MediaReader
     ) -> None:
-        self._tokenizer, self._end, self._options_type, self._media = tokenizer, end, options_type, media
+        self._tokenizer, self._ends, self._options_type, self._media = tokenizer, ends, options_type, media
 
     @abstractmethod
     def listening(self, options: Any) -> Listening:
@@ -78,6 +86,12 @@ class WindowProcessing(TextlessProcessing, ABC):
     def language(self, options: Any) -> tuple[str, str]:
         """The code and the English name of the spoken language; empty if the model does not tell."""
         return "", ""
+
+    def spoken(self, options: Any, tokens: list[int]) -> Spoken:
+        """What the tokens of a window say."""
+        code, name = self.language(options)
+        text = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        return Spoken(text=text, language=code, language_name=name)
 
     def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
         match node:
@@ -120,8 +134,9 @@ class WindowProcessing(TextlessProcessing, ABC):
     def _transcript(self, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
         first, stop, total = args["first"], args["first"] + args["count"], args["samples"]
         tokens, logprobs = (array_of(inputs[name]).tolist() for name in ("tokens", "logprobs"))
-        tokens = [token for token in tokens if token != self._end]
-        text = self._text(tokens, is_first=not args["segments"])
+        tokens = [token for token in tokens if token not in self._ends]
+        spoken = self.spoken(msgspec.convert(args["options"], self._options_type), tokens)
+        text = _joined(spoken.text.strip(), is_first=not args["segments"])
         segment = Segment(
             id=args["segments"],
             seek=first * 100 // RATE,
@@ -133,10 +148,9 @@ class WindowProcessing(TextlessProcessing, ABC):
             avg_logprob=sum(logprobs) / max(len(logprobs), 1),
             compression_ratio=compression_ratio(text),
         )
-        code, name = self.language(msgspec.convert(args["options"], self._options_type))
         found = Transcript(
-            language=code,
-            language_name=name,
+            language=spoken.language,
+            language_name=spoken.language_name,
             duration=total / RATE,
             seek=first * 100 // RATE,
             next_seek=stop * 100 // RATE,
@@ -148,9 +162,7 @@ class WindowProcessing(TextlessProcessing, ABC):
         outputs = {"text": text.encode(), TRANSCRIPT: found.encoded()}
         return CpuResult(outputs={name: inline(f"{key}/{name}", data) for name, data in outputs.items()})
 
-    def _text(self, tokens: list[int], *, is_first: bool) -> str:
-        """The text of tokens. After another text it begins with a space, in scripts that have them."""
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True).strip()
-        if is_first or not text or _WITHOUT_SPACES.match(text):
-            return text
-        return f" {text}"
+
+def _joined(text: str, *, is_first: bool) -> str:
+    """A text as it follows another one: it begins with a space, in scripts that have them."""
+    return text if is_first or not text or _WITHOUT_SPACES.match(text) else f" {text}"

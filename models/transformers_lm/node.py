@@ -113,6 +113,7 @@ class _BodyOutput(MoeModelOutputWithPast):  # type: ignore[misc] # transformers 
     cross_attentions: None = None
     image_hidden_states: None = None
     video_hidden_states: None = None
+    audio_hidden_states: None = None
     rope_deltas: None = None
     cache_params: None = None
     shared_kv_states: None = None

@@ -133,7 +133,7 @@ class Transcriber:
             processors=processors_of(self.checkpoint.generation, begin=len(before), has_times=args.has_times),
             temperature=args.temperatures[number],
             most=settings.most_tokens(len(before)),
-            end=settings.end,
+            ends={settings.end},
             seed=seed_of(self.seed, "whisper", args.seek, number),
         )
 

@@ -19,7 +19,7 @@ def attempt(
     logprob: float = -0.5, no_speech: float = 0.0, temperature: float = 0.0, seed: int = 1
 ) -> Attempt:
     found = Attempt(
-        before=[0], processors=lambda _, scores: scores, temperature=temperature, most=8, end=9, seed=seed
+        before=[0], processors=lambda _, scores: scores, temperature=temperature, most=8, ends={9}, seed=seed
     )
     found.tokens, found.logprobs, found.no_speech = [3, 9], [logprob, logprob], no_speech
     return found
