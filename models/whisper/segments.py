@@ -6,7 +6,7 @@ again.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 TIME_S: Final = 0.02
@@ -28,6 +28,11 @@ class Part:
     end: float
     first: int
     stop: int
+
+    def within(self, begin: float, end: float) -> "Part":
+        """The segment with its times in this span, in order."""
+        start = min(max(self.start, begin), end)
+        return replace(self, start=start, end=min(max(self.end, start), end))
 
 
 def parts_of(tokens: Sequence[int], *, first_time: int, seek: int, frames: int) -> tuple[list[Part], int]:

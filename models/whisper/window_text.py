@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf
 from typing import Any, Self
 
 import msgspec
@@ -84,12 +83,14 @@ class WindowText:
             has_times: the tokens have times.
             has_words: times of words are wanted.
         """
-        parts, moved = self._parts(has_times=has_times)
+        parts, moved = self._parts()
         following = self.seek + moved
         code = self.settings.language_of(self.tokens.language)
         times = self._times() if has_words and parts else None
-        end = inf if has_times else duration  # a window without times is as long as what sounds in it
-        segments = [self._segment(number, part, code, times, end) for number, part in enumerate(parts)]
+        if not has_times:
+            # Nothing keeps the model from writing times in any order; and a window is as long as its sound.
+            parts = [part.within(self.seek * TIME_S / STRIDE, duration) for part in parts]
+        segments = [self._segment(number, part, code, times) for number, part in enumerate(parts)]
         return Transcript(
             language=code or ("" if self.settings.languages else "en"),
             language_name=self.languages.name_of(code or "en"),
@@ -102,12 +103,12 @@ class WindowText:
             final=following >= total,
         )
 
-    def _parts(self, *, has_times: bool) -> tuple[list[Part], int]:
+    def _parts(self) -> tuple[list[Part], int]:
         if self.tokens.is_silent:
             return [], self.frames
-        # Without times nothing keeps a model from writing tokens of times, in any order: they mean nothing.
-        first_time = self.settings.first_time if has_times else self.settings.vocab_size
-        return parts_of(self.tokens.tokens, first_time=first_time, seek=self.seek, frames=self.frames)
+        return parts_of(
+            self.tokens.tokens, first_time=self.settings.first_time, seek=self.seek, frames=self.frames
+        )
 
     def _times(self) -> list[float]:
         """The seconds of each token, from the beginning of the window."""
@@ -117,13 +118,13 @@ class WindowText:
             self.tokens.attention, frames=self.sounding // STRIDE, width=self.settings.median_width
         )
 
-    def _segment(self, number: int, part: Part, code: str, times: list[float] | None, end: float) -> Segment:
+    def _segment(self, number: int, part: Part, code: str, times: list[float] | None) -> Segment:
         tokens = self.tokens.tokens[part.first : part.stop]
         return Segment(
             id=self.first_segment + number,
             seek=self.seek,
             start=round(part.start, 2),
-            end=round(min(part.end, end), 2),
+            end=round(part.end, 2),
             text=self.text_of(tokens),
             tokens=tokens,
             temperature=self.tokens.temperature,
