@@ -11,7 +11,7 @@ from typing import Any, Final
 from dalsegno.ask.chat import ChatPrompt
 from dalsegno.client import Answer, Client
 from dalsegno.client.request import RequestOptions
-from dalsegno.client.videos import filming
+from dalsegno.client.videos import video_request
 from shared.errors import ClientError
 from shared.ids import is_token
 
@@ -85,7 +85,7 @@ def ask_for_file(
     wanted: RequestOptions = {"output_modalities": (modality,)}
     if form is not None:
         wanted["options"] = {"output_format": form}
-    answer = _answer(prompt, show, report, {**more, **filming(wanted, size, seconds)})
+    answer = _answer(prompt, show, report, {**more, **video_request(wanted, size, seconds)})
     if modality == _AUDIO and answer.audio is not None:
         return answer.audio.save(path)
     media = answer.media.get(modality)

@@ -7,12 +7,12 @@ from urllib.parse import urlsplit
 
 from dalsegno.client.answer import Answer, Ranked, ranked
 from dalsegno.client.http_transport import HttpTransport
-from dalsegno.client.images import drawing, image_of
+from dalsegno.client.images import image_of, image_request
 from dalsegno.client.media import Audio, MediaItem, Medium
 from dalsegno.client.request import ClientRequest, Messages, RequestOptions, client_request
 from dalsegno.client.stream import AsyncStream
 from dalsegno.client.transport import ClientTransport, Health
-from dalsegno.client.videos import filming, video_of
+from dalsegno.client.videos import video_of, video_request
 from models.base import EMBEDDING, SCORE
 from shared.errors import ClientError
 from shared.ids import is_prefix
@@ -97,7 +97,7 @@ class AsyncClient:
         **how: Unpack[RequestOptions],
     ) -> Medium:
         """Return the image that a model draws: a file. `size` is `WIDTHxHEIGHT` in pixels."""
-        stream = self.stream(prompt, request_id=request_id, **drawing(how, size))
+        stream = self.stream(prompt, request_id=request_id, **image_request(how, size))
         return image_of(await stream.read())
 
     async def edit_image(
@@ -127,7 +127,7 @@ class AsyncClient:
 
         `size` is `WIDTHxHEIGHT` in pixels, `seconds` the length; `images` is the one to begin with.
         """
-        stream = self.stream(prompt, request_id=request_id, **filming(how, size, seconds))
+        stream = self.stream(prompt, request_id=request_id, **video_request(how, size, seconds))
         return video_of(await stream.read())
 
     async def embed(

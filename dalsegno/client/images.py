@@ -7,7 +7,7 @@ from shared.errors import ClientError
 from shared.picture_size import sides_of
 
 
-def drawing(how: RequestOptions, size: str | None) -> RequestOptions:
+def image_request(how: RequestOptions, size: str | None) -> RequestOptions:
     """Return the arguments of a request for an image of this size, `WIDTHxHEIGHT` in pixels.
 
     Raises:

@@ -1,13 +1,13 @@
 """Requests for a video: what `generate_video` adds to a request, and what it returns."""
 
 from dalsegno.client.answer import Answer
-from dalsegno.client.images import drawing
+from dalsegno.client.images import image_request
 from dalsegno.client.media import Medium
 from dalsegno.client.request import RequestOptions
 from shared.errors import ClientError
 
 
-def filming(how: RequestOptions, size: str | None, seconds: float | None) -> RequestOptions:
+def video_request(how: RequestOptions, size: str | None, seconds: float | None) -> RequestOptions:
     """Return the arguments of a request for a video of this size, `WIDTHxHEIGHT` in pixels, and length.
 
     Raises:
@@ -17,7 +17,7 @@ def filming(how: RequestOptions, size: str | None, seconds: float | None) -> Req
     wanted.setdefault("output_modalities", ("video",))
     if seconds is not None:
         wanted["options"] = {**how.get("options", {}), "seconds": seconds}
-    return drawing(wanted, size)
+    return image_request(wanted, size)
 
 
 def video_of(answer: Answer) -> Medium:

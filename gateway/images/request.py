@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from msgspec import Meta
 
 from gateway.errors import InvalidParamError
-from gateway.openai.drawing_fields import MAX_CHARS, SERVER_SETTINGS, DrawingFields, aspect_options
+from gateway.openai.generation_fields import MAX_CHARS, SERVER_SETTINGS, GenerationFields, aspect_options
 from gateway.served_model import ServedModel
 from models import options
 from shared.errors import ClientError
@@ -26,7 +26,7 @@ STRENGTH: Final = "strength"
 """The option of models that can start from an image: how much of it may change."""
 
 
-class ImageRequest(DrawingFields, frozen=True, kw_only=True):
+class ImageRequest(GenerationFields, frozen=True, kw_only=True):
     """`POST /v1/images/generations`. `temperature` to `max_tokens` are ours: some models think in writing."""
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = _NEUTRAL

@@ -12,7 +12,7 @@ from gateway.images.uploads import open_edit
 from gateway.media.file_links import FileLinks
 from gateway.media.intake import MediaIntake
 from gateway.media.sources import MediaSource
-from gateway.openai.drawing_fields import parse
+from gateway.openai.generation_fields import parse
 from gateway.requests.choices import split
 from gateway.requests.parsed_request import ParsedRequest, parsed_request
 from gateway.requests.response import AnswerFormat, AnswerResponse, RequestGroup

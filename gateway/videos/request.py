@@ -1,7 +1,7 @@
 """Parsing of requests for videos: OpenAI's jobs, and those of M* and mini-sglang, which wait for the answer.
 
-Fields become options of the model's family, as those of images do (`gateway.openai.drawing_fields`). So the
-family decides which sizes, lengths and frame rates it can make, and names the nearest ones.
+Fields become options of the model's family, as those of images do (`gateway.openai.generation_fields`). So
+the family decides which sizes, lengths and frame rates it can make, and names the nearest ones.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from configs.deployment import GatewaySettings
 from gateway.errors import InvalidParamError
-from gateway.openai.drawing_fields import SERVER_SETTINGS, DrawingFields, aspect_options
+from gateway.openai.generation_fields import SERVER_SETTINGS, GenerationFields, aspect_options
 from gateway.served_model import ServedModel
 from shared.events import Params
 
@@ -24,7 +24,7 @@ FrameRate = Annotated[float, Meta(gt=0, le=240)]
 FrameCount = Annotated[int, Meta(ge=1)]
 
 
-class VideoRequest(DrawingFields, frozen=True, kw_only=True):
+class VideoRequest(GenerationFields, frozen=True, kw_only=True):
     """`POST /v1/videos`, without its `input_reference` (`gateway.videos.uploads`).
 
     Attributes:
@@ -48,7 +48,7 @@ class VideoRequest(DrawingFields, frozen=True, kw_only=True):
         return found
 
 
-class GenerationRequest(DrawingFields, frozen=True, kw_only=True):
+class GenerationRequest(GenerationFields, frozen=True, kw_only=True):
     """`POST /v1/videos/generations`, as M* has it, with the fields of mini-sglang.
 
     Attributes:

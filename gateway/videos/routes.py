@@ -22,7 +22,7 @@ from gateway.errors import ErrorResponse, InvalidParamError
 from gateway.http.bodies import body_schema, read_object
 from gateway.media.file_links import FileLinks
 from gateway.media.intake import MediaIntake
-from gateway.openai.drawing_fields import DrawingFields, check_output, parse
+from gateway.openai.generation_fields import GenerationFields, check_output, parse
 from gateway.requests.choices import split
 from gateway.requests.parsed_request import ParsedRequest, parsed_request
 from gateway.requests.response import AnswerFormat, AnswerResponse, RequestGroup
@@ -162,7 +162,7 @@ def _jobs_of(gateway: Gateway, request: Request) -> VideoJobs:
     return VideoJobs(gateway, key_name(request.scope))
 
 
-def _parsed(gateway: Gateway, http: Request, body: DrawingFields) -> ParsedRequest:
+def _parsed(gateway: Gateway, http: Request, body: GenerationFields) -> ParsedRequest:
     return parsed_request(
         http,
         body,

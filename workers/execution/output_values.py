@@ -77,6 +77,6 @@ def _about_file(modality: str, array: Array, data: bytes) -> dict[str, Any]:
 
 
 def _about_video(data: bytes) -> dict[str, Any]:
-    from models.media.films import film_facts  # noqa: PLC0415 - FFmpeg, for models that make videos
+    from models.media.video_facts import video_facts  # noqa: PLC0415 - FFmpeg, for models that make videos
 
-    return film_facts(data)
+    return video_facts(data)

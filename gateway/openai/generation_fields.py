@@ -45,14 +45,14 @@ ASPECTS: Final[Mapping[str, tuple[int, int]]] = {
 _MADE: Final = {"image": "draw", "video": "make videos"}
 
 
-class NotDrawnError(ClientError):
+class NotGeneratedError(ClientError):
     """The model has no output of the modality that the route answers with."""
 
     code = "unsupported_modality"
     param = "model"
 
 
-class DrawingFields(DeliveryFields, frozen=True, kw_only=True):
+class GenerationFields(DeliveryFields, frozen=True, kw_only=True):
     """The common fields. `seed` and `options` are ours; so is each of the model's options.
 
     `neutral` are fields that are not supported, each with the values that change nothing; `modality` is that
@@ -100,14 +100,14 @@ class DrawingFields(DeliveryFields, frozen=True, kw_only=True):
         return option_fields(self.openai_options())
 
 
-_D = TypeVar("_D", bound=DrawingFields)
+_D = TypeVar("_D", bound=GenerationFields)
 
 
 def parse(kind: type[_D], body: dict[str, Any], served: ServedModel) -> _D:
     """Parse the fields of a body.
 
     Raises:
-        ModelNotFoundError, NotDrawnError: the model is another one, or has no such output.
+        ModelNotFoundError, NotGeneratedError: the model is another one, or has no such output.
         InvalidParamError: a field is of the wrong type, missing, out of its range, or not supported.
     """
     fields = kind.__struct_fields__
@@ -123,10 +123,10 @@ def check_output(served: ServedModel, modality: str) -> None:
     """Refuse a model without outputs of a modality.
 
     Raises:
-        NotDrawnError: it has none.
+        NotGeneratedError: it has none.
     """
     if modality not in served.outputs:
-        raise NotDrawnError(
+        raise NotGeneratedError(
             f"the model {served.name!r} does not {_MADE[modality]}: its outputs are "
             f"{', '.join(served.outputs)}"
         )
