@@ -20,7 +20,19 @@ from benchmarks.report import Figure, show
 
 _Result = TypeVar("_Result")
 _NAMES: Final = (
-    *("serving", "hop", "events", "replay", "start", "speech", "vision", "encoders", "actions", "rollouts"),
+    *(
+        "serving",
+        "hop",
+        "events",
+        "replay",
+        "start",
+        "speech",
+        "speech_streams",
+        "vision",
+        "encoders",
+        "actions",
+        "rollouts",
+    ),
     *("images", "pipelines", "beside", "prefix", "mixed", "scheduler", "speculate", "diffusion", "guided"),
     *("floods", "overload"),
 )

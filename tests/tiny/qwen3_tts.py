@@ -4,9 +4,11 @@ Its oracle is a recording of the published code (`tests.models.qwen3_tts.record_
 """
 
 import json
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -90,8 +92,15 @@ def tiny_qwen3_tts() -> Path:
     return folder
 
 
-def write_qwen3_tts(folder: Path, **changed: Any) -> None:
-    """Write a checkpoint, with these keys of `config.json` changed."""
+def write_qwen3_tts(
+    folder: Path,
+    *,
+    talker: Mapping[str, Any] = MappingProxyType({}),
+    decoder: Mapping[str, Any] = MappingProxyType({}),
+    dtype: torch.dtype = torch.float32,
+    **changed: Any,
+) -> None:
+    """Write a checkpoint, with these keys of `config.json`, its talker and its codec's decoder changed."""
     from models.qwen3_tts import nodes  # noqa: PLC0415 - takes a second
 
     ids = write_tokenizer(folder, _TOKENS)
@@ -106,17 +115,19 @@ def write_qwen3_tts(folder: Path, **changed: Any) -> None:
         "tts_pad_token_id": ids["<pad>"],
         "tts_bos_token_id": ids["<begin>"],
         "tts_eos_token_id": ids["<end>"],
-        "talker_config": _TALKER,
+        "talker_config": {**_TALKER, **talker},
     }
     (folder / "config.json").write_text(json.dumps({**config, **changed}))
     codec = folder / "speech_tokenizer"
     codec.mkdir()
-    (codec / "config.json").write_text(json.dumps(_CODEC))
+    (codec / "config.json").write_text(json.dumps({**_CODEC, "decoder_config": {**_DECODER, **decoder}}))
     for read in (nodes.talker_of(folder), nodes.codec_of(folder)):
         with torch.random.fork_rng(), torch.device("meta"):
             shapes = {name: one.shape for name, one in read.model_class(read.config).state_dict().items()}
         made = torch.Generator().manual_seed(0)
-        weights = {f"{read.prefix}{name}": _weight(name, shapes[name], made) for name in sorted(shapes)}
+        weights = {
+            f"{read.prefix}{name}": _weight(name, shapes[name], made).to(dtype) for name in sorted(shapes)
+        }
         save_file(weights, read.folder / "model.safetensors", metadata={"format": "pt"})
 
 

@@ -69,7 +69,8 @@ def test_models_without_preset_voices_or_with_another_codec_are_refused_by_name(
     ):
         folder = tmp_path / str(number)
         folder.mkdir()
-        write_qwen3_tts(folder, **{key: value})
+        changed: dict[str, Any] = {key: value}
+        write_qwen3_tts(folder, **changed)
         with pytest.raises(UnsupportedArchitectureError, match=f"{key}.*{value}"):
             processing.load(folder, max_seq_len=64)
         with pytest.raises(UnsupportedArchitectureError, match=value):
