@@ -1,6 +1,7 @@
 """The images of `/v1/images/edits`: files of a form, or in JSON addresses and ids of stored files."""
 
-from collections.abc import AsyncGenerator, Mapping
+import re
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,6 +21,7 @@ from gateway.media.sources import MediaSource, UploadedSource
 from shared.validation_errors import described
 
 _FILES: Final = ("image", "image[]")
+_ENTRY: Final = re.compile(r"(?P<field>\w+)\[(?P<name>\w+)\]", re.ASCII)
 _TEXTS: Final = frozenset(
     {"prompt", "model", "size", "quality", "background", "moderation", "output_format", "response_format",
      "input_fidelity", "user", "request_id", "aspect", "negative_prompt"}
@@ -56,12 +58,8 @@ def _of_form(form: FormData) -> EditBody:
     for name, value in form.multi_items():
         if name in _FILES:
             images.append(uploaded(f"image[{len(images)}]", value))
-        elif isinstance(value, UploadFile):
-            fields[name] = value.filename or "a file"  # refused by name: no other field takes a file
-        elif name in fields:
-            raise InvalidParamError(name, f"{name}: expected it once, found it more than once")
-        elif value:
-            fields[name] = value if name in _TEXTS else value_of(value)
+        else:
+            add_field(fields, name, value, texts=_TEXTS)
     return EditBody(fields, _checked("image", images))
 
 
@@ -85,6 +83,27 @@ def uploaded(where: str, file: object) -> MediaSource:
 def _declared(kind: str | None) -> str:
     """The declared MIME type, unless it says nothing: OpenAI's client sends one for bytes without a name."""
     return "" if kind in (None, "application/octet-stream") else kind or ""
+
+
+def add_field(fields: dict[str, Any], name: str, value: UploadFile | str, *, texts: Collection[str]) -> None:
+    """Add a form's field to `fields`; those in `texts` stay text, others, such as numbers, are read as JSON.
+
+    OpenAI's clients write the entries of an object one by one: `options[seed]` is the entry `seed`.
+
+    Raises:
+        InvalidParamError: it was there already.
+    """
+    if isinstance(value, UploadFile):
+        fields[name] = value.filename or "a file"  # refused by name: no other field takes a file
+    elif value and (entry := _ENTRY.fullmatch(name)) is not None:
+        found = fields.setdefault(entry["field"], {})
+        if not isinstance(found, dict):
+            raise InvalidParamError(name, f"{name}: expected an object or its entries, found both")
+        add_field(found, entry["name"], value, texts=texts)
+    elif name in fields:
+        raise InvalidParamError(name, f"{name}: expected it once, found it more than once")
+    elif value:
+        fields[name] = value if name in texts else value_of(value)
 
 
 def value_of(text: str) -> Any:

@@ -46,8 +46,11 @@ _EXPOSED_HEADERS: Final = (
 )  # fmt: skip
 """Response headers that a page of another origin may read."""
 _PREFLIGHT_S: Final = 600
-UPLOAD_PATHS: Final = ("/v1/files", "/generate")
-"""The routes that take files; the second one only if the model takes media."""
+UPLOAD_PATHS: Final = (
+    "/v1/files", "/generate", "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/edits",
+    "/v1/images/variations", "/v1/videos",
+)  # fmt: skip
+"""The routes that take files; those after the first one only if the model takes media."""
 
 
 class GatewayApp(fastapi.FastAPI):

@@ -45,6 +45,13 @@ class NotTranscribedError(ClientError):
     param = "model"
 
 
+class NotTranslatedError(ClientError):
+    """The model transcribes speech, and does not translate it."""
+
+    code = "not_supported"
+    param = "model"
+
+
 class TranslationRequest(ModelRequest, frozen=True, kw_only=True):
     """`POST /v1/audio/translations`, without its file. `seed` and `options` are ours.
 
@@ -117,7 +124,8 @@ def parse(kind: type[_R], fields: dict[str, Any], served: ServedModel) -> _R:
     """Parse the fields of a form.
 
     Raises:
-        ModelNotFoundError, NotTranscribedError: the model is another one, or writes no transcripts.
+        ModelNotFoundError, NotTranscribedError, NotTranslatedError: the model is another one, or writes no
+            transcripts, or none in another language.
         InvalidParamError: a field is of the wrong type, missing, out of its range, or not supported.
     """
     own = kind.__struct_fields__
@@ -131,7 +139,19 @@ def parse(kind: type[_R], fields: dict[str, Any], served: ServedModel) -> _R:
         )
     if isinstance(request, TranscriptionRequest):
         _check_forms(request)
+    else:
+        _check_translates(kind.task, served)
     return request
+
+
+def _check_translates(task: str, served: ServedModel) -> None:
+    try:
+        options.check(served.options, {"task": task})
+    except ClientError as error:
+        raise NotTranslatedError(
+            f"the model {served.name!r} does not translate speech; POST /v1/audio/transcriptions writes it "
+            "down in the language that is spoken"
+        ) from error
 
 
 def _check_forms(request: TranscriptionRequest) -> None:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from gateway.errors import InvalidParamError
 from gateway.http.content_types import FORMS, content_type
 from gateway.http.forms import FormLimits, MalformedFormError, open_form
-from gateway.images.uploads import value_of
+from gateway.images.uploads import add_field
 from gateway.media import sources
 from gateway.media.content_kinds import AUDIO
 from gateway.media.sources import MediaSource, UploadedSource
@@ -56,14 +56,10 @@ def _of_form(form: FormData) -> SpeechBody:
         name = key.removesuffix("[]")
         if name == FILE:
             media.append(_uploaded(value))
-        elif isinstance(value, UploadFile):
-            fields[name] = value.filename or "a file"  # refused by name: no other field takes a file
-        elif name in _LISTS:
+        elif name in _LISTS and isinstance(value, str):
             fields.setdefault(name, []).append(value)
-        elif name in fields:
-            raise InvalidParamError(name, f"{name}: expected it once, found it more than once")
-        elif value:
-            fields[name] = value if name in _TEXTS else value_of(value)
+        else:
+            add_field(fields, name, value, texts=_TEXTS)
     if len(media) != 1:
         raise InvalidParamError(
             FILE,

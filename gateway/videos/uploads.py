@@ -16,7 +16,7 @@ from gateway.errors import InvalidParamError
 from gateway.http.bodies import read_object
 from gateway.http.content_types import FORMS, content_type
 from gateway.http.forms import FormLimits, open_form
-from gateway.images.uploads import reference, uploaded, value_of
+from gateway.images.uploads import add_field, reference, uploaded, value_of
 from gateway.media import sources
 from gateway.media.content_kinds import IMAGE, VIDEO
 from gateway.media.sources import MediaSource
@@ -54,16 +54,14 @@ def _of_form(form: FormData) -> VideoBody:
     fields: dict[str, Any] = {}
     media: list[MediaSource] = []
     for name, value in form.multi_items():
-        if name in fields or (name == REFERENCE and media):
+        if name == REFERENCE and media:
             raise InvalidParamError(name, f"{name}: expected it once, found it more than once")
-        if name == REFERENCE and isinstance(value, UploadFile):
-            media.append(uploaded(REFERENCE, value))
+        if name != REFERENCE:
+            add_field(fields, name, value, texts=_TEXTS)
         elif isinstance(value, UploadFile):
-            fields[name] = value.filename or "a file"  # refused by name: no other field takes a file
-        elif name == REFERENCE:
+            media.append(uploaded(REFERENCE, value))
+        else:
             media += _referred(value_of(value))
-        elif value:
-            fields[name] = value if name in _TEXTS else value_of(value)
     return VideoBody(fields, media)
 
 

@@ -80,10 +80,12 @@ class ParakeetProcessing(TextlessProcessing):
         lengths: list[int] = []
         self._media.audio_blocks(medium_of(args), rate=RATE, take=lambda block: lengths.append(len(block)))
         if sum(lengths) < self._extractor.n_fft:
-            raise MediaError(
+            error = MediaError(
                 f"expected a file with sound of at least {self._extractor.n_fft} samples at {RATE} per "
                 f"second, found {sum(lengths)}"
             )
+            error.digest = medium_of(args).digest
+            raise error
         return CpuResult(facts={"samples": sum(lengths)}, outputs={"heard": inline(f"{key}/heard", b"")})
 
     def _window(self, args: Mapping[str, Any]) -> CpuResult:

@@ -278,6 +278,14 @@ async def test_a_failure_ends_a_stream_with_an_error() -> None:
     assert last["error"]["code"] == "worker_lost"
 
 
+async def test_an_image_may_be_larger_than_a_body_in_memory() -> None:
+    image = {"image": ("a.png", encode_image(PIXELS).tobytes())}
+    async with deployment(draw, served=PAINTER, max_body_bytes=2000) as world:
+        taken = await world.client.post(EDITS, data={"prompt": "x"}, files=image)
+        refused = await world.client.post(EDITS, json={"prompt": "x", "images": [{"image_url": PNG_URL}]})
+    assert (taken.status_code, refused.status_code) == (200, 413)
+
+
 async def test_a_size_that_the_model_refuses_is_an_error_of_the_field() -> None:
     async def refuse(performance: Performance) -> None:
         message = "width: expected a multiple of 32, found 48; the nearest is 64"

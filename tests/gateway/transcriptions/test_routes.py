@@ -159,6 +159,44 @@ async def test_a_file_of_no_known_format_is_expected_to_be_audio() -> None:
     assert error["message"] == "file: expected audio, or a video with audio, found text"
 
 
+async def test_entries_of_an_object_come_one_by_one() -> None:
+    _, [event] = await asked(fields={"options[no_speech_threshold]": "0.3", "options[prompt]": "12"})
+    assert event.params.options == {"task": "transcribe", "no_speech_threshold": 0.3, "prompt": "12"}
+    for fields, param in (
+        ({"options": "{}", "options[prompt]": "a"}, None),
+        ({"options": "5", "options[prompt]": "a"}, "options[prompt]"),
+        ({"options[promt]": "a"}, "options.promt"),
+        ({"chunking_strategy[type]": "server_vad"}, "chunking_strategy"),
+    ):
+        error = (await asked(fields=fields))[0].json().get("error", {})
+        assert error.get("param") == param
+
+
+async def test_a_model_that_does_not_translate_says_so() -> None:
+    class TranscribesOnly(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+        """A transcript.
+
+        Attributes:
+            task: what is written.
+        """
+
+        task: Literal["transcribe"] = "transcribe"
+
+    response, events = await asked(TRANSLATIONS, served=replace(LISTENER, options=TranscribesOnly))
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "not_supported", "model")
+    assert "does not translate speech" in error["message"]
+    assert events == []
+
+
+@pytest.mark.parametrize("route", [TRANSCRIPTIONS, TRANSLATIONS])
+async def test_a_recording_may_be_larger_than_a_body_in_memory(route: str) -> None:
+    file = sound(1.0)
+    async with deployment(hear, served=LISTENER, max_body_bytes=len(file) // 2) as world:
+        response = await world.client.post(route, data={"model": "demo"}, files={"file": ("a.wav", file)})
+    assert response.json()["text"] == TEXT
+
+
 async def test_a_translation_is_another_task() -> None:
     response, [event] = await asked(TRANSLATIONS, {"response_format": "verbose_json"})
     assert response.json()["task"] == event.params.options["task"] == "translate"

@@ -210,6 +210,13 @@ async def test_a_deletion_cancels_a_job_that_runs() -> None:
     assert cancel.deletes
 
 
+async def test_an_image_to_begin_with_may_be_larger_than_a_body_in_memory() -> None:
+    large = png() + bytes(4000)
+    async with filming(max_body_bytes=2000) as world:
+        job = await world.client.post(VIDEOS, data=ASKED, files={"input_reference": ("a.png", large)})
+    assert job.status_code == 200
+
+
 async def test_a_job_that_is_refused_at_once_is_that_error_and_one_that_fails_says_why() -> None:
     async def refuse(performance: Performance) -> None:
         message = "height: the nearest is 64"
