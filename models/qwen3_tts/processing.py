@@ -166,7 +166,9 @@ class Qwen3TtsProcessing:
             temperature = options.talker_temperature
         if options.do_sample is False:
             temperature = 0.0
-        fewest = FEWEST_FRAMES if params.min_tokens is None else max(FEWEST_FRAMES, params.min_tokens)
+        fewest = max(FEWEST_FRAMES, params.min_tokens or 0)
+        if params.max_tokens is not None:
+            fewest = min(fewest, params.max_tokens)
         return msgspec.structs.replace(params, temperature=temperature, min_tokens=fewest)
 
     def _inner_sampling(self, options: Qwen3TtsOptions, *, is_greedy: bool) -> SamplingParams:

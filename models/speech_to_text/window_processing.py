@@ -117,9 +117,11 @@ class WindowProcessing(TextlessProcessing, ABC):
         listening, levels = self.listening(options), Levels()
         self._media.audio_blocks(medium_of(args), rate=RATE, take=levels.add)
         if levels.samples < SHORTEST_S * RATE:
-            raise MediaError(
+            error = MediaError(
                 f"expected a file with at least {SHORTEST_S} s of sound, found {levels.samples / RATE:.3f} s"
             )
+            error.digest = medium_of(args).digest
+            raise error
         windows = levels.windows(listening.longest, listening.search)
         quiet = options.silence_threshold
         heard = Heard(

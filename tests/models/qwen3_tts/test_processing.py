@@ -48,6 +48,7 @@ def test_sampling_is_the_published_one_unless_asked_otherwise() -> None:
     assert found["sampling"]["top_k"] == 50
     assert found["sampling"]["repetition_penalty"] == 1.05
     assert found["sampling"]["min_tokens"] == 2
+    assert facts(max_tokens=1)["sampling"]["min_tokens"] == 1
     assert found["inner_sampling"] == {"temperature": 0.9, "top_k": 50, "top_p": 1.0}
     greedy = facts(options={"do_sample": False})
     assert greedy["sampling"]["temperature"] == greedy["inner_sampling"]["temperature"] == 0
