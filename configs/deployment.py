@@ -318,15 +318,8 @@ class DeploymentConfig(
     Recorded decisions do not depend on `data_dir` and the keys after it.
 
     Attributes:
-        model: the model family: `decoder_lm` (decoder-only language models, …ForCausalLM); `gemma3`,
-            `idefics3`, `internvl`, `llava`, `mistral3`, `paligemma`, `qwen2_5_vl` or `qwen3_vl` (vision and
-            language); `masked_diffusion` or `block_diffusion` (diffusion language models); `text_encoder`,
-            `image_text` or `late_interaction` (embeddings); `reranker` (scores of texts); `vjepa2` (features
-            of video), `vjepa2_ac` (what a robot's actions lead to); `pi0` or `pi05` (actions of robots);
-            `bagel` (texts and images, in and out); `image_pipeline`, `video_pipeline`, `wan22`, `cosmos3`,
-            `whole_pipeline` or `whole_video_pipeline` (images and videos by diffusers); `whisper`,
-            `moonshine`, `cohere_asr`, `qwen3_asr` or `parakeet` (speech to text); `qwen3_omni` or
-            `qwen2_5_omni` (texts, media and speech); or `orpheus`, `csm` or `qwen3_tts` (text to speech).
+        model: the model family, e.g. `decoder_lm` for decoder-only language models (…ForCausalLM).
+            [Models](models.md) lists them; `dalsegno serve FOLDER` finds a checkpoint's family itself.
         checkpoint: a folder in Hugging Face format with safetensors; relative to the YAML file. Default: the
             family's usual repository in the local cache of the Hugging Face hub.
         max_seq_len: the most tokens of one sequence, prompt and answer together.

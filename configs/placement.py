@@ -32,21 +32,8 @@ class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     """Nodes and the ranks that execute them, for all walks or for some.
 
     Attributes:
-        node_names: nodes of the family; `decoder_lm` and diffusion language models have `prepare` (template,
-            tokenizer) and `llm`; families of vision and language have `vision_encoder`, too; encoders of
-            texts have `prepare` and `encoder`, `reranker` has `prepare` and `scorer`; `vjepa2` has `prepare`,
-            `video_encoder`, `predictor` and `rollout_predictor` (optional), `vjepa2_ac` also
-            `ac_predictor_mpc` and `mpc_scorer`; `pi0` and `pi05` have `prepare`, `vit_encoder`, `LLM` and
-            `denormalize`; `bagel` has `prepare`, `vit_encoder`, `vae_encoder`, `LLM`, `vae_decoder` and
-            `encode_image`, and for guidance over several ranks `LLM_cfg_text`, `LLM_cfg_img` and
-            `combine_cfg` (optional); pipelines of diffusers have `prepare`, `text_encoder`, `denoiser` (`dit`
-            in `wan22` and `cosmos3`, which has no `text_encoder`), `vae_decoder`, `encode_output` and, for
-            videos, `next_frame`, or `pipeline` in place of the middle ones (`whole_pipeline`,
-            `whole_video_pipeline`); `whisper`, `moonshine`, `cohere_asr` and `qwen3_asr` have `listen`,
-            `window`, `encoder`, `decoder`, `transcript` and `reader`, `parakeet` the same without `decoder`;
-            `qwen3_omni` and `qwen2_5_omni` have `prepare`, `vision_encoder`, `audio_encoder`, `Thinker`,
-            `Talker` and `Code2Wav`; `orpheus` has `prepare`, `LLM` and `snac_decoder`, `csm` has `prepare`,
-            `LLM` and `codec_decoder`, `qwen3_tts` has `prepare`, `Talker` and `Codec`.
+        node_names: nodes of the family, e.g. `prepare` (template, tokenizer) and `llm` of `decoder_lm`.
+            [The nodes of the families](#nodes-of-the-families) are listed below.
         ranks: the ranks that execute these nodes: GPUs, or CPU processes. Several ranks are replicas: each
             request uses one of them.
         graph_walks: the walks to which the group applies; default: all walks that no other group names for

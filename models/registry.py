@@ -60,6 +60,7 @@ _BUILT_IN: Final = {
     "video_pipeline": "models.video_pipeline",
     "vjepa2": "models.vjepa2",
     "vjepa2_ac": "models.vjepa2_ac",
+    "voxtral": "models.voxtral",
     "wan22": "models.wan22",
     "whisper": "models.whisper",
     "whole_pipeline": "models.whole_pipeline",

@@ -3,7 +3,8 @@
     $ python -m dalsegno.config.reference docs/configuration.md
 
 replaces the tables between their markers; the text around them is written by hand. Type and default of a key
-come from its annotation, its meaning from the section `Attributes` of the struct's docstring.
+come from its annotation, its meaning from the section `Attributes` of the struct's docstring. The table of the
+families' nodes comes from their graphs.
 """
 
 import json
@@ -28,6 +29,8 @@ from configs.deployment import (
     SchedulingSettings,
     SealingSettings,
 )
+from models import registry
+from models.base import ModelGraph
 from shared.docstrings import meanings_of
 from shared.telemetry.settings import TraceSettings
 
@@ -48,12 +51,14 @@ _STRUCTS: Final = {
     )
 }
 _TABLE: Final = re.compile(r"(<!-- keys of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_NODES: Final = re.compile(r"(<!-- nodes of the families -->\n).*?(<!-- end -->)", re.DOTALL)
 _HEAD: Final = "| key | type | default | meaning |\n|---|---|---|---|\n"
 
 
 def page(text: str) -> str:
     """Return the page with regenerated tables."""
-    return _TABLE.sub(lambda found: f"{found[1]}{table(_STRUCTS[found[2]])}{found[3]}", text)
+    text = _TABLE.sub(lambda found: f"{found[1]}{table(_STRUCTS[found[2]])}{found[3]}", text)
+    return _NODES.sub(lambda found: f"{found[1]}{nodes_table()}{found[2]}", text)
 
 
 def table(kind: type[msgspec.Struct]) -> str:
@@ -63,6 +68,20 @@ def table(kind: type[msgspec.Struct]) -> str:
         f"| `{field.encode_name}` | {_type(field.type)} | {_default(field)} | {meanings[field.name]} |\n"
         for field in _fields(kind)
     )
+
+
+def nodes_table() -> str:
+    """Return a Markdown table of the nodes of the built-in families; families with equal nodes share a row."""
+    families: dict[str, list[str]] = {}
+    for family in filter(registry.is_built_in, registry.families()):
+        families.setdefault(_nodes(registry.graph(family)), []).append(f"`{family}`")
+    return "| family | nodes |\n|---|---|\n" + "".join(
+        f"| {', '.join(names)} | {nodes} |\n" for nodes, names in families.items()
+    )
+
+
+def _nodes(graph: ModelGraph) -> str:
+    return ", ".join(f"`{node}`" + " (optional)" * (node in graph.optional) for node in graph.nodes)
 
 
 def _fields(kind: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:

@@ -1,29 +1,9 @@
 """The languages of a checkpoint, by code and by English name. No torch."""
 
-from collections.abc import Mapping
-from functools import cache
-
+from models.speech_to_text.language_names import language_codes, language_names
 from models.speech_to_text.options import SpeechOptions, UnknownLanguageError
 from models.whisper.settings import WhisperSettings
 from shared.errors import ClientError
-
-
-@cache
-def _names() -> Mapping[str, str]:
-    """The English name of each language of Whisper, by its code: transformers' table."""
-    from transformers.models.whisper.tokenization_whisper import LANGUAGES  # noqa: PLC0415 - heavy
-
-    found: Mapping[str, str] = LANGUAGES
-    return found
-
-
-@cache
-def _codes() -> Mapping[str, str]:
-    """The code of each name, with the other names that some languages have."""
-    from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE  # noqa: PLC0415 - heavy
-
-    found: Mapping[str, str] = TO_LANGUAGE_CODE
-    return found
 
 
 class Languages:
@@ -34,7 +14,7 @@ class Languages:
 
     def name_of(self, code: str) -> str:
         """The English name of a language; empty if there is none."""
-        return _names().get(code, "")
+        return language_names().get(code, "")
 
     def token_of(self, options: SpeechOptions) -> int | None:
         """The token of the language that is asked for; None: it is to be detected, or there is but one.
@@ -50,7 +30,7 @@ class Languages:
         if options.language is None:
             return None
         asked = options.language.strip().lower()
-        code = asked if asked in known else _codes().get(asked, asked)
+        code = asked if asked in known else language_codes().get(asked, asked)
         if not known and code == "en":
             return None
         if code not in known:

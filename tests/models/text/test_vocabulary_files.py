@@ -1,4 +1,4 @@
-"""A tokenizer of `vocab.json` and `merges.txt` is that of a `tokenizer.json`, added tokens included."""
+"""A tokenizer of `vocab.json` and `merges.txt`, or `tekken.json`, is that of a `tokenizer.json`."""
 
 import json
 from pathlib import Path
@@ -10,6 +10,7 @@ from tokenizers.models import BPE
 
 from models.checkpoints.files import CheckpointError
 from models.text.tokenizer import load_tokenizer
+from tests.tiny.voxtral import tiny_voxtral
 
 ADDED: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|beginoftext|>", "<|mask|>")
 TEXTS: Final = (
@@ -94,3 +95,10 @@ def test_damaged_files_are_errors_that_name_the_file(folder: Path) -> None:
 
     with pytest.raises(CheckpointError, match=r"vocab\.json cannot be read"):
         load_tokenizer(folder)
+
+
+def test_a_tekken_file_is_a_tokenizer() -> None:
+    tokenizer, _ = load_tokenizer(tiny_voxtral())
+    ids = tokenizer.encode("[INST]the lang: \N{OWL}[/INST]").ids
+    assert (ids[0], ids[-1]) == (3, 4)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "the lang: \N{OWL}"

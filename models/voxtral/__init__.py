@@ -1,0 +1,1 @@
+"""Voxtral, speech to text: Whisper's encoder, and a Llama that is asked to transcribe."""
