@@ -35,7 +35,6 @@ _ATTENTION_SCALE: Final = 16.0
 def tiny_voxtral() -> Path:
     """The folder of the checkpoint; it lives as long as the session."""
     import torch  # noqa: PLC0415 - heavy
-    from safetensors.torch import save_file  # noqa: PLC0415 - heavy
     from transformers import (  # noqa: PLC0415 - heavy
         VoxtralConfig,
         VoxtralForConditionalGeneration,
@@ -68,10 +67,6 @@ def tiny_voxtral() -> Path:
         },
         audio_token_id=PLACE,
     )
-    content = config.to_dict() | {"architectures": ["VoxtralForConditionalGeneration"]}
-    (folder / "config.json").write_text(json.dumps(content, indent=2, default=str) + "\n")
-    generation = {"bos_token_id": 1, "eos_token_id": END, "pad_token_id": 11}
-    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     WhisperFeatureExtractor(feature_size=128).save_pretrained(folder)
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
@@ -82,7 +77,10 @@ def tiny_voxtral() -> Path:
                 parameter.copy_(torch.randn_like(parameter) * scale / parameter[0].numel() ** 0.5)
             elif name.endswith("bias"):
                 parameter.copy_(torch.randn_like(parameter) * 0.1)
-    save_file({n: t.contiguous() for n, t in model.state_dict().items()}, folder / "model.safetensors")
+    # As transformers writes it: with the names of tensors of the published files.
+    model.save_pretrained(folder)
+    generation = {"bos_token_id": 1, "eos_token_id": END, "pad_token_id": 11}
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     return folder
 
 

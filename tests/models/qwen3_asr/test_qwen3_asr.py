@@ -1,12 +1,17 @@
 """Qwen3-ASR against transformers' processor and `generate`: requests at once, windows of long files."""
 
+import json
+import shutil
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoTokenizer,
     Qwen3ASRFeatureExtractor,
@@ -19,8 +24,9 @@ from models.checkpoints.files import CheckpointError
 from models.programs import Pass
 from models.qwen3_asr import processing
 from models.qwen3_asr.graph import Qwen3AsrOptions, remarks
-from models.qwen3_asr.nodes import Qwen3AsrEncoder
+from models.qwen3_asr.nodes import Qwen3AsrEncoder, load
 from models.qwen3_asr.settings import LANGUAGES, Qwen3AsrSettings
+from models.speech_to_text.hearing_lm import HearingDecoder
 from models.speech_to_text.window_program import Writer
 from shared.errors import ClientError
 from tests.models.whisper import served
@@ -126,6 +132,36 @@ def test_the_language_is_told_in_front_of_the_text(said: str, text: str, languag
     spoken = found.spoken(Qwen3AsrOptions(), tokens)
     assert (spoken.text, (spoken.language, spoken.language_name)) == (text, language)
     assert text == _model()[1].decode(tokens, return_format="transcription_only")
+
+
+def test_silence_is_no_text_and_draws_follow_the_seed() -> None:
+    quiet, speech = np.zeros(3 * RATE, np.float32), CASES["short"]["sound"]
+    drawn = {"sound": speech, "temperature": 1.0}
+    silent, mixed, one, other = transcribe(
+        {"sound": quiet},
+        {"sound": np.concatenate([quiet, quiet, sound(3.0, 2)]), "window_seconds": 4},
+        {**drawn, "seed": 3},
+        {**drawn, "seed": 4},
+    )
+    [again, heard] = transcribe({**drawn, "seed": 3}, {"sound": quiet, "silence_threshold": None})
+    assert (silent.texts, silent.tokens) == ([""], [])
+    assert [len(window.segments) for window in mixed.windows] == [0, 0, 1, 1]
+    assert one.tokens == again.tokens != other.tokens
+    assert heard.tokens == generated(quiet)
+
+
+def test_tied_embeddings_are_the_head(tmp_path: Path) -> None:
+    for file in tiny_qwen3_asr().iterdir():
+        shutil.copy(file, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["tie_word_embeddings"] = config["text_config"]["tie_word_embeddings"] = True
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, tmp_path / "model.safetensors")
+    decoder = load(tmp_path, "decoder")
+    assert isinstance(decoder, HearingDecoder)
+    assert torch.equal(decoder.lm_head.weight, weights["model.language_model.embed_tokens.weight"])
 
 
 def test_the_languages_are_those_of_transformers() -> None:
