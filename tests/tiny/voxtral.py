@@ -62,7 +62,7 @@ def tiny_voxtral() -> Path:
             "num_hidden_layers": 2,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
-            "head_dim": 16,
+            "head_dim": 32,
             "max_position_embeddings": 2048,
         },
         audio_token_id=PLACE,
