@@ -6,12 +6,14 @@ function of its layers.
 
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import torch
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from models.base import KVLayout, TokenStep
+from models.transformers_lm.adapters import AdaptedModules
 from models.transformers_lm.architecture import body_name_of, body_of
 
 
@@ -48,6 +50,11 @@ class DecoderLM:
     def model(self) -> Any:
         """The model of transformers."""
         return self._model
+
+    @cached_property
+    def adapted_modules(self) -> AdaptedModules:
+        """What LoRA adapters may change."""
+        return AdaptedModules(self._model)
 
     @property
     def vocab_size(self) -> int:

@@ -27,6 +27,7 @@ class KVEngineConfig:
         max_pass_tokens: the most tokens of the passes of programs in one step, in addition to
             `max_step_tokens`; a pass is never split.
         state_snapshots: the slots for snapshots of recurrent states; unused by a node without any.
+        adapter_bytes: the most memory of LoRA adapters; 0: the node takes none.
         speculative_tokens: the most tokens that are drafted per sequence and step; unused without a proposer.
     """
 
@@ -40,3 +41,4 @@ class KVEngineConfig:
     state_snapshots: int = DEFAULT_STATE_SNAPSHOTS
     speculative_tokens: int = 4
     max_pass_tokens: int = MAX_PASS_TOKENS
+    adapter_bytes: int = 0

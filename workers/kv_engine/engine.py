@@ -14,6 +14,7 @@ from typing import Final
 from shared.errors import BugError, DalSegnoError
 from shared.telemetry import timeline
 from workers.data_plane.port import Array
+from workers.kv_engine.adapters import Adapters
 from workers.kv_engine.attention.kernels import AttentionKernel
 from workers.kv_engine.attention.paged import ATTENTION
 from workers.kv_engine.attention.pool import PagedPool
@@ -29,6 +30,7 @@ from workers.kv_engine.kv_transfer import Allocate, KVTransfer
 from workers.kv_engine.node import (
     FULL,
     KVNode,
+    adapted_modules_of,
     has_head,
     masks_of,
     position_axes_of,
@@ -111,6 +113,9 @@ class KVEngine:
         check_node(node, kernel)
         all_towers = Towers(node, self._pool, slots=slots, served=towers)
         self._fed = FedSequences(node) if is_fed(node) else None
+        self._adapters = Adapters(
+            adapted_modules_of(node) if config.adapter_bytes else None, config.adapter_bytes
+        )
         self._runner = Runner(
             node,
             self._pool,
@@ -132,6 +137,7 @@ class KVEngine:
             capture=capture,
             laps=self._laps,
             fed=self._fed,
+            adapters=self._adapters,
         )
         self._programs = Programs(
             node,
@@ -211,6 +217,7 @@ class KVEngine:
             ClientError: it can never be computed here; nothing was queued.
             TensorGone: the rows of its media are gone; nothing was queued.
             KVMismatchError: the keys and values that it imports do not fit this pool; nothing was queued.
+            AdapterError, NoRoomForAdapterError: its adapter cannot be loaded; nothing was queued.
         """
         if spec.key in self._sequences or spec.key in self._programs:
             raise BugError(f"sequence {spec.key!r} is in the engine already")
@@ -223,6 +230,8 @@ class KVEngine:
             return
         self._check_streams(spec)
         sequence = Sequence(spec)
+        if spec.adapter is not None:
+            sequence.adapter = self._adapters.weights(spec.adapter, self._sequences.values())
         self._add_inputs(sequence)
         if sequence.parts is not None and sequence.parts.lacks_rows(sequence.imported):
             raise BugError(f"sequence {spec.key!r} has media, but their rows did not come")

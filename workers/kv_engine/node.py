@@ -17,7 +17,7 @@ of any node.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
@@ -25,6 +25,9 @@ from models.base import KVLayout, TokenStep
 from models.programs import Program, TokenProgram
 from models.sequence_request import PromptPart
 from shared.errors import BugError
+
+if TYPE_CHECKING:
+    from models.transformers_lm.adapters import AdaptedModules
 
 FULL: Final = "full"
 """The mask of tokens that see later ones: of an image, or of a pass of a program."""
@@ -272,6 +275,11 @@ def towers_of(node: Backbone) -> Mapping[str, KVNode]:
     """Return a node's towers by name; empty for a node without."""
     towers: Mapping[str, KVNode] = getattr(node, "towers", {})
     return towers
+
+
+def adapted_modules_of(node: Backbone) -> "AdaptedModules | None":
+    """Return the modules of a node that LoRA adapters may change; None for a node that takes none."""
+    return getattr(node, "adapted_modules", None)
 
 
 def splice(node: Backbone, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> Any:

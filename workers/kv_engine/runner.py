@@ -21,6 +21,7 @@ import torch
 from models.feeding import AfterTokens
 from shared.errors import ClientError, DalSegnoError
 from shared.telemetry.timeline import Laps
+from workers.kv_engine.adapters import Adapters, uses_adapters
 from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.feeding.sequences import FedSequences
@@ -102,6 +103,7 @@ class Runner:
         capture: records the steps of decodes, which are replayed; ignored with followers.
         fed: the sequences of a fed node, whose steps are not replayed; None for any other node.
         towers: the companion models of the node, and their pools.
+        adapters: the LoRA adapters of the node; steps that use them are not replayed.
 
     Attributes:
         poolers: the pooled hidden states of prompts so far, by key.
@@ -120,6 +122,7 @@ class Runner:
         laps: Laps | None,
         fed: FedSequences | None = None,
         towers: Towers | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self.forwards = 0
         self.poolers: Final[dict[str, StatePooler]] = {}
@@ -127,6 +130,7 @@ class Runner:
         self._pool = pool
         self._builder = builder
         self._towers = towers
+        self._adapters = adapters or Adapters(None, 0)
         self._followers = followers
         self._laps = laps
         self._fed = fed
@@ -193,7 +197,7 @@ class Runner:
     ) -> LaunchedStep:
         """Launch a forward of the node; `of_towers` are the results of the passes after `passes`."""
         sends = self._sends_states and sends_any(spans)
-        is_plain = not passes and not sends
+        is_plain = not passes and not sends and not uses_adapters(spans)
         recorded = self._graphs.recorded(spans) if self._graphs is not None and is_plain else None
         rows = recorded.rows if recorded is not None else 0
         step = self._builder.build([*spans, *(one.span for one in passes)], rows=rows, unread=unread)
@@ -208,6 +212,7 @@ class Runner:
         else:
             with (
                 attention_context(self._pool, step),
+                self._adapters.computing(spans),
                 self._followers.computing(step) if self._followers is not None else nullcontext(),
             ):
                 if sends:

@@ -244,7 +244,7 @@ class Scheduler:
         """Return how many of a sequence's first tokens are in the prefix cache."""
         if self.cache is None:
             return 0
-        path = self._reusable([*sequence.contents, 0], sequence.spec.cache_root)  # the last is never matched
+        path = self._reusable([*sequence.contents, 0], sequence.spec.shared_root)  # the last is never matched
         return len(path) * self.blocks.block_size
 
     def hide_from_cache(self, sequence: Sequence) -> None:
@@ -299,7 +299,7 @@ class Scheduler:
         """Return the cached path of a sequence; none if it imports its own or needs its prompt's states."""
         if self.cache is None or sequence.computed or sequence.needs_prompt_states:
             return []
-        return self._reusable(sequence.contents, sequence.spec.cache_root)
+        return self._reusable(sequence.contents, sequence.spec.shared_root)
 
     def _reusable(self, contents: Items[Hashable], root: Hashable) -> list[PrefixNode]:
         """Return the cached path of contents: with recurrent states, up to its last snapshot."""
@@ -494,7 +494,7 @@ class Scheduler:
     @staticmethod
     def _cache_end(cache: PrefixCache, sequence: Sequence, path: list[PrefixNode]) -> PrefixNode:
         """Return the cache node after which a sequence's next block is inserted."""
-        return path[-1] if path else cache.root(sequence.spec.cache_root)
+        return path[-1] if path else cache.root(sequence.spec.shared_root)
 
     # ---- spans of prompts --------------------------------------------------------------------------
     def _prefills(self, prompts: list[Sequence], decodes: int) -> list[Span]:

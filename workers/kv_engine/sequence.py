@@ -8,12 +8,15 @@ that an earlier attempt generated (`SequenceSpec.prefix_ids`). They continue the
 from collections.abc import Hashable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from workers.kv_engine.cache.prefix_cache import PrefixNode
 from workers.kv_engine.guide_state import GuideState
 from workers.kv_engine.prompt_parts import Contents, PromptParts
 from workers.kv_engine.sequence_spec import SequenceSpec, tokens_in
+
+if TYPE_CHECKING:
+    from models.transformers_lm.adapters import AdapterWeights
 
 _NO_POSITIONS: Final = range(0)
 
@@ -77,6 +80,7 @@ class Sequence:
         arrival: its number among all sequences that arrived.
         held: it keeps its row and blocks, but takes part in no step.
         parts: the parts of its prompt that stand for media, or the rows of a fed sequence; None without any.
+        adapter: the LoRA adapter that it is computed with; None is the plain model.
         fed: the state of a fed sequence (`workers.kv_engine.feeding.sequences.FedState`); None for any other.
         states: what it has of snapshots of recurrent states; None without recurrent states.
     """
@@ -99,6 +103,7 @@ class Sequence:
     parts: PromptParts | None = None
     fed: object | None = None
     states: "SequenceStates | None" = None
+    adapter: "AdapterWeights | None" = None
 
     def __post_init__(self) -> None:
         self.ids = [*self.spec.prompt_ids, *self.spec.prefix_ids]

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from models.sequence_request import PromptPart
+from shared.adapters import Adapter
 from shared.errors import BugError, ClientError
 from workers.data_plane.port import Array, DeviceArray, PublishOnDevice
 
@@ -174,6 +175,7 @@ class SequenceSpec:
         deadline_ns: at equal priority, sequences with an earlier one come first.
         tenant: at equal deadline, sequences of the tenant that was served least come first.
         cache_root: keys and values are shared only between sequences with an equal one.
+        adapter: the LoRA adapter to compute it with; None is the plain model.
         parts: the parts of the prompt that stand for media.
         embeds: (N, width), the rows that replace the embeddings of the parts' tokens; None if the prompt has
             none, or its keys and values are imported.
@@ -204,6 +206,7 @@ class SequenceSpec:
     deadline_ns: int | None = None
     tenant: str = ""
     cache_root: Hashable = None
+    adapter: Adapter | None = None
     parts: Items[PromptPart] = ()
     embeds: Array | DeviceArray | None = None
     sends: frozenset[str] = frozenset()
@@ -211,6 +214,11 @@ class SequenceSpec:
     node: str = ""
     token_program: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def shared_root(self) -> Hashable:
+        """The root of its path in the prefix cache: an adapter's keys and values are its own."""
+        return self.cache_root if self.adapter is None else (self.cache_root, self.adapter.digest)
 
     @property
     def has_prompt_output(self) -> bool:
