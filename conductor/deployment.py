@@ -2,6 +2,7 @@
 
 from conductor.core.schedule import Deployment
 from conductor.digests import core_digest
+from configs.adapters import configured
 from configs.deployment import DeploymentConfig
 from configs.placement import absent_nodes
 from models import registry
@@ -35,6 +36,8 @@ def deployment_of(config: DeploymentConfig, *, max_event_bytes: int) -> Deployme
         max_waiting=config.scheduling.max_waiting,
         shorten_above=config.scheduling.shorten_above,
         shorten_to=config.scheduling.shorten_to,
+        adapters=configured(config),
+        takes_adapters=config.adapters.enabled,
         graph_digest=graph.digest,
         plan_digest=registry.plan_digest(config.model),
         config_digest=config.digest,

@@ -102,6 +102,7 @@ def check(
             )
     _check_placement(config, graph, origins)
     _check_voices(config, graph, origins)
+    _check_adapters(config, graph, origins)
     if unknown := sorted(config.walk_timeouts_s.keys() - graph.walks.keys()):
         meant = closest_match(unknown[0], graph.walks)
         raise ConfigError(
@@ -133,6 +134,17 @@ def _check_voices(config: DeploymentConfig, graph: ModelGraph, origins: "_Origin
                 f"{where}: expected names of 1 to {MOST_CHARACTERS} letters, digits, _ and -, "
                 f"found {described(name)}"
             )
+
+
+def _check_adapters(config: DeploymentConfig, graph: ModelGraph, origins: "_Origins") -> None:
+    """Refuse adapters of a family, or on a placement, that does not take them."""
+    if not config.adapters.enabled:
+        return
+    where = f"{origins.of('adapters')}: adapters"
+    if not graph.takes_adapters:
+        raise ConfigError(f"{where}: expected none, because {config.model} takes no LoRA adapters")
+    if any(len(config.tp_group_of(rank)) > 1 for rank in config.ranks):
+        raise ConfigError(f"{where}: expected none with tp_size above 1: shared layers take no LoRA adapters")
 
 
 def _graph(family: object, origins: "_Origins") -> ModelGraph | None:
@@ -275,8 +287,10 @@ def _with_paths(
         for name, value in config.model_kwargs.items()
         if name in (*graph.paths, *ENGINE_PATHS) and isinstance(value, str)
     }
+    folders = {name: absolute("adapters.folders", path) for name, path in config.adapters.folders.items()}
     return msgspec.structs.replace(
         config,
+        adapters=msgspec.structs.replace(config.adapters, folders=folders),
         model_kwargs=config.model_kwargs | own,
         checkpoint=absolute("checkpoint", config.checkpoint),
         data_dir=absolute_if_given("data_dir", config.data_dir),

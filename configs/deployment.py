@@ -17,6 +17,7 @@ from configs import placement
 from configs.placement import NodeGroup as NodeGroup  # noqa: PLC0414 - a part of a configuration
 from configs.placement import PlacedGroup
 from models import registry
+from shared.adapters import NAME_PATTERN
 from shared.errors import ClientError
 from shared.events import MAX_CHOICES, MAX_TEXTS, digest_of
 from shared.ids import Rank
@@ -310,6 +311,30 @@ class MediaSettings(
     decode_timeout_s: Seconds = 60.0
 
 
+class AdapterSettings(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """LoRA adapters beside the model, which clients address as `name:adapter`.
+
+    Attributes:
+        folders: folders as peft writes them, by the adapter's name, such as `{sql: /models/sql-lora}`;
+            relative to the YAML file. They are there from the start, and cannot be unloaded.
+        runtime: take `POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, by which clients name
+            folders on this machine.
+        memory_bytes: the most memory that loaded adapters take on a rank. The least recently used one is
+            dropped, and read again when a request needs it.
+    """
+
+    folders: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], str] = {}
+    runtime: bool = False
+    memory_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the deployment takes adapters at all."""
+        return self.runtime or bool(self.folders)
+
+
 class DeploymentConfig(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
@@ -336,6 +361,7 @@ class DeploymentConfig(
         walk_timeouts_s: time limits by walk, such as `{decode: 60}`; the request fails afterwards. The limit
             of a step with several walks is their sum, if each of them has one.
         scheduling: admission and the choice of replicas, see below.
+        adapters: LoRA adapters beside the model, see below.
         data_dir: the folder for the log of `serve` and the conductor's snapshots; default: `.dalsegno/MODEL`
             in the current folder. Relative to the YAML file.
         devices: the device of each rank, such as `{0: cuda:0, 1: cpu}`; `auto`, also the default, uses one
@@ -363,6 +389,7 @@ class DeploymentConfig(
     max_attempts: Annotated[int, Meta(ge=1)] = 2
     walk_timeouts_s: dict[str, Seconds] = {}
     scheduling: SchedulingSettings = SchedulingSettings()
+    adapters: AdapterSettings = AdapterSettings()
     data_dir: str | None = None
     devices: dict[int, str] = {}
     data_plane: DataPlaneSettings = DataPlaneSettings()
@@ -441,6 +468,7 @@ class DeploymentConfig(
 
 SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "scheduling": SchedulingSettings,
+    "adapters": AdapterSettings,
     "data_plane": DataPlaneSettings,
     "gateway": GatewaySettings,
     "media": MediaSettings,

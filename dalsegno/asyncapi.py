@@ -149,6 +149,13 @@ CHANNELS: Final = (
         readers=["worker"],
     ),
     Channel(
+        name="adapter",
+        address=_SUBJECTS.adapter("{kind}"),
+        summary="LoRA adapters that were loaded and unloaded at run time.",
+        writers={"gateway": [events.AdapterLoaded, events.AdapterUnloaded]},
+        readers=["gateway", "conductor"],
+    ),
+    Channel(
         name="worker",
         address=f"{_SUBJECTS.prefix}.worker.{{rank}}",
         summary="The incarnations of a rank: joined, leaving.",

@@ -24,6 +24,7 @@ from starlette.routing import Match
 from configs.deployment import DeploymentConfig
 from configs.secrets import ApiKey, api_keys
 from gateway import errors, openapi
+from gateway.adapters.routes import adapter_routes
 from gateway.errors import ErrorResponse, HttpError
 from gateway.generate.routes import generate_routes
 from gateway.http import server
@@ -129,6 +130,7 @@ def create_app(
         file_routes,
         policy_routes,
         engine_routes,
+        adapter_routes,
         openai_routes,
         request_routes,
     ):

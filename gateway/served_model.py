@@ -7,10 +7,13 @@ from typing import Any
 
 import msgspec
 
+from configs.adapters import configured
 from configs.deployment import DeploymentConfig
+from gateway.adapters.served import ServedAdapters
 from models import registry
 from models.base import ModelGraph
 from models.checkpoints.files import CheckpointError
+from shared.adapters import Adapter, addressed
 from shared.errors import ModelNotFoundError
 
 
@@ -25,6 +28,7 @@ class ServedModel:
         voices: the voices of a model that speaks, the default one first.
         options: the family's own request parameters; None: it has none.
         takes_texts: a request on the log may have several texts.
+        adapters: the LoRA adapters.
         remarks: what is to be known of the checkpoint, in sentences.
     """
 
@@ -39,6 +43,7 @@ class ServedModel:
     options: type[msgspec.Struct] | None = None
     takes_texts: bool = False
     remarks: tuple[str, ...] = ()
+    adapters: ServedAdapters = field(default_factory=ServedAdapters)
 
     @property
     def takes_media(self) -> bool:
@@ -60,16 +65,22 @@ class ServedModel:
             options=graph.options,
             takes_texts=graph.takes_texts,
             remarks=_remarks(graph, config),
+            adapters=ServedAdapters(configured(config), takes_others=config.adapters.runtime),
         )
 
     def check_model(self, name: str | None) -> None:
-        """Refuse another model's name.
+        """Refuse another name than the model's and its adapters'.
 
         Raises:
-            ModelNotFoundError: `name` is another model.
+            ModelNotFoundError: `name` is another model, or an adapter that is not loaded.
         """
-        if name is not None and name != self.name:
+        if name is not None and name != self.name and name not in self.adapter_models:
             raise ModelNotFoundError(name, self.name)
+
+    @property
+    def adapter_models(self) -> dict[str, Adapter]:
+        """The adapters by the model names that address them."""
+        return {addressed(self.name, name): adapter for name, adapter in self.adapters.by_name.items()}
 
 
 def _remarks(graph: ModelGraph, config: DeploymentConfig) -> tuple[str, ...]:

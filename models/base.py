@@ -83,6 +83,7 @@ class ModelGraph:
             paths.
         options: the family's own request parameters: a struct whose fields all have defaults, with bounds
             (`msgspec.Meta`) and a docstring with the section `Attributes`. None: it has none.
+        takes_adapters: its KV node takes LoRA adapters.
         takes_texts: a request may have several texts (`Inputs.texts`), each with a result of its own.
         token_programs: its KV nodes generate tokens by programs (`models.programs.TokenProgram`): an answer
             stays on the rank that began it.
@@ -123,6 +124,7 @@ class ModelGraph:
     paths: frozenset[str] = frozenset()
     options: type[msgspec.Struct] | None = None
     takes_texts: bool = False
+    takes_adapters: bool = False
     token_programs: bool = False
     embeds: bool = False
     max_positions: int | None = None

@@ -12,6 +12,8 @@ rules, which depend on what the log said before (whose request, which incarnatio
 from typing import Final, NamedTuple
 
 from shared.events import (
+    AdapterLoaded,
+    AdapterUnloaded,
     AnyEvent,
     DeadlinePassed,
     EpochOpened,
@@ -65,6 +67,7 @@ EVENT_TYPES: Final[dict[str, tuple[type, ...]]] = {  # by kind of subject
     "edge": (NodeFired, StreamSent, StreamTaken, TensorsReleased),
     "worker": (WorkerJoined, WorkerLeaving),
     "conductor": (EpochOpened, WorkerLost, LogSealed),
+    "adapter": (AdapterLoaded, AdapterUnloaded),
     "output": (OutputChunk, OutputFence),
 }
 
@@ -119,7 +122,7 @@ def check_event_subject(address: Address, event: AnyEvent) -> None:
 def _writer(address: Address) -> str | None:
     """The only writer of a subject; None for those that any service may write to."""
     match address.kind:
-        case "request" | "control":
+        case "request" | "control" | "adapter":
             return None
         case "output":
             return address.writer
@@ -151,6 +154,7 @@ WRITERS: Final[dict[type, Writer]] = {
     **dict.fromkeys(
         EVENT_TYPES["conductor"], Writer("conductor", "its epoch is higher than all opened before it")
     ),
+    **dict.fromkeys(EVENT_TYPES["adapter"], Writer("gateway", "always; of one name, the last counts")),
     WorkerLost: _CONDUCTOR,
     OutputChunk: Writer(
         "worker", "admission, resumption or fence name the rank with its incarnation, and the request is open"

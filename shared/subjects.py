@@ -11,6 +11,7 @@ Model names are in the payloads, because they contain dots.
     <prefix>.done.<rank>.<request_id>                    worker: walk.completed, .progressed, ...
     <prefix>.edge.<to_rank>.<from_rank>.<request_id>     worker: node.fired, stream.*, tensors.released
     <prefix>.worker.<rank>                               worker: joined, leaving
+    <prefix>.adapter.<kind>                              gateway: loaded, unloaded
     <prefix>.output.<origin>.<request_id>.<writer>       worker: chunk (w<rank>); conductor: fence
     <prefix>.beat.<role>.<name>                          core NATS, no stream
 
@@ -86,6 +87,9 @@ class Subjects:
         """The subject of seals. Only their verification reads it."""
         return self.conductor("sealed")
 
+    def adapter(self, kind: str) -> str:
+        return f"{self.prefix}.adapter.{kind}"
+
     def walk(self, request_id: str) -> str:
         return f"{self.prefix}.walk.{request_id}"
 
@@ -128,12 +132,14 @@ class Subjects:
 
     def logged(self) -> list[str]:
         """The log's subjects."""
-        kinds = ("request", "control", "conductor", "walk", "ready", "done", "edge", "worker", "output")
+        kinds = (
+            "request", "control", "conductor", "walk", "ready", "done", "edge", "worker", "adapter", "output",
+        )  # fmt: skip
         return [f"{self.prefix}.{kind}.>" for kind in kinds]
 
     def for_conductor(self) -> list[str]:
         """The subjects of facts and decisions; of the outputs only the conductor's own fences."""
-        kinds = ("request", "control", "walk", "ready", "done", "worker")
+        kinds = ("request", "control", "walk", "ready", "done", "worker", "adapter")
         own = [*self.conductor_facts(), self.output("*", "*", CONDUCTOR_WRITER)]
         return [f"{self.prefix}.{kind}.>" for kind in kinds] + own
 
@@ -155,6 +161,7 @@ class Subjects:
             self.output(origin, "*", "*"),
             *self.conductor_facts(),
             self.worker_any(),
+            self.adapter("*"),
         ]
 
     def worker_any(self) -> str:
@@ -211,7 +218,7 @@ def _address(kind: str, rest: list[str]) -> Address | None:
             )
         case 1 if kind == "worker" and _is_rank(rest[0]):
             return Address(kind=kind, rank=Rank(int(rest[0])))
-        case 1 if kind == "conductor":
+        case 1 if kind in {"conductor", "adapter"}:
             return Address(kind=kind, name=rest[0])
         case _:
             return None

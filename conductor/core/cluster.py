@@ -27,9 +27,12 @@ from conductor.core.request import Decision, RankState, Request, World, archived
 from conductor.core.retention import LIVE, Retention, size_of, trim_digests, trim_ended
 from conductor.core.schedule import Deployment, place_of, reject_overflow, rejection, schedule
 from models.base import ModelGraph
+from shared.adapters import Adapter
 from shared.epoch_fence import EpochFence
 from shared.errors import Divergence
 from shared.events import (
+    AdapterLoaded,
+    AdapterUnloaded,
     AnyEvent,
     DeadlinePassed,
     EpochOpened,
@@ -119,6 +122,7 @@ class Cluster:
         blamed: incarnations that were ended by a single request, with that request. They make no other
             request a suspect.
         memory: state of the choice of replicas; a cache.
+        adapters: the LoRA adapters that were loaded at run time, by name.
     """
 
     graph_of: Callable[[str], ModelGraph]
@@ -139,6 +143,7 @@ class Cluster:
     held: dict[str, Request] = field(default_factory=dict)
     blamed: dict[int, str] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
+    adapters: dict[str, Adapter] = field(default_factory=dict)
     _places: dict[str, Place] = field(default_factory=dict)
     _unscheduled: dict[str, Request] = field(default_factory=dict)
     _joins: set[str] = field(default_factory=set)
@@ -259,7 +264,7 @@ class Cluster:
         known = self.request(request_id)
         digest = known.digest if known else self.digests.get(request_id, (0, None))[1]
         if digest is None:
-            request = submitted(request_id, event, record)
+            request = submitted(request_id, event, record, self.adapters)
             self.open[request_id] = self.waiting[request_id] = self._unscheduled[request_id] = request
             return Folded()
         if digest == submission_digest(event):
@@ -360,6 +365,14 @@ class Cluster:
         self._unscheduled = dict(self.waiting)
         return Folded()
 
+    def _adapter_loaded(self, _: str, event: AdapterLoaded, record: StoredRecord) -> Folded:
+        self.adapters = self.adapters | {event.adapter.name: event.adapter}
+        return Folded(note=f"adapter {event.adapter.name} is {event.adapter.digest[:12]} from here")
+
+    def _adapter_unloaded(self, _: str, event: AdapterUnloaded, record: StoredRecord) -> Folded:
+        self.adapters = {name: one for name, one in self.adapters.items() if name != event.name}
+        return Folded(note=f"adapter {event.name} is unloaded")
+
     def _nothing(self, _: str, event: Event, record: StoredRecord) -> Folded:
         return Folded()
 
@@ -394,6 +407,8 @@ class Cluster:
         WorkerLeaving: _left,
         WorkerLost: _left,
         LogSealed: _nothing,
+        AdapterLoaded: _adapter_loaded,
+        AdapterUnloaded: _adapter_unloaded,
     }
 
     # ---- bookkeeping -------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ def order(
         priority=request.submission.priority,
         tenant=request.tenant,
         deadline_ns=request.deadline_ns,
+        adapter=admitted.adapter,
         origin=request.submission.origin,
         seed=admitted.seed,
         reason=why or f"{whose} step {step.index} is {names}",

@@ -4,11 +4,14 @@ Both are immutable data: a fold creates the next state, tests and replay can kee
 """
 
 import hashlib
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 import msgspec
 
 from conductor.core.lifecycle import DECISIONS, Phase
+from shared.adapters import Adapter, adapter_name
 from shared.errors import BugError
 from shared.events import (
     Event,
@@ -131,6 +134,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         submitted_ns: time of submission, by the log's clock.
+        loaded: the adapter that its model's name ended with, if that was loaded at the submission's position.
         placement: each node's rank, with exceptions by walk in `walk_placement`; as last admitted or resumed.
         lives: the incarnations that were recorded with it; empty in older logs.
         weights: the digests that were recorded with it (`conductor.core.weights`); empty in older logs.
@@ -158,6 +162,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     lives: dict[str, int] = {}
     weights: dict[str, str] = {}
     weights_since: int = 0
+    loaded: Adapter | None = None
     resumptions: int = 0
     suspicion: Suspicion = Suspicion()
     running: tuple[Running, ...] = ()
@@ -198,14 +203,20 @@ def ranks_of(placement: dict[str, int], walk_placement: dict[str, dict[str, int]
     return frozenset((*placement.values(), *elsewhere))
 
 
-def submitted(request_id: str, event: RequestSubmitted, record: StoredRecord) -> Request:
-    """The first state of a request, from its recorded event."""
+def submitted(
+    request_id: str,
+    event: RequestSubmitted,
+    record: StoredRecord,
+    adapters: Mapping[str, Adapter] = MappingProxyType({}),
+) -> Request:
+    """The first state of a request, from its recorded event; `adapters` are those loaded before it."""
     return Request(
         id=request_id,
         submission=event,
         submission_seq=record.seq,
         submitted_ns=record.time_ns,
         digest=submission_digest(event),
+        loaded=adapters.get(adapter_name(event.model)),
         history=chained(b"", record.data),
     )
 

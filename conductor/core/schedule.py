@@ -27,6 +27,7 @@ from conductor.core.request import Request, World, ranks_of
 from configs.placement import PlacedGroup, assign
 from models import options
 from models.base import ModelGraph
+from shared.adapters import Adapter, adapter_name, addressed
 from shared.errors import ClientError, ModelNotFoundError
 from shared.events import Failure, Limits, Pins, RequestAdmitted, RequestRejected, RequestResumed
 from shared.media.request_check import check_media
@@ -46,6 +47,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         max_waiting: maximum of waiting requests; None is no limit.
         shorten_above: share of `max_concurrent_requests` in use above which a request is admitted with
             `shorten_to` of its tokens.
+        adapters: the LoRA adapters of the configuration, by name; with `takes_adapters`, there may be others.
     """
 
     model: str
@@ -59,6 +61,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: int | None = None
     shorten_above: float | None = None
     shorten_to: float = 0.8
+    adapters: dict[str, Adapter] = {}
+    takes_adapters: bool = False
     graph_digest: str
     plan_digest: str
     config_digest: str
@@ -127,8 +131,7 @@ def rejection(request: Request, deployment: Deployment, graph: ModelGraph) -> Re
     """
     submission = request.submission
     try:
-        if submission.model != deployment.model:
-            raise ModelNotFoundError(submission.model, deployment.model)
+        adapter_of(request, deployment)
         options.check(graph.options, submission.params.options)
         check_media(submission.inputs, graph.modalities)
         check_texts(
@@ -142,6 +145,22 @@ def rejection(request: Request, deployment: Deployment, graph: ModelGraph) -> Re
     else:
         return None
     return _rejected(request, Failure(code=error.code, message=error.message, status=error.status))
+
+
+def adapter_of(request: Request, deployment: Deployment) -> Adapter | None:
+    """The LoRA adapter that a request names; None if it names the plain model.
+
+    Raises:
+        ModelNotFoundError: it names another model, or an adapter that there was not when it was submitted.
+    """
+    model = request.submission.model
+    if model == deployment.model:
+        return None
+    name = adapter_name(model)
+    found = deployment.adapters.get(name, request.loaded if deployment.takes_adapters else None)
+    if found is None or model != addressed(deployment.model, name):
+        raise ModelNotFoundError(model, deployment.model)
+    return found
 
 
 def reject_overflow(request: Request, deployment: Deployment) -> RequestRejected:
@@ -264,6 +283,7 @@ def _admit(
         lives=_lives(placement, walk_placement, ranks.world),
         weights=weights.of_placement(placement, walk_placement, ranks.world),
         revisions=weights.revisions_of(placement, walk_placement, ranks.world),
+        adapter=adapter_of(request, deployment),
         limits=_limits(chosen, ranks.world, deployment, taken=place - 1),
         pins=Pins(
             graph=deployment.graph_digest,

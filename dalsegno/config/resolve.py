@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from configs import files, nats_access, secrets
+from configs.adapters import configured
 from configs.deployment import ConfigError, DeploymentConfig, MediaSettings, NatsSettings, SealingSettings
 from configs.files import Base
 from dalsegno.config import address, environment, layers
@@ -174,6 +175,7 @@ def check(found: Effective) -> None:
             raise ConfigError(f"{source}: model_kwargs.{name}: {config.model_kwargs[name]} does not exist")
     if (remarks := registry.graph(config.model).remarks) is not None:
         remarks(Path(config.checkpoint), config.model_kwargs)
+    configured(config)
     _check_length(found)
     secrets.api_keys(config.gateway)
     nats_access.nats_credentials(config.nats, PROVISIONER).tls()

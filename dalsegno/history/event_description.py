@@ -5,6 +5,8 @@ from typing import assert_never
 
 from dalsegno.history.summary import iso
 from shared.events import (
+    AdapterLoaded,
+    AdapterUnloaded,
     AnyEvent,
     DeadlinePassed,
     EpochOpened,
@@ -83,7 +85,8 @@ def summary_of(event: AnyEvent) -> str:  # one branch per event type
             prompt = inputs.text or inputs.messages or inputs.token_ids or inputs.texts
             return f"model {event.model}: {_short(_json(prompt))}, answers to {event.origin}"
         case RequestAdmitted():
-            return f"{event.reason}; seed {event.seed}"
+            adapter = f"; adapter {event.adapter.name} {event.adapter.digest[:12]}" if event.adapter else ""
+            return f"{event.reason}; seed {event.seed}{adapter}"
         case RequestResumed():
             quarantine = "in quarantine, " if event.on_probation else ""
             return f"attempt {event.attempt}: {quarantine}{event.reason}"
@@ -144,6 +147,10 @@ def summary_of(event: AnyEvent) -> str:  # one branch per event type
             return f"rank {event.rank} shuts down"
         case WorkerLost():
             return f"rank {event.rank}: {event.reason}"
+        case AdapterLoaded():
+            return f"{event.adapter.name} is {event.adapter.digest[:12]} in {event.adapter.folder}"
+        case AdapterUnloaded():
+            return f"{event.name} is no adapter"
         case _:
             assert_never(event)
 

@@ -7,12 +7,18 @@ from models import options
 from models.base import EMBEDDING, SCORE
 
 
-def model_document(gateway: Gateway) -> dict[str, Any]:
-    """Return OpenAI's fields of the model, and ours.
+def model_documents(gateway: Gateway) -> list[dict[str, Any]]:
+    """Return the documents of the model and of its adapters."""
+    names = (gateway.served.name, *sorted(gateway.served.adapter_models))
+    return [model_document(gateway, name) for name in names]
+
+
+def model_document(gateway: Gateway, name: str) -> dict[str, Any]:
+    """Return OpenAI's fields of the model, or of one of its adapters, and ours.
 
     `options` is the JSON schema of the parameters that only this model's family has. `remarks` are sentences
     about the checkpoint, such as that its safety checker is on. `limits` are those of one request; sizes are
-    in bytes.
+    in bytes. Of an adapter, `parent` is its model, and `root` its folder.
     """
     served, settings, media = gateway.served, gateway.settings, gateway.media_settings
     limits: dict[str, Any] = {
@@ -33,11 +39,18 @@ def model_document(gateway: Gateway) -> dict[str, Any]:
             "max_frames": media.max_frames,
             "max_seconds": media.max_seconds,
         }
+    adapter = served.adapter_models.get(name)
+    of_adapter = (
+        {"parent": served.name, "root": adapter.folder, "digest": adapter.digest}
+        if adapter is not None
+        else {}
+    )
     return {
-        "id": served.name,
+        "id": name,
         "object": "model",
         "created": gateway.started_s,
         "owned_by": "dalsegno",
+        **of_adapter,
         "max_model_len": served.max_seq_len,
         "tool_calls": gateway.tool_calls.name if gateway.tool_calls is not None else None,
         "family": served.family,

@@ -16,7 +16,7 @@ from gateway.media import parts
 from gateway.media.intake import MediaIntake
 from gateway.openai.answers import AnswerHead, ChatDocument, ChatStream, CompletionDocument, CompletionStream
 from gateway.openai.earlier_sound import with_transcripts
-from gateway.openai.models import model_document
+from gateway.openai.models import model_document, model_documents
 from gateway.openai.outputs import check_outputs
 from gateway.openai.requests import ChatRequest, CompletionRequest, parse
 from gateway.openai.sound import AUDIO, ID_PREFIX, ChatSound, SoundFields, check_sound, kind_of
@@ -104,14 +104,14 @@ def openai_routes(gateway: Gateway) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["OpenAI"])
     intake = MediaIntake(gateway)
 
-    @router.get("/models", summary="The model this deployment serves")
+    @router.get("/models", summary="The model this deployment serves, and its adapters")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [model_document(gateway)]}
+        return {"object": "list", "data": model_documents(gateway)}
 
     @router.get("/models/{model:path}", summary="One model")
     async def one_model(model: str) -> dict[str, Any]:
         gateway.served.check_model(model)
-        return model_document(gateway)
+        return model_document(gateway, model)
 
     @router.post("/chat/completions", summary="Answer a chat", openapi_extra=body_schema(ChatRequest))
     async def chat(request: Request) -> Response:
@@ -203,7 +203,7 @@ def _head(
 ) -> AnswerHead:
     return AnswerHead(
         request_id=group.request_id,
-        model=gateway.served.name,
+        model=group.requests[0].model,
         created_s=recorded.created_s,
         choices=len(group.requests),
         with_logprobs=group.requests[0].params.logprobs is not None,

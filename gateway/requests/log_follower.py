@@ -9,10 +9,11 @@ ends, for whatever reason, each answer that read from the log ends with a typed 
 import asyncio
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.adapters.served import ServedAdapters
 from gateway.meters.answers import Meter
 from gateway.requests.liveness import Liveness
 from gateway.requests.relay import RecordRouter, decode_or_none
@@ -21,10 +22,20 @@ from gateway.requests.submission import Submissions
 from models.text.tool_calls import FORMATS, CallFormat
 from shared.epoch_fence import EpochFence
 from shared.errors import DalSegnoError
-from shared.events import Failure, RequestResumed, WorkerJoined, WorkerLeaving, WorkerLost
+from shared.events import (
+    AdapterLoaded,
+    AdapterUnloaded,
+    Failure,
+    MalformedEventError,
+    RequestResumed,
+    WorkerJoined,
+    WorkerLeaving,
+    WorkerLost,
+)
 from shared.log.capacity_watch import CapacityWatch
 from shared.log.port import Log, LogRegressedError, LogState, LogUnavailableError, StoredRecord
 from shared.media.store import MediaStore
+from shared.subject_rules import read_event
 from shared.subjects import Address, Subjects
 
 _RESUMED: Final = b"request.resumed.v1"
@@ -73,6 +84,7 @@ class LogFollower:
         meter: Meter,
         numbers: Iterator[int],
         max_unread: int,
+        adapters: ServedAdapters,
     ) -> None:
         self.connection: LogConnection | None = None
         self.followed = asyncio.Event()
@@ -83,6 +95,7 @@ class LogFollower:
         self._meter = meter
         self._numbers = numbers
         self._max_unread = max_unread
+        self._adapters = adapters
         self._tool_calls: dict[int, str] = {}
 
     @property
@@ -104,6 +117,11 @@ class LogFollower:
             address = self._subjects.parse(subject)
             if last is not None and address is not None:
                 self._note_worker(rank, address, last)
+        self._adapters.begin()
+        history = log.history([self._subjects.adapter("*")], 1, state.last_seq)
+        async with aclosing(history) as records:
+            async for record in records:
+                self._note_adapter(record)
         router = RecordRouter(log, self._subjects, fence, self._meter.hops)
         lost: type[DalSegnoError] = LogUnavailableError
         try:
@@ -142,6 +160,8 @@ class LogFollower:
         match address.kind:
             case "worker" if address.rank is not None:
                 self._note_worker(address.rank, address, record)
+            case "adapter":
+                self._note_adapter(record)
             case "control":
                 submissions.readers.receive(str(address.request_id), record)
             case "walk":
@@ -162,6 +182,12 @@ class LogFollower:
         event = decode_or_none(record, address)
         if isinstance(event, WorkerJoined | WorkerLeaving):
             self._tool_calls[rank] = event.tool_calls
+
+    def _note_adapter(self, record: StoredRecord) -> None:
+        with suppress(MalformedEventError):
+            _, event = read_event(record, self._subjects)
+            if isinstance(event, AdapterLoaded | AdapterUnloaded):
+                self._adapters.fold(event, record.seq)
 
     async def _receive_heartbeats(self, log: Log) -> None:
         async with aclosing(log.listen(self._subjects.heartbeats())) as heartbeats:

@@ -99,7 +99,13 @@ class Gateway:
         self.is_draining = False
         self._numbers = count(1)
         self.follower = LogFollower(
-            subjects, origin, self.liveness, self.meter, self._numbers, self.settings.max_in_flight
+            subjects,
+            origin,
+            self.liveness,
+            self.meter,
+            self._numbers,
+            self.settings.max_in_flight,
+            served.adapters,
         )
 
     # ---- the log ------------------------------------------------------------------------------------

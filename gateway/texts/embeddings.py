@@ -123,7 +123,7 @@ def embedding_routes(gateway: Gateway) -> APIRouter:
         group, orders = await _group(gateway, intake, request, body, reader.read(body.input))
 
         def make_format(_: SubmissionRecord) -> AnswerFormat:
-            return EmbeddingDocument(served.name, encoding, ranges, Outputs(EMBEDDING, orders))
+            return EmbeddingDocument(body.model or served.name, encoding, ranges, Outputs(EMBEDDING, orders))
 
         return AnswerResponse(gateway, group, make_format)
 

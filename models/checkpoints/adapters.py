@@ -131,7 +131,8 @@ def adapter_digest(folder: Path) -> str:
 def _check(config: Mapping[str, Any], folder: Path) -> None:
     if config.get("peft_type") != "LORA":
         raise AdapterError(
-            f"adapter {folder}: peft_type is {config.get('peft_type')!r}: expected 'LORA', the only kind served"
+            f"adapter {folder}: peft_type is {config.get('peft_type')!r}: expected 'LORA', the kind that is "
+            "served"
         )
     for field, neutral in _NEUTRAL.items():
         value = config.get(field)
@@ -143,7 +144,8 @@ def _check(config: Mapping[str, Any], folder: Path) -> None:
     if not isinstance(start, bool) and start not in _STARTS:
         raise AdapterError(
             f"adapter {folder}: init_lora_weights is {start!r}, which changes the base model's "
-            "weights: convert it to a plain adapter (peft: save_pretrained with path_initial_model_for_weight_conversion)"
+            "weights: convert it to a plain adapter (path_initial_model_for_weight_conversion of peft's "
+            "save_pretrained)"
         )
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if type(rank) is not int or rank < 1 or type(alpha) not in (int, float):

@@ -170,6 +170,7 @@ GRAPH: Final = ModelGraph(
     },
     plan=plan,
     embeds=True,
+    takes_adapters=True,
     claims=claims,
     serves="decoder-only language models: an architecture ...ForCausalLM",
 )

@@ -5,6 +5,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from shared.events.adapters import AdapterLoaded, AdapterUnloaded
 from shared.events.base import Event
 from shared.events.decisions import (
     MAX_MESSAGE_CHARS,
@@ -50,7 +51,8 @@ WorkerEvent: TypeAlias = (
     | OutputChunk
 )
 EdgeEvent: TypeAlias = NodeFired | StreamSent | StreamTaken | TensorsReleased
-AnyEvent: TypeAlias = ConductorEvent | WorkerEvent | EdgeEvent | PublicEvent
+AdapterEvent: TypeAlias = AdapterLoaded | AdapterUnloaded
+AnyEvent: TypeAlias = ConductorEvent | WorkerEvent | EdgeEvent | PublicEvent | AdapterEvent
 
 
 class _UntaggedCancel(RequestCancel, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=False):

@@ -4,6 +4,7 @@ from typing import Final
 
 import msgspec
 
+from shared.adapters import Adapter
 from shared.events.base import Event
 from shared.events.outputs import OutputTotals
 
@@ -113,6 +114,7 @@ class RequestAdmitted(
             `<walk>/<node>` for a node that runs elsewhere in that walk. Empty in older logs.
         revisions: the checkpoints of these ranks on a hub, `org/name@commit`, each once
             (`worker.joined.revision`). Empty for folders, and in older logs.
+        adapter: the LoRA adapter that the request is computed with, to its end; None is the plain model.
     """
 
     family: str
@@ -122,6 +124,7 @@ class RequestAdmitted(
     lives: dict[str, int] = {}
     weights: dict[str, str] = {}
     revisions: list[str] = []
+    adapter: Adapter | None = None
     limits: Limits
     pins: Pins
     reason: str

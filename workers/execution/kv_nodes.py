@@ -369,6 +369,7 @@ class KvNodes:
             priority=self._ready.priority,
             deadline_ns=self._ready.deadline_ns,
             tenant=self._ready.tenant,
+            adapter=self._ready.adapter,
             parts=request.parts,
             embeds=start.embeds,
             sends=frozenset(name for name, _ in self._placement.tensor_streams(start.node)),
