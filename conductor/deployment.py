@@ -37,7 +37,7 @@ def deployment_of(config: DeploymentConfig, *, max_event_bytes: int) -> Deployme
         shorten_above=config.scheduling.shorten_above,
         shorten_to=config.scheduling.shorten_to,
         adapters=configured(config),
-        takes_adapters=config.adapters.enabled,
+        takes_adapters=config.takes_adapters,
         graph_digest=graph.digest,
         plan_digest=registry.plan_digest(config.model),
         config_digest=config.digest,

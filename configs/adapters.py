@@ -8,14 +8,12 @@ from shared.adapters import Adapter
 
 
 def configured(config: DeploymentConfig) -> dict[str, Adapter]:
-    """The adapters of `adapters.folders` by name; reads all their bytes.
+    """The adapters of `adapters` by name; reads all their bytes.
 
     Raises:
         ConfigError: one is missing, damaged, or not served.
     """
     try:
-        return {
-            name: adapter_at(name, Path(folder)) for name, folder in sorted(config.adapters.folders.items())
-        }
+        return {name: adapter_at(name, Path(folder)) for name, folder in sorted(config.adapters.items())}
     except AdapterError as error:
-        raise ConfigError(f"adapters.folders: {error.message}") from error
+        raise ConfigError(f"adapters: {error.message}") from error

@@ -138,7 +138,7 @@ def _check_voices(config: DeploymentConfig, graph: ModelGraph, origins: "_Origin
 
 def _check_adapters(config: DeploymentConfig, graph: ModelGraph, origins: "_Origins") -> None:
     """Refuse adapters of a family, or on a placement, that does not take them."""
-    if not config.adapters.enabled:
+    if not config.takes_adapters:
         return
     where = f"{origins.of('adapters')}: adapters"
     if not graph.takes_adapters:
@@ -287,10 +287,10 @@ def _with_paths(
         for name, value in config.model_kwargs.items()
         if name in (*graph.paths, *ENGINE_PATHS) and isinstance(value, str)
     }
-    folders = {name: absolute("adapters.folders", path) for name, path in config.adapters.folders.items()}
+    adapters = {name: absolute(f"adapters.{name}", path) for name, path in config.adapters.items()}
     return msgspec.structs.replace(
         config,
-        adapters=msgspec.structs.replace(config.adapters, folders=folders),
+        adapters=adapters,
         model_kwargs=config.model_kwargs | own,
         checkpoint=absolute("checkpoint", config.checkpoint),
         data_dir=absolute_if_given("data_dir", config.data_dir),

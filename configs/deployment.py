@@ -311,30 +311,6 @@ class MediaSettings(
     decode_timeout_s: Seconds = 60.0
 
 
-class AdapterSettings(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
-):
-    """LoRA adapters beside the model, which clients address as `name:adapter`.
-
-    Attributes:
-        folders: folders as peft writes them, by the adapter's name, such as `{sql: /models/sql-lora}`;
-            relative to the YAML file. They are there from the start, and cannot be unloaded.
-        runtime: take `POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, by which clients name
-            folders on this machine.
-        memory_bytes: the most memory that loaded adapters take on a rank. The least recently used one is
-            dropped, and read again when a request needs it.
-    """
-
-    folders: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], str] = {}
-    runtime: bool = False
-    memory_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
-
-    @property
-    def enabled(self) -> bool:
-        """Whether the deployment takes adapters at all."""
-        return self.runtime or bool(self.folders)
-
-
 class DeploymentConfig(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
@@ -353,6 +329,12 @@ class DeploymentConfig(
         model_kwargs: settings of the engine and of the family (`snac` of `orpheus`), see below.
         voices: the voices of a finetune of a speech model, in addition to the model's own; the first one is
             the default. Letters, digits, `_` and `-`.
+        adapters: folders of LoRA adapters as peft writes them, by name, such as `{sql: /models/sql-lora}`;
+            clients address one as `MODEL:sql`. Relative to the YAML file. They cannot be unloaded.
+        adapters_at_runtime: take `POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, by which clients
+            name further folders on this machine.
+        adapters_memory_bytes: the most memory that loaded adapters take on a rank. The least recently used
+            one is dropped, and read again when a request needs it.
         kv_tokens: the size of a rank's KV cache in tokens; default: derived from the free memory.
         default_max_tokens: limit of answers whose request has none, as far as the context allows.
         max_concurrent_requests: requests that are admitted at a time; the others wait in order.
@@ -361,7 +343,6 @@ class DeploymentConfig(
         walk_timeouts_s: time limits by walk, such as `{decode: 60}`; the request fails afterwards. The limit
             of a step with several walks is their sum, if each of them has one.
         scheduling: admission and the choice of replicas, see below.
-        adapters: LoRA adapters beside the model, see below.
         data_dir: the folder for the log of `serve` and the conductor's snapshots; default: `.dalsegno/MODEL`
             in the current folder. Relative to the YAML file.
         devices: the device of each rank, such as `{0: cuda:0, 1: cpu}`; `auto`, also the default, uses one
@@ -383,13 +364,15 @@ class DeploymentConfig(
     name: str = ""
     model_kwargs: dict[str, Any] = {}
     voices: list[str] = []
+    adapters: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], str] = {}
+    adapters_at_runtime: bool = False
+    adapters_memory_bytes: Annotated[int, Meta(ge=1)] = 1 << 30
     kv_tokens: Annotated[int, Meta(ge=16)] | None = None
     default_max_tokens: Annotated[int, Meta(ge=1)] = 2048
     max_concurrent_requests: Annotated[int, Meta(ge=1)] = 256
     max_attempts: Annotated[int, Meta(ge=1)] = 2
     walk_timeouts_s: dict[str, Seconds] = {}
     scheduling: SchedulingSettings = SchedulingSettings()
-    adapters: AdapterSettings = AdapterSettings()
     data_dir: str | None = None
     devices: dict[int, str] = {}
     data_plane: DataPlaneSettings = DataPlaneSettings()
@@ -447,6 +430,11 @@ class DeploymentConfig(
         )
 
     @property
+    def takes_adapters(self) -> bool:
+        """Whether requests may name LoRA adapters."""
+        return self.adapters_at_runtime or bool(self.adapters)
+
+    @property
     def known_voices(self) -> tuple[str, ...]:
         """The voices of a speech model: the declared ones, then the family's."""
         return tuple(dict.fromkeys((*self.voices, *registry.graph(self.model).voices)))
@@ -468,7 +456,6 @@ class DeploymentConfig(
 
 SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "scheduling": SchedulingSettings,
-    "adapters": AdapterSettings,
     "data_plane": DataPlaneSettings,
     "gateway": GatewaySettings,
     "media": MediaSettings,
@@ -494,6 +481,10 @@ PATHS: Final = frozenset(
     }
 )
 """Keys that are paths: relative to their file, or to the current folder if given by variable or flag."""
+
+
+PATH_MAPS: Final = ("adapters",)
+"""Keys whose values are maps of paths."""
 
 
 ENGINE_PATHS: Final = ("draft_model", "draft")  # `draft` is the old name

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import yaml
 
-from shared import events, tensors
+from shared import adapters, events, tensors
 from shared.docstrings import meanings_of
 from shared.events import Event
 from shared.subjects import DEFAULT_ORIGIN, Subjects
@@ -345,7 +345,7 @@ def _schema(name: str, found: dict[str, Any], *, is_public: bool) -> dict[str, A
 
 
 def _kind_of(name: str) -> Any:
-    return getattr(events, name, None) or getattr(tensors, name)
+    return next(getattr(one, name) for one in (events, tensors, adapters) if hasattr(one, name))
 
 
 def _portable(schema: Any) -> Any:

@@ -24,7 +24,6 @@ from starlette.routing import Match
 from configs.deployment import DeploymentConfig
 from configs.secrets import ApiKey, api_keys
 from gateway import errors, openapi
-from gateway.adapters.routes import adapter_routes
 from gateway.errors import ErrorResponse, HttpError
 from gateway.generate.routes import generate_routes
 from gateway.http import server
@@ -32,6 +31,7 @@ from gateway.images.routes import image_routes
 from gateway.media.file_routes import file_routes
 from gateway.middleware.stack import GatewayApp
 from gateway.openai.routes import openai_routes
+from gateway.operations.adapter_routes import adapter_routes
 from gateway.operations.engine_routes import engine_routes
 from gateway.operations.request_routes import request_routes
 from gateway.operations.service_routes import service_routes

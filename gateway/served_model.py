@@ -9,7 +9,7 @@ import msgspec
 
 from configs.adapters import configured
 from configs.deployment import DeploymentConfig
-from gateway.adapters.served import ServedAdapters
+from gateway.served_adapters import ServedAdapters
 from models import registry
 from models.base import ModelGraph
 from models.checkpoints.files import CheckpointError
@@ -65,7 +65,7 @@ class ServedModel:
             options=graph.options,
             takes_texts=graph.takes_texts,
             remarks=_remarks(graph, config),
-            adapters=ServedAdapters(configured(config), takes_others=config.adapters.runtime),
+            adapters=ServedAdapters(configured(config), takes_others=config.adapters_at_runtime),
         )
 
     def check_model(self, name: str | None) -> None:

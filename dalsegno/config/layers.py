@@ -21,7 +21,7 @@ import msgspec
 from msgspec import inspect
 
 from configs.checks import check, discreet, hint_for
-from configs.deployment import SECRETS, SECTIONS, ConfigError, DeploymentConfig, paths
+from configs.deployment import PATH_MAPS, SECRETS, SECTIONS, ConfigError, DeploymentConfig, paths
 from configs.files import Base, is_integer_of_64_bits, is_text, parse_yaml
 from configs.renamed_keys import RENAMED
 from models import registry
@@ -202,7 +202,8 @@ def overlay(base: Base, settings: Iterable[Setting], here: Path) -> tuple[dict[s
     renamed = _renamed(family)
 
     def as_said_here(key: str, value: Any) -> Any:
-        is_relative = key in are_paths and isinstance(value, str) and not value.startswith("~")
+        is_path = key in are_paths or key.partition(".")[0] in PATH_MAPS
+        is_relative = is_path and isinstance(value, str) and not value.startswith("~")
         return str(here / value) if is_relative else value
 
     def replace_other(key: str) -> None:

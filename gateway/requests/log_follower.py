@@ -13,12 +13,12 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.adapters.served import ServedAdapters
 from gateway.meters.answers import Meter
 from gateway.requests.liveness import Liveness
 from gateway.requests.relay import RecordRouter, decode_or_none
 from gateway.requests.request_ids import RecentIds
 from gateway.requests.submission import Submissions
+from gateway.served_adapters import ServedAdapters
 from models.text.tool_calls import FORMATS, CallFormat
 from shared.epoch_fence import EpochFence
 from shared.errors import DalSegnoError

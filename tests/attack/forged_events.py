@@ -110,6 +110,8 @@ def contents(aim: Aim) -> dict[str, dict[str, Any]]:
         "request.submitted.v1": {"model": "attacked", "inputs": {"text": "FORGED"}, "origin": aim.origin},
         "request.cancel.v1": {"reason": "forged"},
         "request.watched.v1": {"is_over": True},
+        "adapter.loaded.v1": {"adapter": {"name": "forged", "digest": "00", "folder": "/forged"}},
+        "adapter.unloaded.v1": {"name": "forged"},
         "log.sealed.v1": {"first_seq": 1, "last_seq": 2, "previous": NO_HISTORY, "chain": NO_HISTORY},
     }  # fmt: skip
 
@@ -130,6 +132,7 @@ def subjects(aim: Aim) -> dict[str, str]:
         "epoch": f"{PREFIX}.conductor.epoch",
         "lost": f"{PREFIX}.conductor.lost",
         "sealed": f"{PREFIX}.conductor.sealed",
+        "adapter": f"{PREFIX}.adapter.loaded",
     }
 
 
@@ -153,6 +156,7 @@ HOMES: Final[dict[str, str]] = {
     "worker.lost.v1": "lost",
     "epoch.opened.v1": "epoch",
     "log.sealed.v1": "sealed",
+    **dict.fromkeys(("adapter.loaded.v1", "adapter.unloaded.v1"), "adapter"),
     "request.submitted.v1": "request",
     **dict.fromkeys(("request.cancel.v1", "request.watched.v1"), "control"),
 }  # fmt: skip

@@ -47,7 +47,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         f"model: decoder_lm\nname: tiny\ncheckpoint: {checkpoint}\nmax_seq_len: 512\n"
         "node_groups: [{node_names: [prepare, llm], ranks: [0]}]\n"
         "model_kwargs: {dtype: float32}\n"
-        "adapters: {folders: {sql: sql}, runtime: true}\n"
+        "adapters: {sql: sql}\nadapters_at_runtime: true\n"
     )
     with deploy.serve(folder, model=str(folder / "tiny.yaml")) as running:
         yield World(running, str(folder / "tiny.yaml"), sql, poet)
@@ -189,7 +189,7 @@ async def test_after_a_restart_loaded_adapters_are_there_again(tmp_path: Path) -
     checkpoint = tiny_checkpoint("qwen3")
     poet = make_adapter(tmp_path / "poet", checkpoint, seed=2, rank=2, size=0.4)
     for start in range(2):
-        with deploy.serve(tmp_path, "--set", "adapters.runtime=true", model=str(checkpoint)) as running:
+        with deploy.serve(tmp_path, "--set", "adapters_at_runtime=true", model=str(checkpoint)) as running:
             async with clients.http(running) as http:
                 name = (await http.get("/v1/models")).json()["data"][0]["id"]
                 if not start:
@@ -206,7 +206,7 @@ def test_a_damaged_adapter_in_the_configuration_stops_the_start(tmp_path: Path) 
     checkpoint = tiny_checkpoint("qwen3")
     make_adapter(tmp_path / "poet", checkpoint, seed=2)
     (tmp_path / "poet" / WEIGHTS).unlink()
-    ended = clients.run("check", str(checkpoint), "--set", f"adapters.folders={{poet: {tmp_path / 'poet'}}}")
+    ended = clients.run("check", str(checkpoint), "--set", f"adapters.poet={tmp_path / 'poet'}")
     assert ended.returncode != 0
-    assert "adapters.folders" in ended.stderr
+    assert "adapters: adapter " in ended.stderr
     assert "cannot be read" in ended.stderr

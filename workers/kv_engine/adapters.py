@@ -70,7 +70,7 @@ class Adapters:
         if used + new.nbytes > self._limit:
             raise NoRoomForAdapterError(
                 f"adapter {new.adapter.name!r} needs {new.nbytes} bytes, but those of running requests take "
-                f"{used} of {self._limit} (adapters.memory_bytes): try again later, or raise the limit"
+                f"{used} of {self._limit} (adapters_memory_bytes): try again later, or raise the limit"
             )
 
     @staticmethod

@@ -74,14 +74,18 @@ def make_kv_engines(
     if followers is not None:
         sizes = [followers.agree(sizes[0], loaded[0].node.dtype, weights(names[0]))]
     cores = _cores_of(config, rank, share)
-    adapter_bytes = config.adapters.memory_bytes if config.adapters.enabled else 0
     engines = {
-        name: _engine_of(settings, one, blocks, share, cores, followers, export_to, adapter_bytes)
+        name: _engine_of(settings, one, blocks, share, cores, followers, export_to, adapter_bytes(config))
         for name, one, blocks in zip(names, loaded, sizes, strict=True)
     }
     if share.device.type == "cpu":  # each has set them for its own node: the largest decides
         use_cpu_threads(threads_for(max(one.node.parameters for one in loaded), cores))
     return engines
+
+
+def adapter_bytes(config: DeploymentConfig) -> int:
+    """The most memory of adapters on a rank; 0 if it takes none."""
+    return config.adapters_memory_bytes if config.takes_adapters else 0
 
 
 def _cores_of(config: DeploymentConfig, rank: int, share: DeviceShare) -> int:
@@ -124,7 +128,7 @@ def _load_served(
         node = node_loading.load_kv_node(config, name, settings, share.device, progress, group)
         kernel = choose_attention(node, settings.attention)
         # The members of a group exchange sums within each layer; adapters hook into the stock modules.
-        if group is None and not config.adapters.enabled:
+        if group is None and not config.takes_adapters:
             node = node_loading.with_kernels(node, settings, share)
         _check_programs(node, settings)
         _check_drafts(node, settings)
@@ -175,7 +179,7 @@ def _engine_of(
     cpu_cores: int,
     followers: "Followers | None",
     export_to: "Allocate | None",
-    adapter_bytes: int,
+    most_of_adapters: int,
 ) -> "KVEngine":
     """Make the engine of a loaded node over a pool of so many blocks."""
     from workers.kv_engine.engine import KVEngine  # noqa: PLC0415 - imports transformers
@@ -196,7 +200,7 @@ def _engine_of(
             decode_slowdown_limit=settings.decode_slowdown_limit,
             speculative_tokens=settings.speculative_tokens,
             max_pass_tokens=settings.max_pass_tokens,
-            adapter_bytes=adapter_bytes,
+            adapter_bytes=most_of_adapters,
         ),
         export_to=export_to,
         proposer=_proposer(served.draft, served.node, settings, blocks, sequences, step_tokens),

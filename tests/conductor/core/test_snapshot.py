@@ -15,7 +15,9 @@ from conductor.core.cluster import Cluster
 from conductor.core.request import Request
 from conductor.core.retention import LIVE
 from conductor.core.snapshot import SnapshotError
+from shared.adapters import Adapter
 from shared.events import (
+    AdapterLoaded,
     DeadlinePassed,
     Failure,
     Guide,
@@ -46,6 +48,8 @@ class History(Script):
         self.open_epoch()
         for rank in range(3):
             self.begin_life(rank)
+        adapter = Adapter(name="sql", digest="00", folder="/sql")
+        self.say(SUBJECTS.adapter("loaded"), AdapterLoaded(adapter=adapter))
         for _ in range(self.chance.choice([20, 60])):
             self.happen()
 

@@ -70,10 +70,12 @@ from tests.gateway.media.world import chat, data_url, image, png, seeing
 from tests.gateway.world import CHAT, Performance, World, deployment, echo, listening
 from tests.models.media import samples
 from tests.tiny import tiny_checkpoint
+from tests.tiny.adapters import make_adapter
 from tests.tiny.orpheus import tiny_orpheus
 from workers import settings
 from workers.data_plane.port import TensorStore
 from workers.data_plane.transports.tcp import TcpEndpoint
+from workers.loading.engines import adapter_bytes
 from workers.loading.tensor_store import open_tensors
 from workers.machine.devices import choose_device
 from workers.media.assembly import decoders_of
@@ -187,6 +189,18 @@ async def tokens_granted(config: DeploymentConfig) -> int:
 
 async def family_admitted(config: DeploymentConfig) -> object:
     return conducted(config).last(RequestAdmitted).family
+
+
+async def the_models_of_adapters(config: DeploymentConfig) -> list[str]:
+    return sorted(ServedModel.of(config).adapter_models)
+
+
+async def whether_adapters_are_loaded_at_run_time(config: DeploymentConfig) -> bool:
+    return ServedModel.of(config).adapters.takes_others
+
+
+async def the_memory_of_adapters(config: DeploymentConfig) -> int:
+    return adapter_bytes(config)
 
 
 async def voice_of_an_example(config: DeploymentConfig) -> str:
@@ -852,6 +866,30 @@ TABLE: Final = [
             "DALSEGNO_CHECKPOINT": str(tiny_orpheus()),
             "DALSEGNO_NODE_GROUPS": "[{node_names: [prepare, LLM, snac_decoder], ranks: [0]}]",
         },
+    ),
+    Row(
+        key="adapters",
+        said=lambda folder: (
+            f"{{sql: {make_adapter(folder / 'sql', tiny_checkpoint('qwen3'), seed=1).folder}}}"
+        ),
+        observe=the_models_of_adapters,
+        without=[],
+        with_=["tiny:sql"],
+    ),
+    Row(
+        key="adapters_at_runtime",
+        said="true",
+        observe=whether_adapters_are_loaded_at_run_time,
+        without=False,
+        with_=True,
+    ),
+    Row(
+        key="adapters_memory_bytes",
+        said="4096",
+        observe=the_memory_of_adapters,
+        without=1 << 30,
+        with_=4096,
+        also={"DALSEGNO_ADAPTERS_AT_RUNTIME": "true"},
     ),
     Row(key="kv_tokens", said="16", observe=tokens_granted, without=61, with_=13),
     Row(key="default_max_tokens", said="5", observe=tokens_granted, without=61, with_=5),

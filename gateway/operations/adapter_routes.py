@@ -131,12 +131,12 @@ def _check_name(gateway: Gateway, name: str) -> None:
     served = gateway.served.adapters
     if not served.takes_others:
         raise AdaptersFixedError(
-            "adapters are not loaded or unloaded at run time here: expected adapters.runtime: true in the "
+            "adapters are not loaded or unloaded at run time here: expected adapters_at_runtime: true in the "
             "configuration"
         )
     if name in served.configured:
         raise AdapterConflictError(
-            f"the adapter {name!r} is one of the configuration (adapters.folders): change it there"
+            f"the adapter {name!r} is one of the configuration (the key adapters): change it there"
         )
 
 

@@ -1,1 +1,0 @@
-"""LoRA adapters that are loaded and unloaded at run time."""
