@@ -150,7 +150,7 @@ CHANNELS: Final = (
     ),
     Channel(
         name="adapter",
-        address=_SUBJECTS.adapter("{kind}"),
+        address=_SUBJECTS.adapter("{name}"),
         summary="LoRA adapters that were loaded and unloaded at run time.",
         writers={"gateway": [events.AdapterLoaded, events.AdapterUnloaded]},
         readers=["gateway", "conductor"],

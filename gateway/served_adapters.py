@@ -26,6 +26,15 @@ class ServedAdapters:
         """All adapters that requests may name."""
         return self._loaded | self.configured if self.takes_others or self.configured else {}
 
+    @property
+    def loaded(self) -> Mapping[str, Adapter]:
+        """Those that were loaded at run time."""
+        return dict(self._loaded)
+
+    def changed_at(self, name: str) -> int:
+        """The log position of an adapter's last event; 0 without any."""
+        return self._changed.get(name, 0)
+
     def begin(self) -> None:
         """Forget the log: it is read from its beginning."""
         self._loaded.clear()
@@ -33,7 +42,7 @@ class ServedAdapters:
 
     def fold(self, event: AdapterLoaded | AdapterUnloaded, seq: int) -> None:
         """Apply an event at its position in the log; a second copy, or an earlier one, has no effect."""
-        name = event.adapter.name if isinstance(event, AdapterLoaded) else event.name
+        name = event.adapter_name
         if seq <= self._changed.get(name, 0):
             return
         self._changed[name] = seq

@@ -9,7 +9,8 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
+NAME_PATTERN: Final = r"^[A-Za-z0-9_-]{1,64}\Z"
+"""A name is a token of a subject: it has no dot."""
 SEPARATOR: Final = ":"
 
 

@@ -106,6 +106,8 @@ def check_event_subject(address: Address, event: AnyEvent) -> None:
         raise MalformedEventError(
             f"expected a fence on a subject of the {CONDUCTOR_WRITER}, found {address.writer}"
         )
+    if isinstance(event, AdapterLoaded | AdapterUnloaded) and event.adapter_name != address.name:
+        raise MalformedEventError(f"expected an event of the adapter {address.name}, found another one")
     request_id = address.request_id
     if request_id is None:
         return
@@ -154,7 +156,7 @@ WRITERS: Final[dict[type, Writer]] = {
     **dict.fromkeys(
         EVENT_TYPES["conductor"], Writer("conductor", "its epoch is higher than all opened before it")
     ),
-    **dict.fromkeys(EVENT_TYPES["adapter"], Writer("gateway", "always; of one name, the last counts")),
+    **dict.fromkeys(EVENT_TYPES["adapter"], Writer("gateway", "always; the last of a name counts")),
     WorkerLost: _CONDUCTOR,
     OutputChunk: Writer(
         "worker", "admission, resumption or fence name the rank with its incarnation, and the request is open"

@@ -11,7 +11,7 @@ Model names are in the payloads, because they contain dots.
     <prefix>.done.<rank>.<request_id>                    worker: walk.completed, .progressed, ...
     <prefix>.edge.<to_rank>.<from_rank>.<request_id>     worker: node.fired, stream.*, tensors.released
     <prefix>.worker.<rank>                               worker: joined, leaving
-    <prefix>.adapter.<kind>                              gateway: loaded, unloaded
+    <prefix>.adapter.<name>                              gateway: adapter.loaded, adapter.unloaded
     <prefix>.output.<origin>.<request_id>.<writer>       worker: chunk (w<rank>); conductor: fence
     <prefix>.beat.<role>.<name>                          core NATS, no stream
 
@@ -87,8 +87,8 @@ class Subjects:
         """The subject of seals. Only their verification reads it."""
         return self.conductor("sealed")
 
-    def adapter(self, kind: str) -> str:
-        return f"{self.prefix}.adapter.{kind}"
+    def adapter(self, name: str) -> str:
+        return f"{self.prefix}.adapter.{name}"
 
     def walk(self, request_id: str) -> str:
         return f"{self.prefix}.walk.{request_id}"

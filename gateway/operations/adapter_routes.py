@@ -20,6 +20,7 @@ from models.checkpoints.adapters import adapter_at
 from shared.adapters import NAME_PATTERN, addressed
 from shared.errors import ClientError, ModelNotFoundError
 from shared.events import AdapterLoaded, AdapterUnloaded, encode
+from shared.log.port import WrongLastSequenceError
 from shared.validation_errors import described
 
 _LOAD: Final = "/load_lora_adapter"
@@ -51,7 +52,7 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The body of a request to load an adapter.
 
     Attributes:
-        lora_name: 1 to 64 letters, digits, `.`, `_` and `-`.
+        lora_name: 1 to 64 letters, digits, `_` and `-`.
         lora_path: a folder as peft writes it, absolute, on the machines of gateway and workers.
         load_inplace: replace an adapter of that name; requests in progress keep theirs.
     """
@@ -81,8 +82,7 @@ def adapter_routes(gateway: Gateway) -> APIRouter:
         _check_name(gateway, body.lora_name)
         if not re.match(NAME_PATTERN, body.lora_name):
             raise InvalidAdapterRequestError(
-                "lora_name: expected 1 to 64 letters, digits, '.', '_' and '-', the first no sign, found "
-                f"{described(body.lora_name)}"
+                f"lora_name: expected 1 to 64 letters, digits, '_' and '-', found {described(body.lora_name)}"
             )
         folder = Path(body.lora_path)
         if not folder.is_absolute():
@@ -96,9 +96,8 @@ def adapter_routes(gateway: Gateway) -> APIRouter:
                 f"the adapter {adapter.name!r} is loaded with other weights ({known.digest[:12]}, not "
                 f"{adapter.digest[:12]}): unload it first, or send load_inplace"
             )
-        await _publish(
-            gateway, "loaded", AdapterLoaded(id=_id(gateway), writer=gateway.origin, adapter=adapter)
-        )
+        event = AdapterLoaded(id=_id(gateway), writer=gateway.origin, adapter=adapter)
+        await _publish(gateway, event)
         return {
             "id": addressed(gateway.served.name, adapter.name),
             "object": "adapter",
@@ -114,7 +113,7 @@ def adapter_routes(gateway: Gateway) -> APIRouter:
         if body.lora_name not in served.by_name:
             raise ModelNotFoundError(model, gateway.served.name)
         event = AdapterUnloaded(id=_id(gateway), writer=gateway.origin, name=body.lora_name)
-        await _publish(gateway, "unloaded", event)
+        await _publish(gateway, event)
         return {"id": model, "object": "adapter", "deleted": True}
 
     return router
@@ -140,9 +139,22 @@ def _check_name(gateway: Gateway, name: str) -> None:
         )
 
 
-async def _publish(gateway: Gateway, kind: str, event: AdapterLoaded | AdapterUnloaded) -> None:
-    """Store an event, and apply it here before the log brings it back."""
-    seq = await gateway.log.publish(gateway.subjects.adapter(kind), encode(event))
+async def _publish(gateway: Gateway, event: AdapterLoaded | AdapterUnloaded) -> None:
+    """Store an event, and apply it here before the log brings it back.
+
+    Raises:
+        AdapterConflictError: another gateway changes the adapter at this moment.
+    """
+    log, name = gateway.log, event.adapter_name
+    subject = gateway.subjects.adapter(name)
+    last = await log.last(subject)
+    known = last.seq if last is not None else 0
+    try:
+        if known > gateway.served.adapters.changed_at(name):
+            raise WrongLastSequenceError(f"{subject} has changed")
+        seq = await log.publish(subject, encode(event), expected_last_seq=known)
+    except WrongLastSequenceError as error:
+        raise AdapterConflictError(f"the adapter {name!r} is being changed elsewhere: try again") from error
     gateway.served.adapters.fold(event, seq)
 
 

@@ -31,9 +31,17 @@ from shared.events import (
     WorkerJoined,
     WorkerLeaving,
     WorkerLost,
+    encode,
 )
 from shared.log.capacity_watch import CapacityWatch
-from shared.log.port import Log, LogRegressedError, LogState, LogUnavailableError, StoredRecord
+from shared.log.port import (
+    Log,
+    LogRegressedError,
+    LogState,
+    LogUnavailableError,
+    StoredRecord,
+    WrongLastSequenceError,
+)
 from shared.media.store import MediaStore
 from shared.subject_rules import read_event
 from shared.subjects import Address, Subjects
@@ -44,6 +52,8 @@ _LOST: Final[Mapping[type[DalSegnoError], str]] = {
     LogUnavailableError: "this gateway lost its log; ask again under the same request_id to get the answer",
     LogRegressedError: "the log lost its records, and this request with them; send the request again",
 }
+REPEAT_ADAPTERS_S: Final = 24 * 3600.0
+"""The period of repeated `adapter.loaded`. The log keeps events for days."""
 PROBE_S: Final = 1.0
 """The time limit of the log for a health check."""
 
@@ -130,6 +140,7 @@ class LogFollower:
                 room = CapacityWatch(log)
                 await room.poll()
                 tasks.create_task(room.run(), name="log capacity")
+                tasks.create_task(self._repeat_adapters(log), name="adapters")
                 submissions = Submissions(
                     log, self._subjects, self._origin, router, tasks, self._numbers, room, self._max_unread
                 )
@@ -188,6 +199,16 @@ class LogFollower:
             _, event = read_event(record, self._subjects)
             if isinstance(event, AdapterLoaded | AdapterUnloaded):
                 self._adapters.fold(event, record.seq)
+
+    async def _repeat_adapters(self, log: Log) -> None:
+        """Store the loaded adapters again before the log expires them; one that changes is left alone."""
+        while True:
+            await asyncio.sleep(REPEAT_ADAPTERS_S)
+            for name, adapter in self._adapters.loaded.items():
+                seq = self._adapters.changed_at(name)
+                event = AdapterLoaded(id=f"adapter.{name}.{seq}", writer=self._origin, adapter=adapter)
+                with suppress(WrongLastSequenceError):
+                    await log.publish(self._subjects.adapter(name), encode(event), expected_last_seq=seq)
 
     async def _receive_heartbeats(self, log: Log) -> None:
         async with aclosing(log.listen(self._subjects.heartbeats())) as heartbeats:

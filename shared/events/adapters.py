@@ -18,6 +18,10 @@ class AdapterLoaded(
 
     adapter: Adapter
 
+    @property
+    def adapter_name(self) -> str:
+        return self.adapter.name
+
 
 class AdapterUnloaded(
     Event, frozen=True, kw_only=True, omit_defaults=True, tag="adapter.unloaded.v1", tag_field="type"
@@ -25,3 +29,7 @@ class AdapterUnloaded(
     """From here on, no adapter has this name. Requests that were submitted before keep theirs."""
 
     name: Annotated[str, Meta(pattern=NAME_PATTERN)]
+
+    @property
+    def adapter_name(self) -> str:
+        return self.name

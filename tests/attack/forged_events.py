@@ -132,7 +132,7 @@ def subjects(aim: Aim) -> dict[str, str]:
         "epoch": f"{PREFIX}.conductor.epoch",
         "lost": f"{PREFIX}.conductor.lost",
         "sealed": f"{PREFIX}.conductor.sealed",
-        "adapter": f"{PREFIX}.adapter.loaded",
+        "adapter": f"{PREFIX}.adapter.forged",
     }
 
 

@@ -197,7 +197,7 @@ async def test_after_a_restart_loaded_adapters_are_there_again(tmp_path: Path) -
                 answer = await ask(http, f"{name}:poet", f"start-{start}")
             assert answer.token_ids == generate(merged(checkpoint, poet), PROMPT, TOKENS)
             async with clients.reader(running) as reader:
-                subject = reader.subjects.adapter("loaded")
+                subject = reader.subjects.adapter("poet")
                 _, loaded = await reader.until(subject, AdapterLoaded)
             assert loaded.adapter == poet
 

@@ -23,7 +23,7 @@ def serving(deployment: Deployment = TAKING) -> Script:
 
 
 def load(script: Script, adapter: Adapter) -> None:
-    script.say(SUBJECTS.adapter("loaded"), AdapterLoaded(adapter=adapter))
+    script.say(SUBJECTS.adapter(adapter.name), AdapterLoaded(adapter=adapter))
 
 
 def test_admission_and_orders_name_the_adapter() -> None:
@@ -42,7 +42,7 @@ def test_a_request_keeps_its_adapter_when_the_name_stands_for_another_or_for_non
     script.submit("r1", model=f"{MODEL}:sql")
     load(script, TWO)
     script.submit("r2", model=f"{MODEL}:sql")
-    script.say(SUBJECTS.adapter("unloaded"), AdapterUnloaded(name="sql"))
+    script.say(SUBJECTS.adapter("sql"), AdapterUnloaded(name="sql"))
     script.leave(0)
     script.join("w0-b", 0)  # both are resumed on the next incarnation
     found = {one.request_id: one.adapter for one in script.events(NodeReady) if one.attempt == 2}
@@ -54,7 +54,7 @@ def test_a_waiting_request_keeps_the_adapter_that_it_was_submitted_with() -> Non
     script.open_epoch()
     load(script, ONE)
     script.submit("r1", model=f"{MODEL}:sql")  # there is no worker yet
-    script.say(SUBJECTS.adapter("unloaded"), AdapterUnloaded(name="sql"))
+    script.say(SUBJECTS.adapter("sql"), AdapterUnloaded(name="sql"))
     script.join("w0-a", 0)
     assert script.last(RequestAdmitted).adapter == ONE
 
@@ -65,7 +65,7 @@ def test_an_adapter_that_is_not_loaded_is_a_model_that_is_not_found() -> None:
     load(script, ONE)
     script.submit("r2", model="other:sql")
     script.submit("r3", model=f"{MODEL}:")
-    script.say(SUBJECTS.adapter("unloaded"), AdapterUnloaded(name="sql"))
+    script.say(SUBJECTS.adapter("sql"), AdapterUnloaded(name="sql"))
     script.submit("r4", model=f"{MODEL}:sql")
     assert [one.failure.code for one in script.events(RequestRejected)] == ["model_not_found"] * 4
 

@@ -49,7 +49,7 @@ class History(Script):
         for rank in range(3):
             self.begin_life(rank)
         adapter = Adapter(name="sql", digest="00", folder="/sql")
-        self.say(SUBJECTS.adapter("loaded"), AdapterLoaded(adapter=adapter))
+        self.say(SUBJECTS.adapter("sql"), AdapterLoaded(adapter=adapter))
         for _ in range(self.chance.choice([20, 60])):
             self.happen()
 
