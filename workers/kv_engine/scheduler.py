@@ -424,7 +424,7 @@ class Scheduler:
         if not sequence.is_cacheable:
             return
         assert self.cache is not None
-        known = self.cache.match(sequence.contents, sequence.spec.cache_root)
+        known = self.cache.match(sequence.contents, sequence.spec.shared_root)
         ends = {len(known) * size, (len(sequence.ids) - 1) // size * size}
         states.wanted = sorted(end for end in ends if end > sequence.computed)
 

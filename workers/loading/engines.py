@@ -128,7 +128,9 @@ def _load_served(
         node = node_loading.load_kv_node(config, name, settings, share.device, progress, group)
         kernel = choose_attention(node, settings.attention)
         # The members of a group exchange sums within each layer; adapters hook into the stock modules.
-        if group is None and not config.takes_adapters:
+        if config.takes_adapters:
+            _LOGGER.info("%s is computed by torch, because it takes adapters", node.name)
+        elif group is None:
             node = node_loading.with_kernels(node, settings, share)
         _check_programs(node, settings)
         _check_drafts(node, settings)
