@@ -7,6 +7,7 @@ too. The tokens of an adapter are computed together and apart from all others; t
 are not touched.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,14 +48,37 @@ Groups = Sequence[tuple[AdapterWeights, torch.Tensor]]
 
 
 class AdaptedModules:
-    """The modules of `model` that adapters may change. One forward runs at a time."""
+    """The modules of `model` that adapters may change; `observing` finds them. One forward runs at a time."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._modules: Final = dict(model.named_modules())
         parameter = next(model.parameters())
         self._device, self._dtype = parameter.device, model.dtype
+        self._adaptable: set[str] = set()
         self._hooked: set[str] = set()
         self._groups: Groups = ()
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """Find the modules that are computed once for each token, from the forwards within; only these adapt.
+
+        Latent attention multiplies by the weights of a module without calling it, and experts get the tokens
+        that are routed to them.
+        """
+        rows = Counter[str]()
+
+        def count(name: str) -> Any:
+            return lambda _, inputs, __: rows.update({name: inputs[0].shape[:-1].numel()} if inputs else {})
+
+        linear = [(name, one) for name, one in self._modules.items() if hasattr(one, "in_features")]
+        hooks = [module.register_forward_hook(count(name)) for name, module in linear]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        usual = Counter(rows.values()).most_common(1)
+        self._adaptable = {name for name, seen in rows.items() if usual and seen == usual[0][0]}
 
     def load(self, adapter: Adapter) -> AdapterWeights:
         """Read an adapter's weights to the device.
@@ -102,6 +126,11 @@ class AdaptedModules:
             raise AdapterError(
                 f"adapter {adapter.name!r} was made for another model: it changes {name} of {a.shape[1]} "
                 f"inputs and {b.shape[0]} outputs, which {what} here"
+            )
+        if name not in self._adaptable:
+            raise AdapterError(
+                f"adapter {adapter.name!r}: it changes {name}, which is not computed as a layer of each "
+                "token here: expected target_modules without it"
             )
 
     def _hook(self, name: str) -> Any:

@@ -9,6 +9,7 @@ requests, text or log.
 
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from typing import Final
 
 from shared.errors import BugError, DalSegnoError
@@ -110,12 +111,12 @@ class KVEngine:
         states = config.max_sequences + config.state_snapshots
         self._pool = PagedPool.of(node, slots=slots, kernel=kernel, states=states)
         node.use_attention(ATTENTION)
-        check_node(node, kernel)
+        adapted = adapted_modules_of(node) if config.adapter_bytes else None
+        with adapted.observing() if adapted is not None else nullcontext():
+            check_node(node, kernel)
         all_towers = Towers(node, self._pool, slots=slots, served=towers)
         self._fed = FedSequences(node) if is_fed(node) else None
-        self._adapters = Adapters(
-            adapted_modules_of(node) if config.adapter_bytes else None, config.adapter_bytes
-        )
+        self._adapters = Adapters(adapted, config.adapter_bytes)
         self._runner = Runner(
             node,
             self._pool,

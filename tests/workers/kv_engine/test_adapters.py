@@ -151,12 +151,18 @@ def test_with_another_scale_the_answers_would_be_wrong(
     assert answers(engine(qwen3), [other])["sql.0"] != expected["sql.0"]
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "phi3", "mixtral"])
+MODULES = {
+    "deepseek_v3": ("kv_a_proj_with_mqa", "o_proj", "up_proj", "down_proj"),
+    "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
+}
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "gemma3", "gpt_oss", "phi3", "mixtral", "deepseek_v3", "qwen3_moe", "gemma3n"]
+)
 def test_other_architectures_take_adapters(family: Family, tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint(family)
-    modules = (
-        ("qkv_proj", "o_proj", "gate_up_proj", "down_proj") if family == "phi3" else ("q_proj", "o_proj")
-    )
+    modules = MODULES.get(family, ("q_proj", "o_proj"))
     adapter = make_adapter(tmp_path / "one", checkpoint, seed=5, modules=modules)
     node, text = load(checkpoint), COMMON[:30]
     found = answers(engine(node), [spec("with", text, adapter), spec("without", text, None)])
@@ -257,6 +263,13 @@ def test_an_adapter_of_another_model_is_refused(qwen3: DecoderLM, tmp_path: Path
     other = make_adapter(tmp_path / "other", tiny_checkpoint("phi3"), seed=1, modules=("qkv_proj",))
     with pytest.raises(AdapterError, match=r"made for another model.*qkv_proj.*does not exist"):
         engine(qwen3).add(spec("a", COMMON, other))
+
+
+def test_a_module_whose_weights_are_used_without_it_is_refused(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint("deepseek_v3")
+    adapter = make_adapter(tmp_path / "latent", checkpoint, seed=1, modules=("kv_b_proj",))
+    with pytest.raises(AdapterError, match=r"kv_b_proj, which is not computed as a layer"):
+        engine(load(checkpoint)).add(spec("a", COMMON, adapter))
 
 
 def test_embeddings_and_heads_are_refused(tmp_path: Path) -> None:
