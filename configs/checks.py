@@ -28,6 +28,7 @@ from models.base import ModelGraph
 from models.checkpoints import hub_cache as hub
 from models.checkpoints.files import has_config
 from models.voices import MOST_CHARACTERS, is_voice_name
+from shared.adapters import NAME_PATTERN
 from shared.closest_match import closest_match
 from shared.validation_errors import ValidationProblem, described, validation_problem
 
@@ -143,6 +144,11 @@ def _check_adapters(config: DeploymentConfig, graph: ModelGraph, origins: "_Orig
     where = f"{origins.of('adapters')}: adapters"
     if not graph.takes_adapters:
         raise ConfigError(f"{where}: expected none, because {config.model} takes no LoRA adapters")
+    for name in config.adapters:
+        if not re.match(NAME_PATTERN, name):
+            raise ConfigError(
+                f"{where}: expected names of 1 to 64 letters, digits, _ and -, found {described(name)}"
+            )
     if any(len(config.tp_group_of(rank)) > 1 for rank in config.ranks):
         raise ConfigError(f"{where}: expected none with tp_size above 1: shared layers take no LoRA adapters")
 

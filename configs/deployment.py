@@ -17,7 +17,6 @@ from configs import placement
 from configs.placement import NodeGroup as NodeGroup  # noqa: PLC0414 - a part of a configuration
 from configs.placement import PlacedGroup
 from models import registry
-from shared.adapters import NAME_PATTERN
 from shared.errors import ClientError
 from shared.events import MAX_CHOICES, MAX_TEXTS, digest_of
 from shared.ids import Rank
@@ -364,7 +363,7 @@ class DeploymentConfig(
     name: str = ""
     model_kwargs: dict[str, Any] = {}
     voices: list[str] = []
-    adapters: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], str] = {}
+    adapters: dict[str, str] = {}
     adapters_at_runtime: bool = False
     adapters_memory_bytes: Annotated[int, Meta(ge=1)] = 1 << 30
     kv_tokens: Annotated[int, Meta(ge=16)] | None = None

@@ -49,6 +49,20 @@ GROUP = {"node_names": ["prepare", "llm"], "ranks": [0]}
             {"voices": ["anna"]},
             r"voices: expected none, because decoder_lm has no voices; leave the key out$",
         ),
+        (
+            {
+                "adapters": {"sql": "sql"},
+                "node_groups": [
+                    {"node_names": ["prepare"], "ranks": [0]},
+                    {"node_names": ["llm"], "ranks": [0, 1], "tp_size": 2},
+                ],
+            },
+            r"adapters: expected none with tp_size above 1: shared layers take no LoRA adapters$",
+        ),
+        (
+            {"adapters": {"a:b": "sql"}},
+            r"x\.yaml: adapters: expected names of 1 to 64 letters, digits, _ and -, found 'a:b'$",
+        ),
         ({"checkpoint": "."}, r"x\.yaml: checkpoint \S+ has no config\.json$"),
     ],
 )
@@ -224,6 +238,8 @@ def test_declared_voices_precede_those_of_the_family(tmp_path: Path) -> None:
     assert checked(voices=["Ève", "leo"]).known_voices[:3] == ("Ève", "leo", "tara")
     with pytest.raises(ConfigError, match=r"voices: expected names of 1 to 64 letters, .*, found 'a: b'"):
         checked(voices=["a: b"])
+    with pytest.raises(ConfigError, match=r"adapters: expected none, because orpheus takes no LoRA adapters"):
+        checked(adapters_at_runtime=True)
 
 
 def test_a_ranks_device_is_its_own_else_the_models_else_found(tmp_path: Path) -> None:

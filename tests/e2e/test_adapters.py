@@ -130,6 +130,24 @@ async def test_what_cannot_be_loaded_is_refused_and_changes_nothing(world: World
         assert (await http.get("/v1/models")).json() == before
 
 
+async def test_a_request_whose_adapter_cannot_be_read_fails_and_others_go_on(
+    world: World, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(world.sql.folder, tmp_path / "gone")
+    other = make_adapter(tmp_path / "other", tiny_checkpoint("phi3"), seed=1, modules=("qkv_proj",))
+    async with clients.http(world.running) as http:
+        make_adapter(folder, tiny_checkpoint("qwen3"), seed=9)
+        for adapter in (Adapter(name="gone", digest="", folder=str(folder)), other):
+            assert (await load(http, adapter)).status_code == 200
+        shutil.rmtree(folder)
+        for name, why in (("gone", "cannot be read"), ("other", "made for another model")):
+            refused = await http.post("/v1/completions", json={"model": f"tiny:{name}", "prompt": "a"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_adapter")
+            assert why in refused.json()["error"]["message"]
+            await http.post("/v1/unload_lora_adapter", json={"lora_name": name})
+        assert (await ask(http, "tiny:sql", "goes-on")).token_ids == world.expected(world.sql)
+
+
 async def test_a_killed_worker_continues_with_the_adapter_of_the_request(world: World) -> None:
     """Also if the adapter's name stands for other weights meanwhile, and then for none."""
     tokens = 300
