@@ -203,6 +203,23 @@ async def test_replays_reproduce_the_answer_or_say_that_the_weights_are_gone(
     assert "brief" in gone.stderr + gone.stdout
 
 
+async def test_prefill_and_decode_on_two_ranks_use_the_same_adapter(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint("qwen3")
+    sql = make_adapter(tmp_path / "sql", checkpoint, seed=1)
+    (tmp_path / "tiny.yaml").write_text(
+        f"model: decoder_lm\nname: tiny\ncheckpoint: {checkpoint}\nmax_seq_len: 512\n"
+        "node_groups:\n"
+        "- {node_names: [prepare], ranks: [0]}\n"
+        "- {node_names: [llm], ranks: [0], graph_walks: [prefill, score]}\n"
+        "- {node_names: [llm], ranks: [1], graph_walks: [decode]}\n"
+        "model_kwargs: {dtype: float32}\nadapters: {sql: sql}\n"
+    )
+    with deploy.serve(tmp_path, model=str(tmp_path / "tiny.yaml")) as running:
+        async with clients.http(running) as http:
+            found = (await ask(http, "tiny:sql", "split")).token_ids
+    assert found == generate(merged(checkpoint, sql), PROMPT, TOKENS)
+
+
 async def test_after_a_restart_loaded_adapters_are_there_again(tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint("qwen3")
     poet = make_adapter(tmp_path / "poet", checkpoint, seed=2, rank=2, size=0.4)
