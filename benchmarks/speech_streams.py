@@ -56,7 +56,7 @@ LISTENERS: Final = (1, 8, 32)
 ROUNDS: Final = 3
 TOKENS: Final = 7 * 24
 SAMPLE_RATE: Final = 24_000
-DRAWS: Final = {"temperature": 0.6, "top_p": 0.8, "repetition_penalty": 1.3}
+DRAWS: Final[dict[str, Any]] = {"temperature": 0.6, "top_p": 0.8, "repetition_penalty": 1.3}
 """As the published code of Orpheus draws."""
 NO_GPU: Final = 2
 """The exit status where a goal for GPUs is asked for without one."""

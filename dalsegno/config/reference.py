@@ -3,8 +3,8 @@
     $ python -m dalsegno.config.reference docs/configuration.md
 
 replaces the tables between their markers; the text around them is written by hand. Type and default of a key
-come from its annotation, its meaning from the section `Attributes` of the struct's docstring. The table of the
-families' nodes comes from their graphs.
+come from its annotation, its meaning from the section `Attributes` of the struct's docstring. The nodes of the
+families come from their graphs.
 """
 
 import json
@@ -71,7 +71,7 @@ def table(kind: type[msgspec.Struct]) -> str:
 
 
 def nodes_table() -> str:
-    """Return a Markdown table of the nodes of the built-in families; families with equal nodes share a row."""
+    """Return a Markdown table of the families' nodes; families with equal nodes share a row."""
     families: dict[str, list[str]] = {}
     for family in filter(registry.is_built_in, registry.families()):
         families.setdefault(_nodes(registry.graph(family)), []).append(f"`{family}`")

@@ -49,7 +49,8 @@ def test_sizes_that_it_cannot_draw_are_refused(running: Running) -> None:
     )
 
     assert answer.status_code == 400
-    assert "size (width): expected a multiple of 8 from 8 to 64, found 128" in answer.json()["error"]["message"]
+    message = answer.json()["error"]["message"]
+    assert "size (width): expected a multiple of 8 from 8 to 64, found 128" in message
 
 
 def test_words_that_it_does_not_know_do_no_harm(running: Running) -> None:
