@@ -132,7 +132,7 @@ def test_files_in_three_languages_are_transcribed_and_replayed(family: Family, t
     assert f'"text":{json.dumps(plain, ensure_ascii=False)}' in found["stream"]
     assert [(one.status_code, one.json()["error"]["code"]) for one in found["refused"]] == [
         (400, "unknown_language"),
-        (400, "invalid_value"),
+        (400, "not_supported"),
         (400, "invalid_value"),
         (400, "context_length_exceeded"),
         (400, family.refused[1]),
