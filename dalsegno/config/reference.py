@@ -3,8 +3,8 @@
     $ python -m dalsegno.config.reference docs/configuration.md
 
 replaces the tables between their markers; the text around them is written by hand. Type and default of a key
-come from its annotation, its meaning from the section `Attributes` of the struct's docstring. The nodes of the
-families come from their graphs.
+come from its annotation, its meaning from the section `Attributes` of the struct's docstring. The families'
+nodes come from their graphs.
 """
 
 import json
