@@ -51,6 +51,7 @@ _BUILT_IN: Final = {
     "pi05": "models.pi05",
     "qwen2_5_omni": "models.qwen2_5_omni",
     "qwen2_5_vl": "models.qwen2_5_vl",
+    "qwen3_5": "models.qwen3_5",
     "qwen3_asr": "models.qwen3_asr",
     "qwen3_omni": "models.qwen3_omni",
     "qwen3_tts": "models.qwen3_tts",

@@ -8,8 +8,8 @@ from models.vision_language.graph import vision_language_graph
 
 GRAPH: Final[ModelGraph] = vision_language_graph(
     "qwen3_vl",
-    {"Qwen3VLForConditionalGeneration"},
-    serves="Qwen3-VL: the architecture Qwen3VLForConditionalGeneration",
+    {"Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"},
+    serves="Qwen3-VL: the architectures Qwen3VLForConditionalGeneration and Qwen3VLMoe...",
     repository="Qwen/Qwen3-VL-4B-Instruct",
     modalities=("text", "image", "video"),
     options=FrameOptions,

@@ -15,8 +15,10 @@ from models.base import KVLayout, Peers
 from models.checkpoints.progress import Progress, silent
 from models.checkpoints.weights import read_shards, weights_digest
 from models.sequence_request import PromptPart
+from models.transformers_lm.attention_forms import attach_forms
 from models.transformers_lm.node import DecoderLM
 from models.transformers_lm.probe import probe_layout
+from models.transformers_lm.recurrent import attach_recurrences
 from models.transformers_lm.sharding import SilentPeers, sharded
 from models.vision_language.halves import Checkpoint, is_of_tower, language_half, load_half
 
@@ -126,6 +128,8 @@ def decoder_of(
         dtype=dtype,
         progress=progress,
     )
+    attach_forms(model)
+    attach_recurrences(model)
     return node_class(
         model,
         name=name,

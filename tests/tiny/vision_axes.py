@@ -13,7 +13,17 @@ from typing import Any, Final, Literal
 from tests.tiny.vision import VisionModel, turns, write_model
 from tests.tiny.vocabulary import VOCAB_SIZE, Vocabulary
 
-AxesFamily = Literal["gemma3", "paligemma", "paligemma2", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"]
+AxesFamily = Literal[
+    "gemma3",
+    "paligemma",
+    "paligemma2",
+    "qwen2_5_vl",
+    "qwen2_vl",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+]
 
 _TEXT: Final[dict[str, Any]] = {
     "vocab_size": VOCAB_SIZE,
@@ -157,36 +167,70 @@ _QWEN2_VL: Final = VisionModel(
     files=_qwen_files(28, 1),
     scale=12.0,
 )
-_QWEN3_VL: Final = VisionModel(
-    architecture="Qwen3VLForConditionalGeneration",
-    config=lambda ids: {
-        "text_config": _TEXT
-        | {
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 1e6,
-                "mrope_section": [4, 2, 2],
-                "mrope_interleaved": True,
-            }
+_QWEN3_TOWER: Final[dict[str, Any]] = {
+    "depth": 3,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_heads": 4,
+    "out_hidden_size": 32,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "num_position_embeddings": 64,
+}
+_QWEN3_AXES: Final[dict[str, Any]] = {
+    "rope_type": "default",
+    "rope_theta": 1e6,
+    "mrope_section": [4, 2, 2],
+    "mrope_interleaved": True,
+}
+_EXPERTS: Final[dict[str, Any]] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+}
+_SHARED_EXPERT: Final[dict[str, Any]] = {"shared_expert_intermediate_size": 32}
+
+
+def _qwen3_vl(architecture: str, text: Mapping[str, Any]) -> VisionModel:
+    return VisionModel(
+        architecture=architecture,
+        config=lambda ids: {
+            "text_config": {**_TEXT, "rope_parameters": _QWEN3_AXES, **text},
+            "vision_config": _QWEN3_TOWER | {"deepstack_visual_indexes": [0, 1]},
+            **_qwen_ids(ids),
         },
-        "vision_config": {
-            "depth": 3,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_heads": 4,
-            "out_hidden_size": 32,
-            "patch_size": 16,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "num_position_embeddings": 64,
-            "deepstack_visual_indexes": [0, 1],
+        vocabulary=_QWEN_TOKENS,
+        files=_qwen_files(32, 8),
+        scale=5.0,
+    )
+
+
+def _qwen3_5(architecture: str, text: Mapping[str, Any]) -> VisionModel:
+    """Layers of gated delta attention, and one that attends, with angles for a half of each head."""
+    return VisionModel(
+        architecture=architecture,
+        config=lambda ids: {
+            "text_config": {
+                **_TEXT,
+                "head_dim": 32,
+                "rope_parameters": _QWEN3_AXES | {"partial_rotary_factor": 0.5},
+                "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+                "linear_conv_kernel_dim": 4,
+                "linear_key_head_dim": 8,
+                "linear_value_head_dim": 8,
+                "linear_num_key_heads": 2,
+                "linear_num_value_heads": 4,
+                **text,
+            },
+            "vision_config": _QWEN3_TOWER,
+            **_qwen_ids(ids),
         },
-        **_qwen_ids(ids),
-    },
-    vocabulary=_QWEN_TOKENS,
-    files=_qwen_files(32, 8),
-    scale=5.0,
-)
+        vocabulary=_QWEN_TOKENS,
+        files=_qwen_files(32, 8),
+        scale=5.0,
+    )
 
 
 def _with_projector(model: Any) -> None:
@@ -261,7 +305,10 @@ AXES_MODELS: Final[Mapping[AxesFamily, VisionModel]] = {
     "paligemma2": _paligemma({"model_type": "gemma2", "sliding_window": 8, "query_pre_attn_scalar": 16}, 3.0),
     "qwen2_5_vl": _QWEN2_5_VL,
     "qwen2_vl": _QWEN2_VL,
-    "qwen3_vl": _QWEN3_VL,
+    "qwen3_5": _qwen3_5("Qwen3_5ForConditionalGeneration", {}),
+    "qwen3_5_moe": _qwen3_5("Qwen3_5MoeForConditionalGeneration", _SHARED_EXPERT | _EXPERTS),
+    "qwen3_vl": _qwen3_vl("Qwen3VLForConditionalGeneration", {}),
+    "qwen3_vl_moe": _qwen3_vl("Qwen3VLMoeForConditionalGeneration", _EXPERTS),
 }
 
 _folders: Final[list[TemporaryDirectory[str]]] = []  # they live as long as the session

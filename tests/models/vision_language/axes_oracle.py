@@ -215,7 +215,7 @@ def _of_qwen(
         SimpleNamespace(frames_indices=list(indices), fps=FPS, sampled_fps=len(indices) / len(one) * FPS)
         for one in videos
     ]
-    processor = Qwen3VLProcessor if family == "qwen3_vl" else Qwen2_5_VLProcessor
+    processor = Qwen3VLProcessor if family.startswith("qwen3") else Qwen2_5_VLProcessor
     of = SimpleNamespace(
         image_token="<|image_pad|>",
         video_token="<|video_pad|>",
@@ -286,5 +286,5 @@ def planes_of(cells: Any, frames: Picture, family: AxesFamily) -> tuple[torch.Te
 
 def frame_size(family: AxesFamily, frames: Picture) -> tuple[int, int]:
     """The size of a video's frames after resizing, for the videos of these tests: 2 to 6 cells."""
-    cell = 32 if family == "qwen3_vl" else 28
+    cell = 32 if family.startswith("qwen3") else 28
     return (cell * 2, cell * 2) if frames.shape[1] == frames.shape[2] else (cell, cell * 2)

@@ -4,6 +4,7 @@ Answers are greedy tokens of the KV engine, and of transformers' `generate` over
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -29,16 +30,16 @@ from tests.workers.kv_engine.oracle import ids, run
 from workers.kv_engine.engine import KVEngine
 
 FAMILIES: tuple[AxesFamily, ...] = get_args(AxesFamily)
-QWEN: tuple[AxesFamily, ...] = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl")
+QWEN2: tuple[AxesFamily, ...] = ("qwen2_5_vl", "qwen2_vl")
+QWEN3: tuple[AxesFamily, ...] = ("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe")
+QWEN: tuple[AxesFamily, ...] = QWEN2 + QWEN3
 GEMMA: tuple[AxesFamily, ...] = ("gemma3", "paligemma", "paligemma2")
 NEW_TOKENS = 12
 PICTURES = [picture(0, 90, 120), picture(1, 140, 80)]
 CLIP = np.random.default_rng(2).integers(0, 256, (20, 60, 60, 3), dtype=np.uint8)
-TAKEN = {
-    "qwen2_5_vl": range(0, 20, 2),
-    "qwen2_vl": range(0, 20, 2),
-    "qwen3_vl": (0, 2, 4, 6, 8, 11, 13, 15, 17, 19),
-}
+TAKEN: dict[AxesFamily, Sequence[int]] = dict.fromkeys(QWEN2, range(0, 20, 2)) | dict.fromkeys(
+    QWEN3, (0, 2, 4, 6, 8, 11, 13, 15, 17, 19)
+)
 """The frames of `CLIP` that are looked at: 2 per second of 4."""
 
 
@@ -96,7 +97,8 @@ def engine(family: AxesFamily, **settings: Any) -> KVEngine:
 def test_a_folder_is_served_by_the_family_of_its_architecture(family: AxesFamily) -> None:
     found = registry.family_of(tiny_axes_checkpoint(family))
 
-    assert found == {"paligemma2": "paligemma", "qwen2_vl": "qwen2_5_vl"}.get(family, family)
+    shared = {"paligemma2": "paligemma", "qwen2_vl": "qwen2_5_vl"}
+    assert found == shared.get(family, family.removesuffix("_moe"))
     assert ("video" in registry.graph(found).modalities) == (family in QWEN)
 
 
