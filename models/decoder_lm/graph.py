@@ -17,6 +17,7 @@ import msgspec
 
 from models.base import OF_PROMPTS, EngineKind, ModelGraph
 from models.checkpoints.claims import CheckpointInfo, Claim
+from models.decoder_lm.multimodal import LANGUAGE_MODELS, remarks
 from models.sequence_request import PreparedPrompt, PrepareRequest, SequenceFacts, SequenceRequest
 from shared.errors import ClientError
 from shared.events import Guide, Limits, Usage
@@ -155,7 +156,9 @@ def _first_walk_args(
 
 
 def claims(checkpoint: CheckpointInfo) -> Claim | None:
-    """Claim every causal language model."""
+    """Claim every causal language model, and those of some multimodal checkpoints."""
+    if checkpoint.architecture in LANGUAGE_MODELS:
+        return Claim.ARCHITECTURE
     return Claim.GENERIC if checkpoint.architecture.endswith("ForCausalLM") else None
 
 
@@ -173,4 +176,5 @@ GRAPH: Final = ModelGraph(
     takes_adapters=True,
     claims=claims,
     serves="decoder-only language models: an architecture ...ForCausalLM",
+    remarks=remarks,
 )

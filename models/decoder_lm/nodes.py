@@ -8,9 +8,13 @@ from typing import Any, Final
 import torch
 
 from models.base import Peers, TokenStep
+from models.checkpoints.claims import CheckpointInfo
 from models.checkpoints.progress import Progress, silent
+from models.decoder_lm.multimodal import LANGUAGE_MODELS
 from models.transformers_lm.loader import examine_decoder, load_decoder
+from models.transformers_lm.multimodal import language_model_of
 from models.transformers_lm.node import DecoderLM
+from models.transformers_lm.renames import Published
 from shared.errors import BugError
 
 __all__ = ["NODE", "DecoderLM", "TokenStep", "examine", "load"]
@@ -39,7 +43,15 @@ def load(
     """
     if node != NODE:
         raise BugError(f"decoder_lm has no node {node!r} with weights; it has {NODE!r}")
-    return load_decoder(checkpoint, node, device=device, dtype=dtype, progress=progress, peers=peers)
+    return load_decoder(
+        checkpoint,
+        node,
+        device=device,
+        dtype=dtype,
+        progress=progress,
+        peers=peers,
+        published=_published(checkpoint),
+    )
 
 
 def examine(checkpoint: Path, node: str, *, members: int = 1) -> int:
@@ -48,4 +60,11 @@ def examine(checkpoint: Path, node: str, *, members: int = 1) -> int:
     Raises:
         CheckpointError, UnsupportedArchitectureError: as `load` does.
     """
-    return examine_decoder(checkpoint, members=members)
+    return examine_decoder(checkpoint, members=members, published=_published(checkpoint))
+
+
+def _published(checkpoint: Path) -> Published | None:
+    """The language model of a multimodal checkpoint; None for a language model."""
+    info = CheckpointInfo.read(checkpoint)
+    name = LANGUAGE_MODELS.get(info.architecture)
+    return None if name is None else language_model_of(info.config, checkpoint, name)

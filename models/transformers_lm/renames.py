@@ -16,7 +16,7 @@ from models.checkpoints.weights import Shard, TensorInfo
 
 Rule = Callable[[str], Mapping[str, int]]
 """The tensors of the model that a stored tensor holds, in order, with the rows of each. The rows of a single
-one are not read."""
+one are not read. A stored tensor that holds none is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,8 @@ class Renamed:
         found: dict[str, _Stored] = {}
         for name, info in (one for shard in shards for one in shard.tensors.items()):
             held = rule(name)
+            if not held:
+                continue
             if len(held) == 1:
                 found[next(iter(held))] = _Stored(name)
                 continue
