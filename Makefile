@@ -55,6 +55,7 @@ fix: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/python -m dalsegno.config.reference docs/configuration.md
+	$(BIN)/python -m tests.models.decoder_lm.models_page
 
 # Compared with other engines, then on its own: ratios first, 20 minutes. The first run installs some gigabytes
 # of other software in ~/.cache/dalsegno-bench; an engine that cannot be installed is named and left out.

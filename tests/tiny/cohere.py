@@ -46,6 +46,7 @@ def _weights(draw: Draw) -> Tensors:
 
 COHERE2: Final = Model(
     architecture="Cohere2ForCausalLM",
+    proves="parallel blocks, scaled logits, windows",
     config={key: value for key, value in COMMON.items() if key not in {"rms_norm_eps", "tie_word_embeddings"}}
     | {
         "attention_bias": False,

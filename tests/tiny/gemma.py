@@ -86,6 +86,7 @@ _GEMMA: Final = {key: value for key, value in COMMON.items() if key != "tie_word
 
 GEMMA: Final = Model(
     architecture="GemmaForCausalLM",
+    proves="scaled embeddings, norms around 1, a template without a system role",
     config=_GEMMA
     | {"hidden_act": "gelu", "model_type": "gemma", "num_key_value_heads": 2, "rope_scaling": None},
     vocabulary=_VOCABULARY,
@@ -94,6 +95,7 @@ GEMMA: Final = Model(
 
 GEMMA2: Final = Model(
     architecture="Gemma2ForCausalLM",
+    proves="softcapped scores and logits; windows in every second layer",
     config=_GEMMA
     | {
         "attn_logit_softcapping": 3.0,  # 50 as published; scores are smaller here
@@ -111,6 +113,7 @@ GEMMA2: Final = Model(
 
 GEMMA3: Final = Model(
     architecture="Gemma3ForCausalLM",
+    proves="two kinds of angles; windows in all layers but every sixth (here: third)",
     config=_GEMMA
     | {
         "attn_logit_softcapping": None,

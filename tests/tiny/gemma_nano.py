@@ -114,6 +114,7 @@ _CONFIG: Final[dict[str, Any]] = COMMON | {
 
 GEMMA3N: Final = Model(
     architecture="Gemma3nForCausalLM",
+    proves="inputs of each layer; layers that share keys and values",
     config=_CONFIG
     | {
         "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0],
@@ -135,6 +136,7 @@ GEMMA3N: Final = Model(
 
 GEMMA4: Final = Model(
     architecture="Gemma4ForCausalLM",
+    proves="the same as Gemma 3n, with wider heads in layers that see the whole text",
     config=_CONFIG
     | {
         "attention_k_eq_v": False,

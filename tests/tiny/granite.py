@@ -23,6 +23,7 @@ def _weights(draw: Draw) -> Tensors:
 
 GRANITE: Final = Model(
     architecture="GraniteForCausalLM",
+    proves="multipliers of embeddings, residuals, scores and logits",
     config=COMMON
     | {
         "attention_bias": False,
@@ -60,6 +61,7 @@ def _dense_weights(draw: Draw) -> Tensors:
 
 GRANITE4: Final = Model(
     architecture="GraniteMoeHybridForCausalLM",
+    proves="Granite 4's micro sizes: neither states nor experts",
     config={
         **GRANITE.config,
         "layer_types": ["attention", "attention"],

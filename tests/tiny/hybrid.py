@@ -113,10 +113,11 @@ def _layout(
     )
 
 
-def _model(architecture: str, layout: KVLayout, **config: Any) -> Model:
+def _model(architecture: str, proves: str, layout: KVLayout, **config: Any) -> Model:
     whole = _HYBRID | config
     return Model(
         architecture=architecture,
+        proves=proves,
         config=whole,
         vocabulary=CHATML_VOCABULARY,
         weights=_drawn(architecture, whole),
@@ -137,11 +138,27 @@ _DELTA: Final = {
     "linear_value_head_dim": _LINEAR,
 }
 QWEN3_NEXT: Final = _model(
-    "Qwen3NextForCausalLM", _layout(_delta(2, 4)), model_type="qwen3_next", **_DELTA, **_MIXTURE
+    "Qwen3NextForCausalLM",
+    "[recurrent](#recurrent-states): gated delta attention; experts",
+    _layout(_delta(2, 4)),
+    model_type="qwen3_next",
+    **_DELTA,
+    **_MIXTURE,
 )
-QWEN3_5: Final = _model("Qwen3_5ForCausalLM", _layout(_delta(2, 4)), model_type="qwen3_5_text", **_DELTA)
+QWEN3_5: Final = _model(
+    "Qwen3_5ForCausalLM",
+    "[recurrent](#recurrent-states): gated delta attention",
+    _layout(_delta(2, 4)),
+    model_type="qwen3_5_text",
+    **_DELTA,
+)
 QWEN3_5_MOE: Final = _model(
-    "Qwen3_5MoeForCausalLM", _layout(_delta(2, 4)), model_type="qwen3_5_moe_text", **_DELTA, **_MIXTURE
+    "Qwen3_5MoeForCausalLM",
+    "[recurrent](#recurrent-states): gated delta attention; experts",
+    _layout(_delta(2, 4)),
+    model_type="qwen3_5_moe_text",
+    **_DELTA,
+    **_MIXTURE,
 )
 
 _LATENT: Final = {
@@ -161,6 +178,7 @@ _LATENT: Final = {
 _LATENT_CELLS: Final = CellShape(1, 32, 24, is_latent=True)
 KIMI_LINEAR: Final = _model(
     "KimiLinearForCausalLM",
+    "[recurrent](#recurrent-states): delta attention with a decay per channel; latent attention, experts",
     _layout(_delta(4, 4), cells=_LATENT_CELLS),
     model_type="kimi_linear",
     linear_conv_kernel_dim=_KERNEL,
@@ -171,6 +189,7 @@ KIMI_LINEAR: Final = _model(
 )
 LING_HYBRID: Final = _model(
     "BailingHybridForCausalLM",
+    "[recurrent](#recurrent-states): layers as Kimi-Linear's, in Ling's hybrid models",
     _layout(_delta(4, 4), cells=_LATENT_CELLS),
     model_type="bailing_hybrid",
     linear_conv_kernel_dim=_KERNEL,
@@ -191,6 +210,7 @@ _MAMBA: Final = {
 }
 GRANITE4_HYBRID: Final = _model(
     "GraniteMoeHybridForCausalLM",
+    "[recurrent](#recurrent-states): Mamba 2, experts and no positions, as in Granite 4's larger sizes",
     _layout(_mamba2(1)),
     model_type="granitemoehybrid",
     layer_types=["mamba", "attention", "mamba"],
@@ -201,10 +221,16 @@ GRANITE4_HYBRID: Final = _model(
     **_MAMBA,
 )
 BAMBA: Final = _model(
-    "BambaForCausalLM", _layout(_mamba2(1)), model_type="bamba", attn_layer_indices=[1], **_MAMBA
+    "BambaForCausalLM",
+    "[recurrent](#recurrent-states): Mamba 2",
+    _layout(_mamba2(1)),
+    model_type="bamba",
+    attn_layer_indices=[1],
+    **_MAMBA,
 )
 FALCON_H1: Final = _model(
     "FalconH1ForCausalLM",
+    "[recurrent](#recurrent-states): Mamba 2 and attention in every layer",
     _layout(_mamba2(1), (True,) * 3, (True,) * 3),
     model_type="falcon_h1",
     head_dim=HEAD_DIM,
@@ -213,6 +239,7 @@ FALCON_H1: Final = _model(
 )
 NEMOTRON_H: Final = _model(
     "NemotronHForCausalLM",
+    "[recurrent](#recurrent-states): Mamba 2; layers of experts alone",
     _layout(_mamba2(_GROUPS), (False, False, True, False), (True, False, False, False)),
     model_type="nemotron_h",
     chunk_size=8,
@@ -231,6 +258,7 @@ NEMOTRON_H: Final = _model(
 )
 JAMBA: Final = _model(
     "JambaForCausalLM",
+    "[recurrent](#recurrent-states): the first Mamba; experts",
     _layout((StateShape((_INNER, _KERNEL), is_float32=False), StateShape((_INNER, _STATE), is_float32=True))),
     model_type="jamba",
     attn_layer_offset=1,
@@ -246,6 +274,7 @@ JAMBA: Final = _model(
 )
 MAMBA2: Final = _model(
     "Mamba2ForCausalLM",
+    "[recurrent](#recurrent-states): Mamba 2 without attention",
     _layout(_mamba2(1), (False,) * 3, (True,) * 3),
     model_type="mamba2",
     chunk_size=8,
@@ -258,6 +287,7 @@ MAMBA2: Final = _model(
 )
 LFM2: Final = _model(
     "Lfm2ForCausalLM",
+    "[recurrent](#recurrent-states): short convolutions",
     _layout((StateShape((HIDDEN, 3), is_float32=False),)),
     model_type="lfm2",
     block_auto_adjust_ff_dim=False,

@@ -88,6 +88,7 @@ _MIXTURE: Final = _LATENT | {
 
 DEEPSEEK_V2: Final = Model(
     architecture="DeepseekV2ForCausalLM",
+    proves="latent attention, groups of experts; queries of full rank",
     config=_MIXTURE
     | {
         "model_type": "deepseek_v2",
@@ -105,6 +106,7 @@ DEEPSEEK_V2: Final = Model(
 
 DEEPSEEK_V3: Final = Model(
     architecture="DeepseekV3ForCausalLM",
+    proves="latent attention, YaRN; a bias of the gate",
     config=_MIXTURE
     | {
         "ep_size": 1,
@@ -127,6 +129,7 @@ DEEPSEEK_V3: Final = Model(
 
 GLM4_LITE: Final = Model(
     architecture="Glm4MoeLiteForCausalLM",
+    proves="latent attention, as in GLM-4.7-Flash",
     config=_MIXTURE
     | {
         "mlp_layer_types": ["dense", "sparse"],
@@ -142,6 +145,7 @@ GLM4_LITE: Final = Model(
 
 MINICPM3: Final = Model(
     architecture="MiniCPM3ForCausalLM",
+    proves="latent attention without experts",
     config=_LATENT
     | {
         "dim_model_base": 32,

@@ -42,11 +42,16 @@ def _tied_weights(draw: Draw) -> Tensors:
 
 
 LLAMA: Final = Model(
-    architecture="LlamaForCausalLM", config=_CONFIG, vocabulary=LLAMA3_VOCABULARY, weights=_weights
+    architecture="LlamaForCausalLM",
+    proves="untied head",
+    config=_CONFIG,
+    vocabulary=LLAMA3_VOCABULARY,
+    weights=_weights,
 )
 
 LLAMA_DYNAMIC: Final = Model(
     architecture="LlamaForCausalLM",
+    proves="dynamic rotary angles",
     config=_CONFIG | {"rope_scaling": {"factor": 4.0, "type": "dynamic"}},
     vocabulary=LLAMA3_VOCABULARY,
     weights=_weights,
@@ -54,6 +59,7 @@ LLAMA_DYNAMIC: Final = Model(
 
 LLAMA3_ROPE: Final = Model(
     architecture="LlamaForCausalLM",
+    proves="Llama 3's rotary angles, tied head",
     config=_CONFIG
     | {
         "rope_scaling": {

@@ -48,6 +48,7 @@ def _weights(draw: Draw) -> Tensors:
 
 LLAMA4: Final = Model(
     architecture="Llama4ForCausalLM",
+    proves="chunks; layers without positions, whose queries grow with the text",
     config=COMMON
     | {
         "attention_bias": False,

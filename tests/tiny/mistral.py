@@ -40,7 +40,8 @@ def _weights(draw: Draw) -> Tensors:
     return ends(draw) | plain_layer(draw, 0) | plain_layer(draw, 1)
 
 
-def _mixture(draw: Draw, layer: int) -> Tensors:
+def mixture(draw: Draw, layer: int) -> Tensors:
+    """Experts and their gate."""
     at = f"model.layers.{layer}.block_sparse_moe"
     tensors = {f"{at}.gate.weight": draw.matrix(EXPERTS, HIDDEN)}
     for expert in range(EXPERTS):
@@ -56,12 +57,13 @@ def _mixture_weights(draw: Draw) -> Tensors:
     tensors = ends(draw)
     for layer in range(2):
         tensors |= norms(draw, layer, ("input_layernorm", "post_attention_layernorm"))
-        tensors |= attention(draw, layer) | _mixture(draw, layer)
+        tensors |= attention(draw, layer) | mixture(draw, layer)
     return tensors
 
 
 MISTRAL: Final = Model(
     architecture="MistralForCausalLM",
+    proves="a window in every layer, as in the first release",
     config=_CONFIG | {"model_type": "mistral", "sliding_window": WINDOW},
     vocabulary=_VOCABULARY,
     weights=_weights,
@@ -70,6 +72,7 @@ MISTRAL: Final = Model(
 
 MIXTRAL: Final = Model(
     architecture="MixtralForCausalLM",
+    proves="experts under their published names (`w1`, `w2`, `w3`)",
     config=_CONFIG
     | {
         "model_type": "mixtral",

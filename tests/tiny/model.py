@@ -68,12 +68,14 @@ class Model:
     """A tiny model: what its checkpoint holds, under the published names.
 
     Attributes:
+        proves: what it has of its architecture, in words, for docs/models.md.
         windows: each layer's sliding window, None where it sees all.
         max_positions: the longest text that is served.
         layout: the shape of its keys and values; None: that of most of them.
     """
 
     architecture: str
+    proves: str
     config: Mapping[str, Any]
     vocabulary: Vocabulary
     weights: Callable[[Draw], Tensors]

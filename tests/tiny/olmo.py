@@ -36,6 +36,7 @@ def _weights(draw: Draw) -> Tensors:
 
 OLMO2: Final = Model(
     architecture="Olmo2ForCausalLM",
+    proves="norms after the blocks, and over all heads at once",
     config=_CONFIG | {"model_type": "olmo2", "rope_scaling": None},
     vocabulary=CHATML_VOCABULARY,
     weights=_weights,
@@ -43,6 +44,7 @@ OLMO2: Final = Model(
 
 OLMO3: Final = Model(
     architecture="Olmo3ForCausalLM",
+    proves="windows, YaRN",
     config=_CONFIG
     | {
         "layer_types": ["sliding_attention", "full_attention"],

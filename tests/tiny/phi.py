@@ -65,6 +65,7 @@ def _weights(draw: Draw) -> Tensors:
 
 PHI3: Final = Model(
     architecture="Phi3ForCausalLM",
+    proves="fused matrices; a window",
     config=_CONFIG
     | {"original_max_position_embeddings": 512, "rope_scaling": None, "sliding_window": WINDOW},
     vocabulary=_VOCABULARY,
@@ -74,6 +75,7 @@ PHI3: Final = Model(
 
 PHI3_LONGROPE: Final = Model(
     architecture="Phi3ForCausalLM",
+    proves="longrope",
     config=_CONFIG
     | {
         "original_max_position_embeddings": _CHANGE,

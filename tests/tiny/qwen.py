@@ -89,11 +89,16 @@ _QWEN2: Final = COMMON | {
 }
 
 QWEN2: Final = Model(
-    architecture="Qwen2ForCausalLM", config=_QWEN2, vocabulary=CHATML_VOCABULARY, weights=_qwen2_weights
+    architecture="Qwen2ForCausalLM",
+    proves="biases",
+    config=_QWEN2,
+    vocabulary=CHATML_VOCABULARY,
+    weights=_qwen2_weights,
 )
 
 QWEN2_WINDOW: Final = Model(
     architecture="Qwen2ForCausalLM",
+    proves="a sliding window from `max_window_layers` on",
     config=_QWEN2 | {"max_window_layers": 1, "sliding_window": WINDOW, "use_sliding_window": True},
     vocabulary=CHATML_VOCABULARY,
     weights=_qwen2_weights,
@@ -102,6 +107,7 @@ QWEN2_WINDOW: Final = Model(
 
 QWEN2_YARN: Final = Model(
     architecture="Qwen2ForCausalLM",
+    proves="YaRN",
     config=_QWEN2 | {"rope_scaling": {"factor": 8.0, "original_max_position_embeddings": 64, "type": "yarn"}},
     vocabulary=CHATML_VOCABULARY,
     weights=_qwen2_weights,
@@ -119,6 +125,7 @@ _QWEN3: Final = COMMON | {
 
 QWEN3: Final = Model(
     architecture="Qwen3ForCausalLM",
+    proves="norms of queries and keys",
     config=_QWEN3 | {"model_type": "qwen3"},
     vocabulary=CHATML_VOCABULARY,
     weights=_qwen3_weights,
@@ -126,6 +133,7 @@ QWEN3: Final = Model(
 
 QWEN3_MOE: Final = Model(
     architecture="Qwen3MoeForCausalLM",
+    proves="experts, stored as one matrix each",
     config=_QWEN3
     | {
         "decoder_sparse_step": 1,

@@ -58,6 +58,7 @@ def _gpt_oss_weights(draw: Draw) -> Tensors:
 
 GPT_OSS: Final = Model(
     architecture="GptOssForCausalLM",
+    proves="attention sinks; windows in every second layer; biased experts; [MXFP4](#weights-of-fewer-bits)",
     config=COMMON
     | {
         "attention_bias": True,
@@ -108,6 +109,7 @@ def _mimo_weights(draw: Draw) -> Tensors:
 
 MIMO: Final = Model(
     architecture="MiMoV2FlashForCausalLM",
+    proves="sinks in layers with windows, which have twice the KV heads; values narrower than keys",
     config=COMMON
     | {
         "attention_bias": False,
@@ -160,6 +162,7 @@ def _granite_weights(draw: Draw) -> Tensors:
 
 GRANITE_SWA: Final = Model(
     architecture="GraniteSWAForCausalLM",
+    proves="sinks and windows",
     config=COMMON
     | {
         "attention_bias": False,

@@ -12,6 +12,7 @@ def _weights(draw: Draw) -> Tensors:
 
 SMOLLM3: Final = Model(
     architecture="SmolLM3ForCausalLM",
+    proves="layers without positions",
     config=COMMON
     | {
         "attention_bias": False,

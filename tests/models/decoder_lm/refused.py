@@ -6,34 +6,73 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A `config.json` and the reason, as a regular expression.
+    """A `config.json` and the reason.
 
     Attributes:
-        architecture: its name in docs/models.md; None if the reason is not the architecture.
+        architecture: its name in docs/models.md, and what it is refused with; None if the reason is not the
+            architecture.
+        reason: a regular expression for the error.
+        why: the reason in docs/models.md.
     """
 
     architecture: str | None
     config: dict[str, Any]
     reason: str
+    why: str = ""
 
 
-def _named(name: str, model_type: str, reason: str, **config: Any) -> Refused:
+def _named(name: str, model_type: str, reason: str, why: str, with_: str = "", **config: Any) -> Refused:
     changes = {"architectures": [name], "model_type": model_type, **config}
-    return Refused(name, changes, rf"{name} is not served: .*{reason}")
+    return Refused(f"`{name}`{with_}", changes, rf"{name} is not served: .*{reason}", why)
 
+
+_INDEXED: Final = "attention to an indexer's choice of keys"
+_OWN_ATTENTION: Final = "attention that does not go through transformers' interface"
 
 REFUSED: Final = (
-    _named("DeepseekV32ForCausalLM", "deepseek_v32", "layer 0 needs indices", index_topk=8),
-    _named("GlmMoeDsaForCausalLM", "glm_moe_dsa", "layer 0 needs indices"),
-    _named("PhimoeForCausalLM", "phimoe", "is masked by a window of 24 in transf", sliding_window=24),
-    _named("MoshiForCausalLM", "moshi", "its cache in transformers keeps a window of 24", sliding_window=24),
-    _named("MambaForCausalLM", "mamba", "it cannot be run over a packed batch"),
-    _named("BloomForCausalLM", "bloom", "it cannot be run over a packed batch"),
-    _named("FalconForCausalLM", "falcon", r"layers \[0, 1, 2, 3\] do not go through"),
-    _named("GPTJForCausalLM", "gptj", "do not go through the attention interface"),
-    _named("DiffLlamaForCausalLM", "diffllama", "layer 0 attends twice"),
-    _named("InklingForCausalLM", "inkling", "it cannot be run over a packed batch"),
-    _named("Gemma3ForCausalLM", "gemma3_text", "layer 0 is not causal", use_bidirectional_attention=True),
+    _named("DeepseekV32ForCausalLM", "deepseek_v32", "layer 0 needs indices", _INDEXED, index_topk=8),
+    _named("GlmMoeDsaForCausalLM", "glm_moe_dsa", "layer 0 needs indices", _INDEXED),
+    _named(
+        "PhimoeForCausalLM",
+        "phimoe",
+        "is masked by a window of 24 in transf",
+        "a window that only the mask contains",
+        " with a window",
+        sliding_window=24,
+    ),
+    _named(
+        "MoshiForCausalLM",
+        "moshi",
+        "its cache in transformers keeps a window of 24",
+        "its mask and its cache disagree, so transformers' own answer depends on its cache",
+        " with a window",
+        sliding_window=24,
+    ),
+    _named(
+        "MambaForCausalLM",
+        "mamba",
+        "it cannot be run over a packed batch",
+        "its layers do not keep their state as other recurrent ones do",
+        " (the first Mamba without attention)",
+    ),
+    _named("BloomForCausalLM", "bloom", "it cannot be run over a packed batch", _OWN_ATTENTION),
+    _named("FalconForCausalLM", "falcon", r"layers \[0, 1, 2, 3\] do not go through", _OWN_ATTENTION),
+    _named("GPTJForCausalLM", "gptj", "do not go through the attention interface", _OWN_ATTENTION),
+    _named("DiffLlamaForCausalLM", "diffllama", "layer 0 attends twice", "a layer attends twice"),
+    _named(
+        "InklingForCausalLM",
+        "inkling",
+        "it cannot be run over a packed batch",
+        "scores with a bias by position",
+    ),
+    _named(
+        "Gemma3ForCausalLM",
+        "gemma3_text",
+        "layer 0 is not causal",
+        "not causal",
+        " with `use_bidirectional_attention`",
+        use_bidirectional_attention=True,
+    ),
     Refused(
         None,
         {"architectures": ["MyOwnForCausalLM"], "model_type": "my_own"},
