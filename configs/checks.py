@@ -33,7 +33,7 @@ from shared.closest_match import closest_match
 from shared.validation_errors import ValidationProblem, described, validation_problem
 
 _LOGGER: Final = logging.getLogger(__name__)
-_DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
+_DEVICE: Final = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 _EVERYWHERE: Final = frozenset({"0.0.0.0", "::", "*", "0"})  # noqa: S104 - refused
 
 
@@ -319,7 +319,7 @@ def _check_devices(devices: object, origins: "_Origins") -> None:
         if not str(rank).isdecimal():
             raise ConfigError(f"{where}: expected a rank, an integer >= 0, found {described(rank)}")
         if not isinstance(device, str) or not _DEVICE.fullmatch(device):
-            raise ConfigError(f"{where}: expected auto, cpu, cuda or cuda:N, found {described(device)}")
+            raise ConfigError(f"{where}: expected auto, cpu, mps, cuda or cuda:N, found {described(device)}")
 
 
 def _check_placement(config: DeploymentConfig, graph: ModelGraph, origins: "_Origins") -> None:

@@ -449,7 +449,7 @@ class DeploymentConfig(
         return placement.nodes_on(self.groups, rank)
 
     def device_of(self, rank: int) -> str:
-        """The configured device of a rank: `auto`, `cpu`, `cuda` or `cuda:N`."""
+        """The configured device of a rank: `auto`, `cpu`, `mps`, `cuda` or `cuda:N`."""
         return self.devices.get(rank) or str(self.model_kwargs.get("device", "auto"))
 
 

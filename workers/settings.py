@@ -50,7 +50,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    device: Annotated[str, Meta(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
     block_size: Annotated[int, Meta(ge=1, le=1024)] = 16
     max_step_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_pass_tokens: Annotated[int, Meta(ge=1)] = MAX_PASS_TOKENS

@@ -15,6 +15,8 @@ LLM: Final = "llm_config.json"
 
 ONE_FILE: Final = "*vjepa2-ac*.pt"
 """A checkpoint that is one file without a config; its name says what it is."""
+_LENGTHS: Final = ("max_position_embeddings", "max_sequence_length", "n_positions")
+"""The names of the longest sequence in a `config.json`: of most models, of LLaDA, and of GPT-2."""
 
 
 class CheckpointError(ClientError):
@@ -99,11 +101,10 @@ def context_length(config: Mapping[str, Any]) -> int | None:
 
     It is less than `max_position_embeddings` for models whose long sequences use other rotary factors than
     short ones (`long_factor`, as in Phi-3's 128k models): all keys would have to be computed again when a
-    sequence grows past the change, so sequences are limited to that length. LLaDA calls the length
-    `max_sequence_length`.
+    sequence grows past the change, so sequences are limited to that length.
     """
     config = text_config(config)
-    length = config.get("max_position_embeddings", config.get("max_sequence_length"))
+    length = next((config[name] for name in _LENGTHS if name in config), None)
     if not isinstance(length, int):
         return None
     ropes = [config.get("rope_scaling"), config.get("rope_parameters")]

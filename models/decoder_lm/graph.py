@@ -11,14 +11,16 @@ Prefill and decode are one chain: the conductor is not asked between the first a
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 
 from models.base import OF_PROMPTS, EngineKind, ModelGraph
 from models.checkpoints.claims import CheckpointInfo, Claim
-from models.decoder_lm.multimodal import LANGUAGE_MODELS, remarks
+from models.decoder_lm import multimodal
 from models.sequence_request import PreparedPrompt, PrepareRequest, SequenceFacts, SequenceRequest
+from models.text import generation_config
 from shared.errors import ClientError
 from shared.events import Guide, Limits, Usage
 from shared.plans import Chain, Finish, Plan, PlanRequest, Walk
@@ -157,9 +159,14 @@ def _first_walk_args(
 
 def claims(checkpoint: CheckpointInfo) -> Claim | None:
     """Claim every causal language model, and those of some multimodal checkpoints."""
-    if checkpoint.architecture in LANGUAGE_MODELS:
+    if checkpoint.architecture in multimodal.LANGUAGE_MODELS:
         return Claim.ARCHITECTURE
-    return Claim.GENERIC if checkpoint.architecture.endswith("ForCausalLM") else None
+    return Claim.GENERIC if checkpoint.architecture.endswith(("ForCausalLM", "LMHeadModel")) else None
+
+
+def remarks(checkpoint: Path, kwargs: Mapping[str, Any]) -> list[str]:
+    """Say what of a checkpoint is not served, or not applied."""
+    return [*multimodal.remarks_of(checkpoint), *generation_config.remarks_of(checkpoint)]
 
 
 GRAPH: Final = ModelGraph(
@@ -175,6 +182,6 @@ GRAPH: Final = ModelGraph(
     embeds=True,
     takes_adapters=True,
     claims=claims,
-    serves="decoder-only language models: an architecture ...ForCausalLM",
+    serves="decoder-only language models: an architecture ...ForCausalLM or ...LMHeadModel",
     remarks=remarks,
 )

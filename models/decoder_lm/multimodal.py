@@ -6,7 +6,7 @@ No torch: the conductor asks for these names, too.
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from models.checkpoints.claims import CheckpointInfo
 
@@ -21,7 +21,7 @@ LANGUAGE_MODELS: Final[Mapping[str, str]] = MappingProxyType(
 """The class of transformers that computes the language model of an architecture, and nothing else of it."""
 
 
-def remarks(checkpoint: Path, kwargs: Mapping[str, Any]) -> list[str]:
+def remarks_of(checkpoint: Path) -> list[str]:
     """Say which part of a multimodal checkpoint is served."""
     architecture = CheckpointInfo.read(checkpoint).architecture
     if architecture not in LANGUAGE_MODELS:

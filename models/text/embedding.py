@@ -25,7 +25,7 @@ _SWITCHES: Final[Mapping[str, str]] = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """The keys of sentence-transformers' older files: a boolean per mode. Vectors are joined in this order."""
-MODES: Final = ("cls", "lasttoken", "mean", "weightedmean")
+MODES: Final = ("cls", "lasttoken", "max", "mean", "mean_sqrt_len_tokens", "weightedmean")
 """The supported modes (`workers.kv_engine.sampling.pooling`)."""
 
 
@@ -89,7 +89,8 @@ def read(checkpoint: Path) -> Embedding:
         CheckpointError: a file is malformed.
     """
     config = read_json_if_present(checkpoint / "config.json")
-    size = text_config(config).get("hidden_size")
+    text = text_config(config)
+    size = text.get("hidden_size", text.get("n_embd"))
     known: dict[str, Any] = {
         "size": size if isinstance(size, int) else 0,
         "truncations": _truncations(config),

@@ -8,33 +8,13 @@ import msgspec
 
 from models.checkpoints.files import CheckpointError, read_json_if_present
 from models.sequence_request import SamplingParams
+from models.text.generation_config import APPLIED, FILE, remarks_of
 from models.text.tokenizer import PromptTokenizer
 from shared.events import Params
 from shared.validation_errors import validation_problem
 
 _LOGGER: Final = logging.getLogger(__name__)
 _T = TypeVar("_T")
-_DEFAULTS: Final = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "min_new_tokens": "min_tokens",
-    "bad_words_ids": "bad_words",
-}
-"""Settings of `generation_config.json` that are applied, with their names in `Params`."""
-_IGNORED_DEFAULTS: Final = {
-    "no_repeat_ngram_size": 0,
-    "typical_p": 1.0,
-    "num_beams": 1,
-    "min_length": 0,
-    "sequence_bias": None,
-    "suppress_tokens": None,
-    "begin_suppress_tokens": None,
-}
-"""Settings of `generation_config.json` that would change the answer and are not applied, with their neutral
-values."""
 
 
 def generation_defaults(checkpoint: Path) -> Params:
@@ -43,12 +23,11 @@ def generation_defaults(checkpoint: Path) -> Params:
     Raises:
         CheckpointError: the file is malformed, or a value is out of bounds.
     """
-    path = checkpoint / "generation_config.json"
+    path = checkpoint / FILE
     config = read_json_if_present(path)
-    for name, off in _IGNORED_DEFAULTS.items():
-        if config.get(name, off) not in (off, None):
-            _LOGGER.warning("%s asks for %s=%r, which is not applied", path, name, config[name])
-    wanted = {ours: config[name] for name, ours in _DEFAULTS.items() if config.get(name) is not None}
+    for remark in remarks_of(checkpoint):
+        _LOGGER.warning("%s: %s", checkpoint, remark)
+    wanted = {ours: config[name] for name, ours in APPLIED.items() if config.get(name) is not None}
     if config.get("do_sample") is False:
         wanted["temperature"] = 0.0
     try:

@@ -51,12 +51,12 @@ _IGNORED_KEYS: Final = frozenset(
 def model_class_of(
     raw: Mapping[str, Any],
     checkpoint: Path,
-    kind: str = "ForCausalLM",
+    kind: str = "(ForCausalLM|LMHeadModel)",
     what: str = "decoder-only language model",
 ) -> Any:
     """The model class that `config.json` names, imported from its modelling file.
 
-    `kind` is the end of its name, `what` says in errors what is expected.
+    `kind` is the end of its name, a regular expression; `what` says in errors what is expected.
 
     Raises:
         CheckpointError: it names none.

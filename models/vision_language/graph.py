@@ -23,6 +23,7 @@ from models.checkpoints.claims import CheckpointInfo, Claim
 from models.decoder_lm.graph import DECODE, PREFILL, PREPARE, SCORE, Prompt, answer
 from models.decoder_lm.graph import plan as plan_of_text
 from models.sequence_request import PrepareRequest, SequenceRequest
+from models.text import generation_config
 from models.vision_language.visuals import MediaSequenceRequest, PreparedMedia
 from shared.plans import Plan, PlanRequest, Walk
 from shared.walks import CLIENT, KEEP, Edge, Node, Sequential, compile_walk
@@ -107,4 +108,5 @@ def vision_language_graph(
         max_positions=max_positions,
         claims=claims,
         serves=serves,
+        remarks=lambda checkpoint, _: generation_config.remarks_of(checkpoint),
     )

@@ -27,9 +27,9 @@ GROUP = {"node_names": ["prepare", "llm"], "ranks": [0]}
         ({"node_groups": [GROUP, GROUP]}, r"\[1\]: node 'prepare' is placed already by node_groups\[0\]"),
         ({"node_groups": [GROUP | {"tp_size": 2}]}, r"x\.yaml: node_groups\[0\]: 1 ranks do not divide by"),
         ({"devices": {1: "cpu"}}, r"devices: expected ranks of node_groups, which are \[0\], found \[1\]"),
-        ({"devices": {"0": "gpu"}}, r"devices\.0: expected auto, cpu, cuda or cuda:N, found 'gpu'"),
+        ({"devices": {"0": "gpu"}}, r"devices\.0: expected auto, cpu, mps, cuda or cuda:N, found 'gpu'"),
         ({"devices": {"llm": "cpu"}}, r"devices\.llm: expected a rank, an integer >= 0, found 'llm'"),
-        ({"devices": {0: 1}}, r"devices\.0: expected auto, cpu, cuda or cuda:N, found 1"),
+        ({"devices": {0: 1}}, r"devices\.0: expected auto, cpu, mps, cuda or cuda:N, found 1"),
         (
             {"data_plane": {"transport": ["shm"]}},
             r"data_plane: unknown key transport; did you mean 'transports'",
@@ -95,9 +95,9 @@ def test_the_context_of_llada_is_under_a_name_of_its_own() -> None:
 
 
 def test_a_folder_of_another_kind_of_model_says_which_kind_is_served(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
+    (tmp_path / "config.json").write_text('{"architectures": ["GPT2DoubleHeadsModel"]}')
 
-    with pytest.raises(UnknownFamilyError, match=r"found 'GPT2LMHead.*asked: .*decoder_lm \(decoder-only "):
+    with pytest.raises(UnknownFamilyError, match=r"found 'GPT2Double.*asked: .*decoder_lm \(decoder-only "):
         checks.resolve(str(tmp_path))
 
 

@@ -34,7 +34,7 @@ SOUNDS: Final[dict[str, Samples]] = {
 SHORT: Final = wav(SOUNDS["short"])
 WORDS: Final = {"response_format": "verbose_json", "timestamp_granularities[]": "word"}
 REFUSED: Final[dict[str, tuple[str, dict[str, Any], bytes, str]]] = {
-    "translation": ("translations", {}, SHORT, "invalid_value"),
+    "translation": ("translations", {}, SHORT, "not_supported"),
     "words": ("transcriptions", WORDS, SHORT, "invalid_value"),
     "language": ("transcriptions", {"language": "de"}, SHORT, "not_supported"),
     "prompt": ("transcriptions", {"prompt": "names"}, SHORT, "not_supported"),

@@ -91,7 +91,11 @@ class PoolingMode(StrEnum):
 
     FIRST = "cls"
     LAST = "lasttoken"
+    MAX = "max"
+    """The largest of each number."""
     MEAN = "mean"
+    MEAN_SQRT = "mean_sqrt_len_tokens"
+    """The sum of the states over the root of their number."""
     WEIGHTED_MEAN = "weightedmean"
     """The weight of each state is its position, from 1."""
     NONE = "none"

@@ -15,12 +15,19 @@ def choose_device(config: DeploymentConfig, rank: int) -> torch.device:
         ConfigError: the configuration names a GPU that this machine does not have.
     """
     name = config.device_of(rank)
+    where = f"devices.{rank}" if rank in config.devices else "model_kwargs.device"
+    if name == "mps":
+        if not torch.backends.mps.is_available():
+            raise ConfigError(
+                f"{where} is 'mps', but torch has no Metal on this machine: expected a Mac with Apple "
+                "silicon; use auto, cpu or cuda"
+            )
+        return torch.device("mps")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     index = gpu_index(name, rank, count)
     if index is None:
         return torch.device("cpu")
     if index >= count:
-        where = f"devices.{rank}" if rank in config.devices else "model_kwargs.device"
         raise ConfigError(f"{where} is {name!r}, but this machine has {count} GPUs")
     return torch.device("cuda", index)
 

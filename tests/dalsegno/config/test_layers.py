@@ -227,7 +227,7 @@ def test_a_wrong_value_in_the_file_is_the_files() -> None:
         ("walk_timeouts_s.decode=x", "walk_timeouts_s.decode: expected a number, found 'x'"),
         ("walk_timeouts_s={prefill: 9, decode: 0}", "walk_timeouts_s.decode: expected a number > 0, found 0"),
         ("devices={0:cpu}", "devices.0:cpu: expected a rank, an integer >= 0, found '0:cpu'"),
-        ("devices={0: 1}", "devices.0: expected auto, cpu, cuda or cuda:N, found 1"),
+        ("devices={0: 1}", "devices.0: expected auto, cpu, mps, cuda or cuda:N, found 1"),
     ],
 )
 def test_a_wrong_value_in_a_map_is_told_by_its_key_and_by_where_it_was_said(flag: str, message: str) -> None:
@@ -245,7 +245,7 @@ def test_what_does_not_fit_the_model_is_told_by_where_it_was_said() -> None:
         effective("checkpoint=nowhere")
     with pytest.raises(ConfigError, match=r"^DALSEGNO_NODE_GROUPS: no node_group places"):
         effective(environ={"DALSEGNO_NODE_GROUPS": "[{node_names: [prepare], ranks: [0]}]"})
-    with pytest.raises(ConfigError, match=r"^--set: devices\.0: expected auto, cpu, cuda or cuda:N"):
+    with pytest.raises(ConfigError, match=r"^--set: devices\.0: expected auto, cpu, mps, cuda or cuda:N"):
         effective("devices.0=gpu")
 
 

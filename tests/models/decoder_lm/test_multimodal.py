@@ -10,7 +10,7 @@ import transformers
 from models import registry
 from models.checkpoints.files import CheckpointError, read_json
 from models.decoder_lm import nodes
-from models.decoder_lm.multimodal import LANGUAGE_MODELS, remarks
+from models.decoder_lm.multimodal import LANGUAGE_MODELS
 from tests.tiny import tiny_checkpoint
 from tests.tiny.composite import Composite, composite_checkpoint, written_by_names
 from tests.tiny.files import write_json
@@ -79,11 +79,13 @@ def test_every_architecture_is_tested() -> None:
 
 
 def test_what_is_not_served_is_remarked() -> None:
+    remarks = registry.graph("decoder_lm").remarks
+    assert remarks is not None
+
     [remark] = remarks(composite_checkpoint("gemma4"), {})
 
     assert "requests with images, videos or sound are refused" in remark
     assert remarks(tiny_checkpoint("gemma4"), {}) == []
-    assert registry.graph("decoder_lm").remarks is remarks
 
 
 def test_a_config_without_its_language_model_is_named(tmp_path: Path) -> None:

@@ -41,6 +41,8 @@ def test_without_settings_the_last_token_is_pooled_and_normalized(tmp_path: Path
         ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, "lasttoken"),
         ({"pooling_mode_cls_token": True}, "cls"),
         ({"pooling_mode_mean_tokens": True}, "mean"),
+        ({"pooling_mode_max_tokens": True}, "max"),
+        ({"pooling_mode_mean_sqrt_len_tokens": True}, "mean_sqrt_len_tokens"),
         ({"pooling_mode_weightedmean_tokens": True}, "weightedmean"),
         ({"pooling_mode": "mean"}, "mean"),
     ],
@@ -59,7 +61,6 @@ def test_modules_json_sets_pooling_and_normalization(
 @pytest.mark.parametrize(
     ("modules", "pooling", "why"),
     [
-        (["Transformer", "Pooling"], {"pooling_mode_max_tokens": True}, "pooled by 'max'"),
         (
             ["Transformer", "Pooling"],
             {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},

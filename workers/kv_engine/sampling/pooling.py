@@ -31,7 +31,10 @@ class StatePooler:
                 self._folded = states[0].float() if start == 0 else self._folded
             case PoolingMode.LAST:
                 self._folded = states[-1].float()
-            case PoolingMode.MEAN:
+            case PoolingMode.MAX:
+                found = states.amax(dim=0).float()
+                self._folded = found if self._folded is None else torch.maximum(self._folded, found)
+            case PoolingMode.MEAN | PoolingMode.MEAN_SQRT:
                 self._sum(states.float().sum(dim=0), count)
             case PoolingMode.WEIGHTED_MEAN:
                 weights = torch.arange(start + 1, start + count + 1, device=states.device)
@@ -51,7 +54,8 @@ class StatePooler:
         if self._kept:
             return _array(torch.cat(self._kept))
         assert self._folded is not None, "a prompt has a token"
-        found = self._folded / self._weight if self._weight else self._folded
+        weight = self._weight**0.5 if self._pooling.mode is PoolingMode.MEAN_SQRT else self._weight
+        found = self._folded / weight if weight else self._folded
         found = found[: self._pooling.dimensions]
         if self._pooling.normalize:
             found = torch.nn.functional.normalize(found, dim=0)

@@ -41,6 +41,10 @@ def pooled(states: Floats, mode: PoolingMode) -> Floats:
             return np.asarray(states[0])
         case PoolingMode.LAST:
             return np.asarray(states[-1])
+        case PoolingMode.MAX:
+            return np.asarray(states.max(axis=0))
+        case PoolingMode.MEAN_SQRT:
+            return np.asarray(states.sum(axis=0) / np.sqrt(len(states)))
         case PoolingMode.MEAN:
             return np.asarray(states.mean(axis=0))
         case PoolingMode.WEIGHTED_MEAN:
