@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "Commands": {
         "serve": "dalsegno.serve.command:serve",
         "ask": "dalsegno.ask.command:ask",
+        "transcribe": "dalsegno.transcribe.command:transcribe",
         "log": "dalsegno.history.command:log",
         "replay": "dalsegno.replay.command:replay",
         "export": "dalsegno.bundle.export:export",

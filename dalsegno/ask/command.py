@@ -42,11 +42,17 @@ _DEFAULT_URL: Final = "http://127.0.0.1:8000"
 @click.option(
     "--size", metavar="WIDTHxHEIGHT", help="The size of the image or video, in pixels. Needs --out."
 )
+@click.option("--voice", help="The voice of speech. Needs --out or --output-dir.")
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), help="The length of the video. Needs --out."
 )
 def ask(
-    output_dir: Path | None, out: Path | None, size: str | None, seconds: float | None, **flags: Any
+    output_dir: Path | None,
+    out: Path | None,
+    size: str | None,
+    seconds: float | None,
+    voice: str | None,
+    **flags: Any,
 ) -> None:
     """Send one question to a running server and print the answer as it arrives.
 
@@ -64,11 +70,13 @@ def ask(
         raise click.UsageError("--size is that of an image or a video: name its file with --out")
     if seconds is not None and out is None:
         raise click.UsageError("--seconds is that of a video: name its file with --out")
+    if voice is not None and out is None and output_dir is None:
+        raise click.UsageError("--voice is that of speech: name its file with --out")
     if out is not None:
-        _save_one(prompt, out, size, seconds)
+        _save_one(prompt, out, size, seconds, voice)
         return
     if output_dir is not None:
-        _save_outputs(prompt, output_dir)
+        _save_outputs(prompt, output_dir, voice)
         return
     has_begun = False
     try:
@@ -80,7 +88,7 @@ def ask(
             click.echo()
 
 
-def _save_outputs(prompt: "ChatPrompt", folder: Path) -> None:
+def _save_outputs(prompt: "ChatPrompt", folder: Path, voice: str | None) -> None:
     """Print the answer's text, and the paths of the files that its other outputs were saved to."""
     from dalsegno.ask.files import client_arguments
     from dalsegno.ask.outputs import ask_for_outputs
@@ -90,6 +98,7 @@ def _save_outputs(prompt: "ChatPrompt", folder: Path) -> None:
         saved = ask_for_outputs(
             prompt,
             folder,
+            voice=voice,
             show=show,
             report=progress.say,
             **client_arguments(prompt.files),
@@ -98,7 +107,9 @@ def _save_outputs(prompt: "ChatPrompt", folder: Path) -> None:
         click.echo(str(path))
 
 
-def _save_one(prompt: "ChatPrompt", path: Path, size: str | None, seconds: float | None) -> None:
+def _save_one(
+    prompt: "ChatPrompt", path: Path, size: str | None, seconds: float | None, voice: str | None
+) -> None:
     """Print the answer's text, if there is any, and the path of the file that its image was saved to."""
     from dalsegno.ask.files import client_arguments
     from dalsegno.ask.outputs import ask_for_file
@@ -110,6 +121,7 @@ def _save_one(prompt: "ChatPrompt", path: Path, size: str | None, seconds: float
             path,
             size=size,
             seconds=seconds,
+            voice=voice,
             show=show,
             report=progress.say,
             **client_arguments(prompt.files),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dalsegno.ask.chat import ChatPrompt
+from dalsegno.ask.speech import FORMATS, save_speech
 from dalsegno.client import Answer, Client
 from dalsegno.client.request import RequestOptions
 from dalsegno.client.videos import video_request
@@ -17,8 +18,10 @@ from shared.ids import is_token
 
 _AUDIO: Final = "audio"
 _MODALITIES: Final = {
-    **dict.fromkeys(("png", "jpg", "jpeg", "webp"), "image"), "wav": _AUDIO, "mp4": "video",
-}  # fmt: skip
+    **dict.fromkeys(("png", "jpg", "jpeg", "webp"), "image"),
+    **dict.fromkeys(("wav", *sorted(FORMATS)), _AUDIO),
+    "mp4": "video",
+}
 """The modality to ask for, by the extension of the file that it is saved to."""
 _FORMS: Final = {"jpg": "jpeg", "jpeg": "jpeg", "webp": "webp"}
 """The option `output_format`, by extension; PNG is what comes unasked."""
@@ -28,6 +31,7 @@ def ask_for_outputs(
     prompt: ChatPrompt,
     folder: Path,
     *,
+    voice: str | None = None,
     show: Callable[[str], None],
     report: Callable[[Mapping[str, Any]], None],
     **more: Any,
@@ -37,6 +41,7 @@ def ask_for_outputs(
     Args:
         prompt: the question.
         folder: it is made if it does not exist; files of the same names are replaced.
+        voice: of speech; None is the model's usual one.
         show: called with each piece of the answer's text.
         report: called with the progress of the request.
         more: further arguments of `Client.stream`, such as `images`.
@@ -45,7 +50,7 @@ def ask_for_outputs(
         DalSegnoError: there is no server, it refuses, or the answer breaks off.
     """
     _check_folder(folder)
-    return save_outputs(_answer(prompt, show, report, more), folder)
+    return save_outputs(_answer(prompt, show, report, {**more, **_speaking(voice)}), folder)
 
 
 def ask_for_file(
@@ -54,6 +59,7 @@ def ask_for_file(
     *,
     size: str | None,
     seconds: float | None = None,
+    voice: str | None = None,
     show: Callable[[str], None],
     report: Callable[[Mapping[str, Any]], None],
     **more: Any,
@@ -65,6 +71,7 @@ def ask_for_file(
         path: a file that is there already is replaced.
         size: of an image or a video, `WIDTHxHEIGHT` in pixels; None leaves it to the server.
         seconds: the length of a video; None leaves it to the server.
+        voice: of speech; None is the model's usual one.
         show: called with each piece of the answer's text.
         report: called with the progress of the request.
         more: further arguments of `Client.stream`, such as `images`.
@@ -82,16 +89,28 @@ def ask_for_file(
         raise ClientError(f"{path}: --seconds is that of a video: name a file that ends in .mp4")
     _check_file(path)
     form = _FORMS.get(extension)
+    if voice is not None and modality != _AUDIO:
+        raise ClientError(f"{path}: --voice is that of speech: name a file that ends in .wav or .mp3")
+    if extension in FORMATS:
+        if prompt.files:
+            raise ClientError(f"{path}: an answer to files is saved as .wav: name a file that ends in it")
+        return save_speech(prompt, path, voice)
     wanted: RequestOptions = {"output_modalities": (modality,)}
     if form is not None:
         wanted["options"] = {"output_format": form}
-    answer = _answer(prompt, show, report, {**more, **video_request(wanted, size, seconds)})
+    answer = _answer(
+        prompt, show, report, {**more, **_speaking(voice), **video_request(wanted, size, seconds)}
+    )
     if modality == _AUDIO and answer.audio is not None:
         return answer.audio.save(path)
     media = answer.media.get(modality)
     if not media:
         raise ClientError(f"the answer has no {modality}, so {path} was not written")
     return media[-1].save(path)
+
+
+def _speaking(voice: str | None) -> RequestOptions:
+    return {} if voice is None else {"voice": voice}
 
 
 def _answer(

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from dalsegno.ask.chat import ChatPrompt, NoServerError, stream_answer
+from dalsegno.ask.chat import ChatPrompt, stream_answer
+from dalsegno.ask.server import NoServerError
 from shared.errors import ClientError, DalSegnoError
 
 pytestmark = pytest.mark.processes

@@ -1,0 +1,1 @@
+"""`dalsegno transcribe`: write down what is said in a file."""
