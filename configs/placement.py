@@ -345,7 +345,7 @@ def _refuse_moving_programs(graph: ModelGraph, placed: Sequence[PlacedGroup]) ->
 
 
 def _refuse_split_tp_groups(placed: Sequence[PlacedGroup]) -> None:
-    """Refuse followers with two leaders or other tasks, and shared nodes in two groups."""
+    """Refuse followers with two leaders or other tasks."""
     for group in placed:
         for follower in (rank for copy in group.followers for rank in copy):
             if any(follower in other.ranks for other in placed) or (
@@ -354,10 +354,4 @@ def _refuse_split_tp_groups(placed: Sequence[PlacedGroup]) -> None:
                 raise PlacementError(
                     f"rank {follower} follows another in a group with tp_size, and is in a second group: "
                     "expected a rank that does nothing else (the first rank of a copy may)"
-                )
-        for node in group.shared:
-            if sum(node in other.nodes for other in placed) > 1:
-                raise PlacementError(
-                    f"node {node!r} has tp_size in one group and is in another: its keys and values cannot "
-                    "be handed from one to the other; place it in one group, for all its walks"
                 )

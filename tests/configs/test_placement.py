@@ -202,15 +202,6 @@ def test_walks_that_are_no_more_place_nothing() -> None:
             r"the ranks \[0, 2\] share a node by tp_size, and would run \['LLM', 'other'\]",
         ),
         (
-            [
-                LLM | {"ranks": [0, 1], "tp_size": 2, "graph_walks": ["prefill"]},
-                LLM | {"ranks": [2]},
-                OTHER | {"ranks": [3]},
-                VOCODER,
-            ],
-            r"node 'LLM' has tp_size in one group and is in another: its keys and values cannot be handed",
-        ),
-        (
             [LLM | {"ranks": [0, 1], "tp_size": 2}, OTHER | {"ranks": [0]}, VOCODER],
             r"the ranks \[0, 1\] share a node by tp_size, and would run \['LLM', 'other'\]",
         ),

@@ -148,7 +148,9 @@ class KVEngine:
             max_blocks=max_blocks,
             is_shared=followers is not None,
         )
-        self._transfer = KVTransfer(node, self._pool, block_size=config.block_size, export_to=export_to)
+        self._transfer = KVTransfer(
+            node, self._pool, block_size=config.block_size, export_to=export_to, followers=followers
+        )
         self._outputs = OutputBuilder(self._scheduler, self._runner, self._transfer)
         self._drafter: Drafter | None = None
         if proposer is not None:

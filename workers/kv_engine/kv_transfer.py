@@ -8,6 +8,8 @@ stores any.
 
 With recurrent states it is (1, tokens, numbers): that content, then the bytes of the states after the last of
 these tokens, layer after layer, then zeros up to a multiple of the number of tokens.
+
+A tensor-parallel group transfers what a single rank would (`workers.kv_engine.parallel.shared_cells`).
 """
 
 import math
@@ -26,6 +28,9 @@ from workers.data_plane.port import Array, Bytes, DeviceArray
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.node import Backbone
 from workers.kv_engine.outputs import as_dalsegno_error
+from workers.kv_engine.parallel.connection import GroupLostError
+from workers.kv_engine.parallel.lockstep import Followers
+from workers.kv_engine.parallel.shared_cells import SharedCells, whole_layout
 from workers.kv_engine.sequence import Sequence
 from workers.kv_engine.sequence_spec import tokens_in
 
@@ -47,13 +52,22 @@ class KVMismatchError(WorkerError):
 class KVTransfer:
     """Import and export of keys and values between `pool` and the tensor store.
 
-    `export_to` allocates the slots for exports; None if the engine exports nothing.
+    `export_to` allocates the slots for exports; None if the engine exports nothing. `followers` are the other
+    ranks of a TP group.
     """
 
     def __init__(
-        self, node: Backbone, pool: PagedPool, *, block_size: int, export_to: Allocate | None
+        self,
+        node: Backbone,
+        pool: PagedPool,
+        *,
+        block_size: int,
+        export_to: Allocate | None,
+        followers: Followers | None = None,
     ) -> None:
-        self._layout: Final = node.layout
+        others = () if followers is None else followers.connections
+        self._shared = SharedCells(pool, node.layout, others) if others else None
+        self._layout: Final = whole_layout(node.layout, 1 + len(others))
         self._dtype: Final = node.dtype
         self._device: Final = node.device
         self._pool = pool
@@ -90,9 +104,15 @@ class KVTransfer:
                 continue
             try:
                 tokens = tokens_in(spec.kv.shape)
-                import_kv(self._pool, self._cells(sequence, tokens), spec.kv, row=sequence.row)
+                cells = self._cells(sequence, tokens)
+                if self._shared is not None:
+                    self._shared.write(cells, [*_planes_in(spec.kv, self._layout, self._device)])
+                else:
+                    import_kv(self._pool, cells, spec.kv, row=sequence.row)
                 if spec.on_kv_read is not None:
                     spec.on_kv_read()
+            except GroupLostError:
+                raise
             except Exception as error:  # noqa: BLE001 - whatever the bytes are, only this sequence fails
                 failures[spec.key] = as_dalsegno_error(error)
             # Drop the reference: after `on_kv_read` the memory may be reused for another tensor.
@@ -109,14 +129,19 @@ class KVTransfer:
         dtype = dtype_name(self._dtype)
         shape = shape_of(self._layout, sequence.computed, itemsize=self._dtype.itemsize)
         cells = self._cells(sequence, sequence.computed)
-        if export.publish is not None:
+        if export.publish is not None and self._shared is None:
             nbytes = math.prod(shape) * self._dtype.itemsize
             source = _planes(self._pool, cells, sequence.row, nbytes)
             if (handle := export.publish(dtype, shape, source, stream_of(self._device))) is not None:
                 return handle
         handle, data = self._export_to(export.key, dtype, shape, scope=export.scope)
         into = Array(dtype=dtype, shape=shape, data=data)
-        export_kv(self._pool, cells, into, row=sequence.row)
+        if self._shared is not None:
+            planes = _planes_in(into, self._layout, torch.device("cpu"))
+            for plane, found in zip(planes, self._shared.read(cells), strict=True):
+                plane.copy_(found)
+        else:
+            export_kv(self._pool, cells, into, row=sequence.row)
         return handle
 
     def _cells(self, sequence: Sequence, tokens: int) -> torch.Tensor:
@@ -220,6 +245,17 @@ def import_kv(
     for part, state in _paired_states(pool, len(cells), given, row):
         # A copy: the bytes need not lie where numbers of 4 bytes may.
         state.copy_(part.clone().view(state.dtype).view(state.shape))
+
+
+def _planes_in(array: Array | DeviceArray, layout: KVLayout, device: torch.device) -> Iterator[torch.Tensor]:
+    """Yield each stored tensor's part of transferred keys and values, (tokens, heads, numbers)."""
+    given = to_tensor(array, device) if isinstance(array, DeviceArray) else borrowed(array)
+    numbers, at, tokens = given.view(-1), 0, tokens_in(array.shape)
+    for shape in layout.shapes:
+        for width in (shape.key,) if shape.is_latent else (shape.key, shape.value):
+            size = tokens * shape.heads * width
+            yield numbers[at : at + size].view(tokens, shape.heads, width)
+            at += size
 
 
 def _paired(

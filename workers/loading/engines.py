@@ -134,6 +134,7 @@ def _load_served(
             node = node_loading.with_kernels(node, settings, share)
         _check_programs(node, settings)
         _check_drafts(node, settings)
+        _check_handover(config, name, node)
         towers = _towers(node, settings, share)
         draft = node_loading.load_draft_model(config, node, settings, share, progress)
         if draft is not None:
@@ -156,6 +157,16 @@ def _check_drafts(node: "KVNode", settings: EngineSettings) -> None:
         raise ConfigError(
             f"model_kwargs.speculative_tokens is {settings.speculative_tokens}, but {node.architecture} has "
             "recurrent states, which cannot go back where drafted tokens are rejected: leave it out"
+        )
+
+
+def _check_handover(config: DeploymentConfig, name: str, node: "KVNode") -> None:
+    placed = [group for group in config.groups if name in group.nodes]
+    if len(placed) > 1 and any(group.followers for group in placed) and node.layout.states:
+        raise ConfigError(
+            f"node_groups: {name!r} is placed in {len(placed)} groups, one of them with tp_size, but "
+            f"{node.architecture} has recurrent states, which such a group cannot hand over: leave tp_size "
+            "out, or place the node in one group for all walks"
         )
 
 

@@ -1,10 +1,11 @@
-"""A node shared by two engines in one process: the test drives the leader, the follower runs in a thread."""
+"""A node shared by engines in one process: the test drives the leader, the followers run in threads."""
 
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -35,11 +36,11 @@ def lines() -> Iterator[tuple[Connection, Connection]]:
 
 @dataclass(slots=True)
 class Shared:
-    """Both engines.
+    """The leader, and its first follower.
 
     Attributes:
-        line: the leader's end.
-        ended: what ended the follower.
+        line: the leader's end of the connection to that follower.
+        ended: what ended a follower.
     """
 
     leader: KVEngine
@@ -48,26 +49,38 @@ class Shared:
     ended: Exception | None = None
 
 
-def parts(family: Family) -> list[DecoderLM]:
-    """Both members' parts of a tiny model."""
-    return [load(tiny_checkpoint(family), peers=member) for member in Circle(2).members()]
+def parts(family: Family, members: int = 2) -> list[DecoderLM]:
+    """The members' parts of a tiny model."""
+    return parts_of(tiny_checkpoint(family), members)
+
+
+def parts_of(checkpoint: Path, members: int) -> list[DecoderLM]:
+    """The members' parts of a checkpoint; the whole node for a single one."""
+    if members == 1:
+        return [load(checkpoint)]
+    return [load(checkpoint, peers=member) for member in Circle(members).members()]
 
 
 @contextmanager
 def shared(nodes: list[DecoderLM], sizes: Mapping[str, Any]) -> Iterator[Shared]:
-    """Engines over both parts, at work; `sizes` are the leader's."""
-    with lines() as (to_follower, to_leader):
-        leader, follower = together(
+    """Engines over all parts, at work; `sizes` are the leader's. `follower` and `line` are the first's."""
+    with ExitStack() as stack:
+        ends = [stack.enter_context(lines()) for _ in nodes[1:]]
+        leader, *followers = together(
             [
-                partial(_leading, nodes[0], Followers([to_follower]), dict(sizes)),
-                partial(_following, nodes[1], Leader(to_leader), dict(sizes)),
+                partial(_leading, nodes[0], Followers([one for one, _ in ends]), dict(sizes)),
+                *(
+                    partial(_following, node, Leader(one), dict(sizes))
+                    for node, (_, one) in zip(nodes[1:], ends, strict=True)
+                ),
             ]
         )
         assert isinstance(leader, KVEngine)
-        assert isinstance(follower, FollowerEngine)
-        found = Shared(leader, follower, to_follower)
+        assert isinstance(followers[0], FollowerEngine)
+        found = Shared(leader, followers[0], ends[0][0])
 
-        def run() -> None:
+        def run(follower: KVEngine | FollowerEngine, to_leader: Connection) -> None:
+            assert isinstance(follower, FollowerEngine)
             try:
                 follower.run()
             except GroupLostError as error:
@@ -75,13 +88,19 @@ def shared(nodes: list[DecoderLM], sizes: Mapping[str, Any]) -> Iterator[Shared]
             finally:
                 to_leader.close()
 
-        thread = Thread(target=run)
-        thread.start()
+        threads = [
+            Thread(target=run, args=(follower, one))
+            for follower, (_, one) in zip(followers, ends, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
         try:
             yield found
         finally:
-            to_follower.close()
-            thread.join()
+            for to_follower, _ in ends:
+                to_follower.close()
+            for thread in threads:
+                thread.join()
 
 
 def _leading(node: DecoderLM, followers: Followers, sizes: dict[str, Any]) -> KVEngine | FollowerEngine:

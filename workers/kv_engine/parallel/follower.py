@@ -1,4 +1,4 @@
-"""The engine of a follower rank: it runs the forwards that its leader sends, and nothing else.
+"""The engine of a follower rank: it runs the forwards that its leader sends, and moves keys and values.
 
 It has its part of the node and a pool with as many blocks as the leader's. It knows no sequences; the leader
 decides what the blocks hold and uses the hidden states.
@@ -14,6 +14,7 @@ from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.node import KVNode
 from workers.kv_engine.node_parts import inputs_of
 from workers.kv_engine.parallel.lockstep import Leader
+from workers.kv_engine.parallel.shared_cells import CellOrder, carry_out
 from workers.kv_engine.selfcheck import check_node
 from workers.machine.cores import cores
 from workers.machine.cpu_threads import threads_for, use_cpu_threads
@@ -59,7 +60,10 @@ class FollowerEngine:
             GroupLostError: the leader or another member is lost.
         """
         while True:
-            step = self._leader.step(self.node.device, self.node.dtype)
+            step = self._leader.next(self.node.device, self.node.dtype)
+            if isinstance(step, CellOrder):
+                carry_out(step, self._pool, self._leader.connection)
+                continue
             with attention_context(self._pool, step):
                 self.node.forward(inputs_of(self.node, step), step)
             self.forwards += 1

@@ -3,6 +3,8 @@
     leader    number of blocks, dtype, weights  ─┐
     follower  number of blocks, dtype, weights  ─┴─> the smallest number, for all; the others must be equal
     leader    a step                    ──> follower: the same forward, over the same blocks of its pool
+    leader    an order                  ──> follower: keys and values of its pool are read or written
+                                                      (`workers.kv_engine.parallel.shared_cells`)
 
 A step is an int32 array: the numbers of tokens, of spans, of blocks per span and tokens per block, of
 position axes, of tokens with a range of keys (all or none), of rows, of int32 numbers per row, of spans with
@@ -20,6 +22,7 @@ import torch
 
 from configs.deployment import ConfigError
 from workers.kv_engine.parallel.connection import Connection, GroupLostError
+from workers.kv_engine.parallel.shared_cells import CellOrder, order_of
 from workers.kv_engine.sampling.sampling_rows import SamplingRows
 from workers.kv_engine.step import Int32s, Spans, StateMoves, Step
 
@@ -29,10 +32,14 @@ _COUNT: Final = 8
 
 
 class Followers:
-    """The leader's connections to its followers."""
+    """The leader's connections to its followers.
+
+    Attributes:
+        connections: in the order of their parts.
+    """
 
     def __init__(self, connections: Sequence[Connection]) -> None:
-        self._connections = connections
+        self.connections: Final = connections
 
     def agree(self, blocks: int, dtype: torch.dtype, weights: str = "") -> int:
         """Wait until all members have loaded, and return the number of blocks of each member's pool.
@@ -43,8 +50,8 @@ class Followers:
             ConfigError: the members do not compute in the same dtype, so their results cannot be added.
             GroupLostError: the members have loaded different checkpoints.
         """
-        answers = [connection.receive() for connection in self._connections]
-        for connection, data in zip(self._connections, answers, strict=True):
+        answers = [connection.receive() for connection in self.connections]
+        for connection, data in zip(self.connections, answers, strict=True):
             other_dtype, _, other_weights = data[_COUNT:].decode(errors="replace").partition(" ")
             if other_dtype != str(dtype):
                 raise ConfigError(
@@ -58,7 +65,7 @@ class Followers:
                     "on the machines of all ranks"
                 )
         least = min(blocks, *(int.from_bytes(data[:_COUNT], "little") for data in answers))
-        for connection in self._connections:
+        for connection in self.connections:
             connection.send(least.to_bytes(_COUNT, "little"))
         return least
 
@@ -70,7 +77,7 @@ class Followers:
             GroupLostError: it failed on a member, so the members are no longer in step.
         """
         data = pack_step(step)
-        for connection in self._connections:
+        for connection in self.connections:
             connection.send(data)
         try:
             yield
@@ -87,20 +94,21 @@ class Leader:
     """A follower's connection to its leader."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        self.connection: Final = connection
 
     def agree(self, blocks: int, dtype: torch.dtype, weights: str = "") -> int:
         """Send this member's number of blocks, dtype and digest of weights; return the group's number."""
-        self._connection.send(blocks.to_bytes(_COUNT, "little") + f"{dtype} {weights}".encode())
-        return int.from_bytes(self._connection.receive(), "little")
+        self.connection.send(blocks.to_bytes(_COUNT, "little") + f"{dtype} {weights}".encode())
+        return int.from_bytes(self.connection.receive(), "little")
 
-    def step(self, device: torch.device, dtype: torch.dtype) -> Step:
-        """Wait for the next step. `dtype` is the node's, which rows of media have.
+    def next(self, device: torch.device, dtype: torch.dtype) -> Step | CellOrder:
+        """Wait for the next step or order. `dtype` is the node's, which rows of media have.
 
         Raises:
             GroupLostError: the leader is lost, or sent an invalid step.
         """
-        return unpack_step(self._connection.receive(), device, dtype)
+        data = self.connection.receive()
+        return order_of(data, device) or unpack_step(data, device, dtype)
 
 
 def pack_step(step: Step) -> bytes:
