@@ -220,6 +220,8 @@ def probe_layout(model_class: Any, config: Any, max_positions: int) -> KVLayout:
     except Exception as error:  # noqa: BLE001 - a model that raises anything is refused
         complaints.append(f"it cannot be run over a packed batch ({type(error).__name__}: {error})")
     if complaints:
+        if getattr(config, "is_decoder", None) is False:
+            complaints.insert(0, "config.json does not say is_decoder: true, so it is an encoder")
         raise UnsupportedArchitectureError(
             f"{name} is not served: {complaints[0]}"
             + (f" (and {len(complaints) - 1} more)" if len(complaints) > 1 else "")
@@ -257,6 +259,7 @@ def _run_on_meta(model_class: Any, config: Any, probe: _Probe) -> None:
             probe.compare_layers(_kinds_of(config))
             if probe.complaints:
                 return
+            _refuse_late_positions(body, model_class.__name__)
             AttentionInterface.register(_PROBE, probe.masked_attention)
             # On the CPU: models with recurrent layers, or whose config could have some, read its values.
             all_seen = torch.ones(1, 2, dtype=torch.int64, device="cpu")
@@ -265,6 +268,25 @@ def _run_on_meta(model_class: Any, config: Any, probe: _Probe) -> None:
     finally:
         torch.set_default_dtype(previous)
         Distribution.set_default_validate_args(validates)
+
+
+def _refuse_late_positions(body: Any, name: str) -> None:
+    """Refuse learned positions that begin after that of padding (RoBERTa and its descendants).
+
+    Transformers computes them from the token ids in `forward`, and from 0 in `generate`, which therefore
+    answers with other positions than those of the training: there is nothing to be equal to.
+
+    Raises:
+        UnsupportedArchitectureError: the model has such positions.
+    """
+    for path, module in body.named_modules():
+        is_position = isinstance(module, torch.nn.Embedding) and "position" in path
+        if is_position and module.padding_idx is not None:
+            raise UnsupportedArchitectureError(
+                f"{name} is not served: its positions begin at {module.padding_idx + 1}, after that of "
+                "padding, but transformers' generate begins at 0, so its answers are not those of the model; "
+                "for embeddings or scores use a checkpoint of its encoder"
+            )
 
 
 def _kinds_of(config: Any) -> Sequence[str]:

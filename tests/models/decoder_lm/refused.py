@@ -73,6 +73,23 @@ REFUSED: Final = (
         " with `use_bidirectional_attention`",
         use_bidirectional_attention=True,
     ),
+    _named(
+        "RobertaForCausalLM",
+        "roberta",
+        "its positions begin at 2",
+        "transformers' `generate` gives it other positions than its `forward`",
+        " and its descendants",
+        is_decoder=True,
+        pad_token_id=1,
+    ),
+    _named(
+        "BertLMHeadModel",
+        "bert",
+        "does not say is_decoder: true",
+        "an encoder",
+        " without `is_decoder`",
+        is_decoder=False,
+    ),
     Refused(
         None,
         {"architectures": ["MyOwnForCausalLM"], "model_type": "my_own"},
