@@ -48,6 +48,9 @@ class SamplingParams(
     Attributes:
         logit_bias: pairs of a token id and the value that is added to its logit.
         bad_words: sequences of token ids that the answer must not contain.
+        length_decay: a number of tokens N and a factor F: after N tokens of the answer, the logit of each
+            end-of-sequence token grows by its size times F ** (tokens beyond N) - 1. Only checkpoints ask for
+            it (`exponential_decay_length_penalty`).
     """
 
     temperature: float | None = None
@@ -60,6 +63,7 @@ class SamplingParams(
     logit_bias: list[tuple[int, float]] = []
     bad_words: list[list[int]] = []
     min_tokens: int | None = None
+    length_decay: tuple[int, float] | None = None
 
 
 class PoolingParams(
@@ -86,6 +90,7 @@ class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         prompt_text: the prompt as text, for an echo.
         pooling: for an embedding, or for hidden states.
         guide: for a chat with tools: the guide of the answer, None if it is free. Absent without tools.
+        stop: the checkpoint's own texts that end an answer, for a request without any.
     """
 
     prompt_tokens: int
@@ -93,6 +98,7 @@ class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_text: str | None = None
     pooling: PoolingParams | None = None
     guide: Guide | msgspec.UnsetType | None = msgspec.UNSET
+    stop: list[str] = []
 
 
 class PromptPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

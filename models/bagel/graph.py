@@ -82,7 +82,7 @@ def _say(
     decode = SequenceRequest(
         max_tokens=new_token_budget(prepared.prompt_tokens, wanted, request.limits),
         sampling=prepared.sampling,
-        stop=params.stop,
+        stop=params.stop or prepared.stop,
         ignore_eos=params.ignore_eos,
     )
     start = msgspec.structs.replace(

@@ -105,7 +105,7 @@ def answer(request: PlanRequest, prompt: Prompt) -> Plan:
     decode = SequenceRequest(
         max_tokens=max_tokens,
         sampling=prepared.sampling,
-        stop=request.params.stop,
+        stop=request.params.stop or prepared.stop,
         ignore_eos=request.params.ignore_eos,
     )
     begin = prompt.start(_first_walk_args(request, prepared, decode))

@@ -235,7 +235,7 @@ def _thinker_args(request: PlanRequest, prepared: PreparedOmni) -> SequenceReque
     return SequenceRequest(
         max_tokens=new_token_budget(prepared.prompt_tokens, params.max_tokens, request.limits),
         sampling=prepared.sampling,
-        stop=params.stop,
+        stop=params.stop or prepared.stop,
         ignore_eos=params.ignore_eos,
         stop_token_ids=params.stop_token_ids,
         choice=params.choice,

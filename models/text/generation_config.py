@@ -22,9 +22,11 @@ APPLIED: Final[Mapping[str, str]] = MappingProxyType(
         "repetition_penalty": "repetition_penalty",
         "min_new_tokens": "min_tokens",
         "bad_words_ids": "bad_words",
+        "stop_strings": "stop",
+        "exponential_decay_length_penalty": "length_decay",
     }
 )
-"""Settings that are the defaults of requests, with their names in `shared.events.Params`."""
+"""Settings that are the defaults of requests, with their names in `sampling_defaults.Defaults`."""
 
 READ: Final = frozenset(
     {"do_sample", "eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id"}
@@ -41,7 +43,6 @@ UNAPPLIED: Final[Mapping[str, Any]] = MappingProxyType(
         "encoder_repetition_penalty": 1.0,
         "epsilon_cutoff": 0.0,
         "eta_cutoff": 0.0,
-        "exponential_decay_length_penalty": None,
         "force_words_ids": None,
         "forced_bos_token_id": None,
         "forced_eos_token_id": None,
@@ -56,7 +57,6 @@ UNAPPLIED: Final[Mapping[str, Any]] = MappingProxyType(
         "num_return_sequences": 1,
         "penalty_alpha": 0.0,
         "sequence_bias": None,
-        "stop_strings": None,
         "suppress_tokens": None,
         "token_healing": False,
         "top_h": None,

@@ -48,6 +48,7 @@ def prepare_prompt(
         prompt_text=(text if text is not None else tokenizer.decode(ids)) if params.echo else None,
         pooling=pooling,
         guide=guide,
+        stop=[] if params.stop else defaults.stop,
     )
     return CpuResult(
         facts=msgspec.to_builtins(facts),

@@ -2,9 +2,10 @@
 
 import logging
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from models.checkpoints.files import CheckpointError, read_json_if_present
 from models.sequence_request import SamplingParams
@@ -17,7 +18,17 @@ _LOGGER: Final = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-def generation_defaults(checkpoint: Path) -> Params:
+class Defaults(Params, frozen=True, kw_only=True):
+    """The defaults of a checkpoint: parameters of requests, and one that no request has.
+
+    Attributes:
+        length_decay: see `models.sequence_request.SamplingParams`.
+    """
+
+    length_decay: tuple[Annotated[int, Meta(ge=0)], Annotated[float, Meta(gt=0)]] | None = None
+
+
+def generation_defaults(checkpoint: Path) -> Defaults:
     """The sampling defaults of a checkpoint, from its `generation_config.json`.
 
     Raises:
@@ -28,12 +39,14 @@ def generation_defaults(checkpoint: Path) -> Params:
     for remark in remarks_of(checkpoint):
         _LOGGER.warning("%s: %s", checkpoint, remark)
     wanted = {ours: config[name] for name, ours in APPLIED.items() if config.get(name) is not None}
+    if isinstance(wanted.get("stop"), str):
+        wanted["stop"] = [wanted["stop"]]
     if config.get("do_sample") is False:
         wanted["temperature"] = 0.0
     try:
-        return msgspec.convert(wanted, Params)
+        return msgspec.convert(wanted, Defaults)
     except msgspec.ValidationError as error:
-        raise CheckpointError(f"{path}: {validation_problem(error, wanted, Params).message}") from error
+        raise CheckpointError(f"{path}: {validation_problem(error, wanted, Defaults).message}") from error
 
 
 def effective_sampling(params: Params, defaults: Params, tokenizer: PromptTokenizer) -> SamplingParams:
@@ -58,6 +71,7 @@ def effective_sampling(params: Params, defaults: Params, tokenizer: PromptTokeni
         logit_bias=biases,
         bad_words=tokenizer.spellings(_first(params.bad_words, defaults.bad_words, [])),
         min_tokens=_first(params.min_tokens, defaults.min_tokens, 0) or None,
+        length_decay=defaults.length_decay if isinstance(defaults, Defaults) else None,
     )
 
 

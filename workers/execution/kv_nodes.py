@@ -455,6 +455,7 @@ def _sampling(params: SamplingParams | None, request: SequenceRequest, *, seed: 
         logit_bias=given.logit_bias,
         bad_words=given.bad_words,
         min_tokens=given.min_tokens or 0,
+        length_decay=given.length_decay,
     )
 
 

@@ -40,6 +40,8 @@ class Sampling:
         bad_words: sequences of token ids that are never completed.
         min_tokens: no token ends the answer before it has so many. A guided answer may end earlier if its
             guide allows no other token.
+        length_decay: a number of tokens N and a factor F: after N tokens of the answer, the logit of each
+            end-of-sequence token grows by its size times F ** (tokens beyond N) - 1; None is off.
     """
 
     temperature: float = 0.0
@@ -54,6 +56,7 @@ class Sampling:
     logit_bias: Items[tuple[int, float]] = ()
     bad_words: Items[Items[int]] = ()
     min_tokens: int = 0
+    length_decay: tuple[int, float] | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -246,12 +249,19 @@ class SequenceSpec:
             or sampling.logit_bias
             or sampling.bad_words
             or self.delays_end
+            or self.decaying_ids
         )
 
     @property
     def delays_end(self) -> bool:
         """True if its end tokens are banned at first; the guide bans them in a guided sequence."""
         return bool(self.sampling.min_tokens and self.end_ids and self.guide is None)
+
+    @property
+    def decaying_ids(self) -> frozenset[int]:
+        """The end-of-sequence tokens that grow likelier with the length of the answer."""
+        decays = self.sampling.length_decay is not None and not self.ignore_eos
+        return self.eos_ids if decays else frozenset()
 
     @property
     def can_speculate(self) -> bool:
@@ -293,7 +303,7 @@ class SequenceSpec:
                     f"{field_name}: token ids must be from 0 to {vocab_size - 1}, {found}",
                     code="invalid_token_id",
                 )
-        delayed = self.end_ids if self.delays_end else frozenset()
+        delayed = self.decaying_ids | (self.end_ids if self.delays_end else frozenset())
         if len(delayed.union(word[-1] for word in sampling.bad_words)) >= vocab_size:
             message = "bad_words and min_tokens leave no token to choose: remove some bad_words"
             raise ClientError(message, code="nothing_left")

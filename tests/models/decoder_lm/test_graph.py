@@ -45,6 +45,15 @@ def test_a_plain_request_has_the_arguments_of_the_first_version() -> None:
     assert found["prefill"].inputs == {"token_ids": PROMPT}
 
 
+def test_the_stop_texts_of_a_checkpoint_are_for_requests_without_any() -> None:
+    facts = {"prompt_tokens": 3, "sampling": SAMPLING, "stop": ["###"]}
+    step = StepResult((WalkResult(name="prepare", facts=facts, outputs={"token_ids": PROMPT}),))
+
+    for asked, expected in ([], ["###"]), (["x"], ["x"]):
+        found = walks(journey(stop=asked).advance([(0, step)]))
+        assert found["prefill"].call().args["stop"] == found["decode"].call().args["stop"] == expected
+
+
 @pytest.mark.parametrize(
     ("params", "args"),
     [

@@ -62,6 +62,7 @@ def _params(sampling: Sampling) -> SamplingParams:
         logit_bias=[*sampling.logit_bias],
         bad_words=[[*word] for word in sampling.bad_words],
         min_tokens=sampling.min_tokens,
+        length_decay=sampling.length_decay,
     )
 
 

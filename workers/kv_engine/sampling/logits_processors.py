@@ -4,6 +4,8 @@
     repetition penalty    divides positive logits and multiplies negative ones, of tokens that are in the
                           prompt or were generated (as in transformers)
     presence, frequency   are subtracted from generated tokens, once and once per occurrence (as in OpenAI)
+    length decay          raises end-of-sequence tokens after a number of tokens, more with each (as in
+                          transformers' `exponential_decay_length_penalty`)
     bans                  set minus infinity: tokens that would complete a bad word, and before `min_tokens`
                           those that would end the answer
 
@@ -25,7 +27,9 @@ EARLY_END: Final = 4
 """The token would end the answer before `min_tokens`."""
 ENDS_BAD_WORD: Final = 8
 """The token would complete a bad word now."""
-COUNT_ONE: Final = 16
+ENDS: Final = 16
+"""The token is an end of sequence, and subject to the decay of the length."""
+COUNT_ONE: Final = 32
 """Added once per occurrence in the answer: the bits from here on are a counter."""
 
 _BANS: Final = BAD_WORD | EARLY_END | ENDS_BAD_WORD
@@ -46,6 +50,7 @@ class LogitAdjustments:
     repetition: torch.Tensor  # (A, 1) float32
     presence: torch.Tensor  # (A, 1) float32
     frequency: torch.Tensor  # (A, 1) float32
+    growth: torch.Tensor  # (A, 1) float32, of end-of-sequence tokens
 
 
 def adjust(logits: torch.Tensor, rows: LogitAdjustments) -> None:
@@ -58,5 +63,6 @@ def adjust(logits: torch.Tensor, rows: LogitAdjustments) -> None:
     penalised = torch.where(found < 0, found * rows.repetition, found / rows.repetition)
     found = torch.where(is_repeated, penalised, found)
     found -= was_generated * rows.presence + counts * rows.frequency
+    found += (rows.marks & ENDS).bool() * found.abs() * rows.growth
     found.masked_fill_((rows.marks & _BANS).bool(), -torch.inf)
     logits[places] = found

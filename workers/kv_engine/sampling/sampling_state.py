@@ -23,6 +23,7 @@ from workers.kv_engine.sampling.logits_processors import (
     BAD_WORD,
     COUNT_ONE,
     EARLY_END,
+    ENDS,
     ENDS_BAD_WORD,
     IN_PROMPT,
     LogitAdjustments,
@@ -30,6 +31,8 @@ from workers.kv_engine.sampling.logits_processors import (
 from workers.kv_engine.sequence import Sequence
 
 _NARROWEST: Final = 64
+_MOST_GROWTH: Final = 1e9
+"""It is enough to choose the token, and finite for any logit."""
 _PLANES: Final = 3
 """Ids, marks, and the bits of biases."""
 
@@ -90,11 +93,11 @@ class SamplingState:
             np.array([adjusted, [state.row for state in states], [len(state.ids) for state in states]])
         )
         params = [state.sequence.spec.sampling for state in states]
-        penalties = self._on_device(
-            np.array(
-                [[w.repetition_penalty, w.presence_penalty, w.frequency_penalty] for w in params], np.float32
-            )
-        )
+        rates = [
+            [given.repetition_penalty, given.presence_penalty, given.frequency_penalty, state.growth]
+            for state, given in zip(states, params, strict=True)
+        ]
+        penalties = self._on_device(np.array(rates, np.float32))
         slots = torch.arange(width, device=rows.device)
         # After its end a state repeats its first slot.
         slots = torch.where(slots < rows[2][:, None], slots, 0)
@@ -107,6 +110,7 @@ class SamplingState:
             repetition=penalties[:, 0:1],
             presence=penalties[:, 1:2],
             frequency=penalties[:, 2:3],
+            growth=penalties[:, 3:4],
         )
 
     def _on_device(self, values: np.ndarray) -> torch.Tensor:
@@ -142,6 +146,7 @@ class _SequenceState:
         self._read = len(spec.prompt_ids)
         self._forbids_end = spec.delays_end
         self._mark(spec.end_ids if self._forbids_end else (), EARLY_END)
+        self._mark(spec.decaying_ids, ENDS)
         # As in transformers, an end token is not a bad word by itself.
         self._mark(
             (word[0] for word in sampling.bad_words if len(word) == 1 and word[0] not in spec.eos_ids),
@@ -168,6 +173,16 @@ class _SequenceState:
             candidates = self._words.get(ids[-1], ())
             self._completing = [last for begin, last in candidates if ids[-len(begin) :] == begin]
             self._mark(self._completing, ENDS_BAD_WORD)
+
+    @property
+    def growth(self) -> float:
+        """What the length of the answer adds to the logits of its ends, in multiples of their sizes."""
+        start, factor = self.sequence.spec.sampling.length_decay or (0, 1.0)
+        beyond = max(0, self.sequence.generated - start)
+        try:
+            return min(factor**beyond - 1, _MOST_GROWTH)
+        except OverflowError:
+            return _MOST_GROWTH
 
     def _count(self, token_id: int, amount: int) -> None:
         slot = self._slot(token_id)

@@ -124,6 +124,34 @@ def test_a_wish_is_answered_as_generate_does(family: Family, name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+def test_a_decay_of_the_length_ends_an_answer_as_generate_does(family: Family) -> None:
+    text, plain = clear_text(family, LENGTH, NEW_TOKENS)
+    end = min(set(range(5, 99)) - set(plain))
+
+    def asked(start: int, **changes: Any) -> SequenceSpec:
+        how = Sampling(length_decay=(start, 1.2), repetition_penalty=1.1)
+        spec = SequenceSpec(
+            key="a", prompt_ids=text, max_tokens=NEW_TOKENS, sampling=how, eos_ids=frozenset([end])
+        )
+        return replace(spec, **changes)
+
+    answers = []
+    for start in range(8):
+        wanted = {"exponential_decay_length_penalty": (start, 1.2), "repetition_penalty": 1.1}
+        expected = generate(family, text, NEW_TOKENS, eos_token_id=end, **wanted)
+        assert ids(run(engine_of(family), [asked(start)])["a"]) == expected
+        assert ids(run(engine_of(family), [asked(start, prefix_ids=expected[:3])])["a"]) == expected[3:]
+        answers.append(expected)
+
+    lengths = [len(answer) for answer in answers]
+    assert lengths == sorted(lengths)
+    assert len({*lengths}) > 1, "a start that is off by one would be seen"
+    assert lengths[0] < NEW_TOKENS
+    assert end not in ids(run(engine_of(family), [asked(0, ignore_eos=True)])["a"])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("released", [1, 9, 20])
 def test_a_resumed_answer_continues_as_if_nothing_had_happened(name: str, released: int) -> None:
