@@ -34,6 +34,7 @@ _BUILT_IN: Final = {
     "cosmos3": "models.cosmos3",
     "csm": "models.csm",
     "decoder_lm": "models.decoder_lm",
+    "dia": "models.dia",
     "gemma3": "models.gemma3",
     "idefics3": "models.idefics3",
     "image_pipeline": "models.image_pipeline",

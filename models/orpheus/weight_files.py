@@ -4,11 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from huggingface_hub.constants import HF_HUB_CACHE
-
+from models.checkpoints.companions import find_companion
 from models.checkpoints.contents import Files, safetensors, within
-from models.checkpoints.files import CheckpointError
-from models.checkpoints.hub_cache import snapshot
 from models.checkpoints.weights import SINGLE
 
 SNAC: Final = "snac_decoder"
@@ -40,24 +37,7 @@ def further_repositories(checkpoint: Path) -> Mapping[str, Sequence[str]]:
 def find_snac(checkpoint: Path, folder: str | None) -> Path:
     """The folder of the SNAC checkpoint.
 
-    Args:
-        checkpoint: the folder of the language model. Without `folder`, SNAC is searched in its subfolder
-            `snac`, then in the cache of the Hugging Face hub that contains it, then in the default cache.
-        folder: the path in `model_kwargs.snac`.
-
     Raises:
-        CheckpointError: it was not found.
+        CheckpointError: it was not found (`models.checkpoints.companions`).
     """
-    if folder is not None:
-        return Path(folder).expanduser()
-    inside = checkpoint / "snac"
-    if inside.is_dir():
-        return inside
-    caches = [*checkpoint.absolute().parents[2:3], Path(HF_HUB_CACHE)]
-    for cache in caches:
-        if found := snapshot(cache, REPOSITORY):
-            return found
-    raise CheckpointError(
-        f"SNAC is missing: expected it in {inside}, or {REPOSITORY} in {caches[-1]}; download it there, or "
-        "set its path in model_kwargs.snac"
-    )
+    return find_companion(checkpoint, folder, "snac", REPOSITORY)

@@ -108,8 +108,6 @@ class FramesDecoder(ABC):
         max_positions: the longest sequence, frames and text together.
     """
 
-    embed_width: int
-
     def __init__(
         self,
         model: Any,
@@ -128,10 +126,13 @@ class FramesDecoder(ABC):
         self._model = model
         self._body = model.model.decoder
         self.layout: Final = KVLayout(layers=len(self._body.layers), kv_heads=heads, head_dim=head_dim)
-        self.embed_width = int(self._body.embed_tokens.embedding_dim)
         self._positions: Final = positions
         self._attends: Any = None
         self._attends_to_frames: Any = None
+
+    @property
+    def embed_width(self) -> int:
+        return int(self._body.embed_tokens.embedding_dim)
 
     @property
     def vocab_size(self) -> int:

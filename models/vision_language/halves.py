@@ -87,12 +87,13 @@ def tower_half(model_class: Any, *without: str) -> Any:
 
 
 def lacking(model_class: Any, *members: str) -> Any:
-    """The class without the members of these names, for models of several language models."""
+    """The class without the members of these names, such as `model.encoder`: models of several networks."""
 
     def begin(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         model_class.__init__(self, config, *args, **kwargs)
         for name in members:
-            _remove(self, name)
+            parent, _, last = name.rpartition(".")
+            _remove(self.get_submodule(parent), last)
 
     # A class's own method may also load what the half lacks.
     load: Any = classmethod(PreTrainedModel.from_pretrained.__func__)

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from models.base import ChunkOf, Item, KVLayout, StatelessResult
 from models.checkpoints.files import CheckpointError
-from models.orpheus import weight_files
+from models.checkpoints import companions
 from models.orpheus.frames import FIRST_AUDIO
 from models.orpheus.nodes import SnacDecoder, load
 from models.orpheus.snac import load_snac
@@ -236,7 +236,7 @@ def test_an_invalid_snac_config_is_named(tmp_path: Path) -> None:
 def test_snac_is_found_by_path_in_the_folder_or_in_the_same_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_files, "HF_HUB_CACHE", str(tmp_path / "none"))
+    monkeypatch.setattr(companions, "HF_HUB_CACHE", str(tmp_path / "none"))
     cache = tmp_path / "hub"
     checkpoint = cache / "models--canopylabs--orpheus-3b-0.1-ft" / "snapshots" / "abc"
     checkpoint.mkdir(parents=True)
@@ -249,7 +249,7 @@ def test_snac_is_found_by_path_in_the_folder_or_in_the_same_cache(
     (published / "snapshots" / "def").mkdir(parents=True)
     assert find_snac(checkpoint, None) == published / "snapshots" / "def"
 
-    monkeypatch.setattr(weight_files, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(companions, "HF_HUB_CACHE", str(cache))
     assert find_snac(tmp_path / "elsewhere", None) == published / "snapshots" / "def"
 
     (checkpoint / "snac").mkdir()
