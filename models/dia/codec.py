@@ -55,7 +55,7 @@ class Dac:
         self._hop = int(torch.tensor(config.upsampling_ratios).prod())
 
     def run(self, items: Sequence[Item]) -> list[StatelessResult | Exception]:
-        """Decode each item's fresh frames among its `codes`, (frames, channels), to `audio`, (samples,) int16.
+        """Decode the fresh frames of each item's `codes`, (frames, channels), to `audio`, (samples,) int16.
 
         The last chunk ends the loop.
         """

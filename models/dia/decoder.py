@@ -35,7 +35,11 @@ class DiaDecoder(FramesDecoder):
     def __init__(self, model: Any, programs: Mapping[str, Program], *, max_positions: int) -> None:
         config = model.config.decoder_config
         heads, dim = config.cross_num_key_value_heads, config.cross_head_dim
-        if (config.num_attention_heads % heads, heads % config.num_key_value_heads, config.head_dim) != (0, 0, dim):
+        if (config.num_attention_heads % heads, heads % config.num_key_value_heads, config.head_dim) != (
+            0,
+            0,
+            dim,
+        ):
             raise CheckpointError(
                 "decoder_config: expected cross-attention with the head_dim of the self-attention, and a "
                 f"number of key heads between its key heads and its heads, found {heads} of {dim} beside "
@@ -108,7 +112,9 @@ class DiaDecoder(FramesDecoder):
         """One layer: states of the answer, (N, hidden)."""
         own, cross = layer.self_attention, layer.cross_attention
         normed = layer.pre_sa_norm(states)
-        query, key = (self._heads(project(normed)).transpose(0, 1)[None] for project in (own.q_proj, own.k_proj))
+        query, key = (
+            self._heads(project(normed)).transpose(0, 1)[None] for project in (own.q_proj, own.k_proj)
+        )
         query, key = (rows[0].transpose(0, 1) for rows in apply_rotary_pos_emb(query, key, *rotation))
         found = attention.own(
             own,

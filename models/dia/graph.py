@@ -8,6 +8,7 @@ dac       a chunk of frames, and those around it -> samples                     
 Decoder and codec take turns in a loop, which ends with the chunk that is marked as the last.
 """
 
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -15,7 +16,9 @@ import msgspec
 from models.base import EngineKind, ModelGraph
 from models.checkpoints.claims import CheckpointInfo, Claim
 from models.dia.options import CHUNK_FRAMES, DiaOptions
+from models.dia.settings import DiaSettings
 from models.programs import PROGRAM
+from models.room import Room
 from models.sequence_request import PrepareRequest
 from shared.errors import ClientError
 from shared.events import Usage
@@ -124,8 +127,9 @@ def _steps(request: PlanRequest, prepared: Prepared) -> int:
     room = min(limits.max_seq_len, limits.kv_tokens // prepared.contexts - SPARE) - prepared.prompt_tokens
     if (asked or prepared.shortest) > room:
         raise ClientError(
-            f"max_tokens: expected at most {max(room, 0)} behind {prepared.prompt_tokens} bytes of text, found "
-            f"{asked or prepared.shortest}: shorten the text or the answer, or raise max_seq_len or kv_tokens",
+            f"max_tokens: expected at most {max(room, 0)} behind {prepared.prompt_tokens} bytes of text, "
+            f"found {asked or prepared.shortest}: shorten the text or the answer, or raise max_seq_len or "
+            "kv_tokens",
             code="context_length_exceeded",
         )
     if asked is not None:
@@ -148,6 +152,13 @@ def claims(checkpoint: CheckpointInfo) -> Claim | None:
     return Claim.ARCHITECTURE if checkpoint.architecture == "DiaForConditionalGeneration" else None
 
 
+def room_of(checkpoint: Path) -> list[Room]:
+    """The room of a text and an answer that are as long as can be, with guidance."""
+    settings = DiaSettings.read(checkpoint)
+    what = f"{settings.max_length} frames of speech behind {settings.text} bytes, with guidance,"
+    return [Room(what=what, tokens=2 * (settings.longest + SPARE), numbers=settings.numbers, stored=settings.stored)]
+
+
 GRAPH: Final = ModelGraph(
     family="dia",
     nodes={
@@ -167,5 +178,6 @@ GRAPH: Final = ModelGraph(
     kwargs=frozenset({CODEC}),
     paths=frozenset({CODEC}),
     claims=claims,
+    room=room_of,
     serves="Dia: the architecture DiaForConditionalGeneration",
 )

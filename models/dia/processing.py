@@ -68,8 +68,8 @@ class DiaProcessing(TextlessProcessing):
         temperature = settings.temperature if params.temperature is None else params.temperature
         if 0 < temperature < 1:
             raise ClientError(
-                f"temperature: expected 0, which is greedy, or 1 and more, found {temperature}: the model was "
-                "not made for less",
+                f"temperature: expected 0, which is greedy, or 1 and more, found {temperature}: the model "
+                "was not made for less",
                 code="invalid_value",
             )
         shortest = settings.longest_delay + 2

@@ -19,6 +19,8 @@ class DiaSettings:
         bos, eos, pad: the codes that begin and end speech, and stand behind its end.
         text: the most bytes of a text.
         max_length: the most steps of an answer, without the delays.
+        numbers: in the keys and values of a cell, of all layers.
+        stored: the dtype of the weights.
         temperature, top_p, top_k, guidance_scale: 0 is greedy; 1, all and 1 are off.
     """
 
@@ -28,6 +30,8 @@ class DiaSettings:
     pad: int
     text: int
     max_length: int
+    numbers: int
+    stored: str
     temperature: float
     top_p: float
     top_k: int
@@ -57,9 +61,15 @@ class DiaSettings:
             return config.get(name) or decoder.get(name) or _SPECIAL[name]
 
         delays = config.get("delay_pattern") or _DELAYS
-        if not isinstance(delays, list | tuple) or delays[0] or any(not isinstance(one, int) for one in delays):
+        if (
+            not isinstance(delays, list | tuple)
+            or delays[0]
+            or any(not isinstance(one, int) for one in delays)
+        ):
             raise CheckpointError(f"{path}: expected a delay_pattern of integers from 0, found {delays!r}")
         length = generation.get("max_length") or decoder.get("max_position_embeddings", 3072)
+        layers, heads = decoder.get("num_hidden_layers", 18), decoder.get("cross_num_key_value_heads", 16)
+        dim = decoder.get("cross_head_dim", 128)
         is_greedy = generation.get("do_sample") is not True
         temperature = generation.get("temperature") or 1.0
         return cls(
@@ -69,6 +79,8 @@ class DiaSettings:
             pad=special("pad_token_id"),
             text=encoder.get("max_position_embeddings", 1024),
             max_length=length,
+            numbers=2 * layers * heads * dim,
+            stored=str(config.get("dtype") or config.get("torch_dtype")),
             temperature=0.0 if is_greedy else temperature,
             top_p=generation.get("top_p") or 1.0,
             top_k=generation.get("top_k") or 0,

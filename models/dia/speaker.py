@@ -32,8 +32,8 @@ CONTEXTS: Final = ("text", "none")
 class Speaker:
     """One run of the program (`models.programs.Driver`).
 
-    Input: `states`, (contexts, bytes, width). Outputs of a call: `codes`, (frames, channels) int32, and `span`,
-    (3,) int64: the frames before the fresh ones, the fresh ones, and 1 if they are the last.
+    Input: `states`, (contexts, bytes, width). Outputs of a call: `codes`, (frames, channels) int32, and
+    `span`, (3,) int64: the frames before the fresh ones, the fresh ones, and 1 if they are the last.
 
     Args:
         node: `models.dia.decoder.DiaDecoder`.
@@ -45,7 +45,14 @@ class Speaker:
     """
 
     def __init__(
-        self, node: Any, states: torch.Tensor, speech: Speech, settings: DiaSettings, *, around: int, seed: int
+        self,
+        node: Any,
+        states: torch.Tensor,
+        speech: Speech,
+        settings: DiaSettings,
+        *,
+        around: int,
+        seed: int,
     ) -> None:
         self._node = node
         self._states = states

@@ -1,4 +1,4 @@
-"""A tiny Dia with its DAC in the published layout, and its oracle: transformers' own `generate` and `decode`."""
+"""A tiny Dia with its DAC in the published layout, and its oracle: transformers' own `generate`."""
 
 import warnings
 from functools import cache

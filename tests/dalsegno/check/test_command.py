@@ -24,6 +24,7 @@ from tests.models.diffusion_pipelines import folders as pipelines
 from tests.tiny import tiny_checkpoint
 from tests.tiny.bagel import bagel_checkpoint
 from tests.tiny.csm import tiny_csm
+from tests.tiny.dia import tiny_dia
 from tests.tiny.omni import tiny_omni
 from tests.tiny.pi import tiny_pi05
 from tests.tiny.qwen2_5_omni import tiny_qwen2_5_omni
@@ -397,6 +398,7 @@ def test_every_named_configuration_is_right(tmp_path: Path, weights: Path) -> No
     of_family = {
         "bagel": bagel_checkpoint(),
         "csm": tiny_csm(),
+        "dia": tiny_dia(),
         "qwen3_omni": tiny_omni(),
         "qwen2_5_omni": tiny_qwen2_5_omni(),
         "qwen3_tts": tiny_qwen3_tts(),
@@ -411,6 +413,7 @@ def test_every_named_configuration_is_right(tmp_path: Path, weights: Path) -> No
         flags: tuple[str, ...] = () if "checkpoint" in raw else ("--checkpoint", str(folder))
         if raw["model"] in (
             "csm",
+            "dia",
             "qwen3_omni",
             "qwen2_5_omni",
             "qwen3_tts",

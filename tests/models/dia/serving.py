@@ -42,13 +42,15 @@ class Asked:
     voice: str | None = None
     seed: int = 3
 
-    def request(self, *, steps: int | None = STEPS, **limits: int) -> PlanRequest:
+    def request(self, *, steps: int | None = STEPS, **limits: Any) -> PlanRequest:
         """As a plan gets it."""
-        room = {"max_seq_len": 512, "kv_tokens": 2048, "default_max_tokens": 200, "concurrent": 1}
+        room: dict[str, Any] = {"max_seq_len": 512, "kv_tokens": 2048, "default_max_tokens": 200, "concurrent": 1}
         return PlanRequest(
             request_id="r",
             inputs=Inputs(text=self.text, output_modalities=["audio"]),
-            params=Params(**{"max_tokens": steps, "voice": self.voice, "options": {**self.options}, **self.params}),
+            params=Params(
+                **{"max_tokens": steps, "voice": self.voice, "options": {**self.options}, **self.params}
+            ),
             limits=Limits(**{**room, **limits}),
             seed=self.seed,
         )
@@ -86,7 +88,13 @@ async def serving(ranks: Sequence[int] = (0,)) -> AsyncIterator[Cluster]:
 
 
 def order(
-    cluster: Cluster, name: str, asked: Asked, layout: Mapping[str, int] = TOGETHER, *, attempt: int = 1, **how: Any
+    cluster: Cluster,
+    name: str,
+    asked: Asked,
+    layout: Mapping[str, int] = TOGETHER,
+    *,
+    attempt: int = 1,
+    **how: Any,
 ) -> int:
     """Order what the plan orders; the number of orders, one for each rank."""
     walk = walks(asked, **how)

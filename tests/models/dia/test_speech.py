@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from models.dia import codec, speaker
+from models.dia import codec
 from models.dia.codec import frames_around
 from models.dia.decoder import DiaDecoder
+from models.dia.speaker import Speaker
 from shared.events import OutputChunk, WalkCompleted
 from tests.models.dia import serving
-from tests.models.dia.serving import APART, STEPS, TOGETHER, Asked
+from tests.models.dia.serving import APART, STEPS, Asked
 from tests.tiny import dia
 from tests.workers.cluster import Cluster
 from tests.workers.harness import SUBJECTS, fence
@@ -54,7 +55,9 @@ def said(name: str, *, steps: int = STEPS) -> torch.Tensor:
 
 
 def samples(delayed: torch.Tensor) -> np.ndarray[Any, np.dtype[np.int16]]:
-    found: np.ndarray[Any, np.dtype[np.int16]] = (dia.sound(delayed).clamp(-1, 1) * 32767).to(torch.int16).numpy()
+    found: np.ndarray[Any, np.dtype[np.int16]] = (
+        (dia.sound(delayed).clamp(-1, 1) * 32767).to(torch.int16).numpy()
+    )
     return found
 
 
@@ -167,14 +170,18 @@ async def test_the_first_chunk_is_as_asked_or_by_the_load(
 
 def test_the_frames_around_a_chunk_are_those_that_its_sound_depends_on() -> None:
     """Sound with one frame more on both sides is the same; with two fewer it is another."""
-    assert frames_around([8, 8, 4, 2]) == 11
+    assert frames_around([8, 8, 4, 2]) == 10
     model, reach = dia.codec(), frames_around([4, 4, 2, 2])
     given = torch.randint(0, 64, (1, dia.CHANNELS, 4 * reach + 1))
     middle = 2 * reach
 
     @torch.inference_mode()
     def at(around: int) -> torch.Tensor:
-        wave = model.decode(audio_codes=given[..., middle - around : middle + around + 1]).audio_values[0].flatten()
+        wave = (
+            model.decode(audio_codes=given[..., middle - around : middle + around + 1])
+            .audio_values[0]
+            .flatten()
+        )
         found: torch.Tensor = wave[around * dia.HOP : (around + 1) * dia.HOP]
         return found
 
@@ -182,49 +189,60 @@ def test_the_frames_around_a_chunk_are_those_that_its_sound_depends_on() -> None
     assert (at(reach // 2) - at(middle)).abs().max() > LSB / 32767
 
 
-@pytest.mark.parametrize("mistake", ["position", "delay", "guidance", "groups", "frames"])
-async def test_mistakes_are_seen(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative controls: each of these says or sounds otherwise."""
-    rows = speaker.Speaker._outputs
+def _wrong_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = DiaDecoder._states
+
+    def doubled(self: Any, embeds: torch.Tensor, positions: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return states(self, embeds, positions * 2, *rest)
+
+    monkeypatch.setattr(DiaDecoder, "_states", doubled)
+
+
+def _wrong_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = Speaker._outputs
+
+    def later(self: Any, *args: Any, is_last: bool) -> Any:
+        found = outputs(self, *args, is_last=is_last)
+        found["codes"][:-1, 1] = found["codes"][1:, 1].clone()
+        return found
+
+    monkeypatch.setattr(Speaker, "_outputs", later)
+
+
+def _wrong_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Speaker._step
+
+    def swapped(self: Any, logits: torch.Tensor) -> None:
+        step(self, torch.cat(logits.chunk(2)[::-1]))
+
+    monkeypatch.setattr(Speaker, "_step", swapped)
+
+
+def _wrong_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tiled(self: Any, rows: torch.Tensor) -> torch.Tensor:
+        return rows.repeat(1, self.layout.kv_heads // rows.shape[1], 1)
+
+    monkeypatch.setattr(DiaDecoder, "_in_all_heads", tiled)
+
+
+def _no_frames_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = Speaker._outputs
+
+    def alone(self: Any, *args: Any, **how: Any) -> Any:
+        self._around = 0
+        return outputs(self, *args, **how)
+
+    monkeypatch.setattr(Speaker, "_outputs", alone)
+
+
+@pytest.mark.parametrize(
+    "mistake", [_wrong_positions, _wrong_delay, _wrong_context, _wrong_heads, _no_frames_around]
+)
+async def test_a_mistake_is_heard(mistake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative controls."""
     async with serving.serving() as cluster:
-        match mistake:
-            case "position":
-                states = DiaDecoder._states
-                monkeypatch.setattr(
-                    DiaDecoder,
-                    "_states",
-                    lambda self, embeds, positions, *rest: states(self, embeds, positions * 2, *rest),
-                )
-            case "delay":
-
-                def undelayed(self: Any, *args: Any, **how: Any) -> Any:
-                    before, self._delays = self._delays, self._delays.clamp(max=4)
-                    try:
-                        return rows(self, *args, **how)
-                    finally:
-                        self._delays = before
-
-                monkeypatch.setattr(speaker.Speaker, "_outputs", undelayed)
-            case "guidance":
-                monkeypatch.setattr(speaker, "CONTEXTS", ("none", "text"))
-                frames = DiaDecoder.frames_of
-                monkeypatch.setattr(DiaDecoder, "frames_of", lambda self, states: frames(self, states.flip(0)))
-            case "groups":
-
-                def tiled(self: DiaDecoder, rows: torch.Tensor) -> torch.Tensor:
-                    return rows.repeat(1, self.layout.kv_heads // rows.shape[1], 1)
-
-                monkeypatch.setattr(DiaDecoder, "_in_all_heads", tiled)
-            case "frames":
-                monkeypatch.setattr(codec.Dac, "_decoded", codec.Dac._decoded)
-                outputs = speaker.Speaker._outputs
-
-                def alone(self: Any, *args: Any, **how: Any) -> Any:
-                    self._around = 0
-                    return outputs(self, *args, **how)
-
-                monkeypatch.setattr(speaker.Speaker, "_outputs", alone)
-        orders = serving.order(cluster, mistake, ASKED["guided"][0], TOGETHER)
-        await cluster.until(WalkCompleted, mistake, orders)
+        mistake(monkeypatch)
+        orders = serving.order(cluster, "wrong", ASKED["guided"][0])
+        await cluster.until(WalkCompleted, "wrong", orders)
         with pytest.raises(AssertionError):
-            check(cluster, mistake, said("guided"))
+            check(cluster, "wrong", said("guided"))

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from models.base import ChunkOf, Item, KVLayout, StatelessResult
-from models.checkpoints.files import CheckpointError
 from models.checkpoints import companions
+from models.checkpoints.files import CheckpointError
 from models.orpheus.frames import FIRST_AUDIO
 from models.orpheus.nodes import SnacDecoder, load
 from models.orpheus.snac import load_snac
