@@ -156,7 +156,11 @@ def room_of(checkpoint: Path) -> list[Room]:
     """The room of a text and an answer that are as long as can be, with guidance."""
     settings = DiaSettings.read(checkpoint)
     what = f"{settings.max_length} frames of speech behind {settings.text} bytes, with guidance,"
-    return [Room(what=what, tokens=2 * (settings.longest + SPARE), numbers=settings.numbers, stored=settings.stored)]
+    return [
+        Room(
+            what=what, tokens=2 * (settings.longest + SPARE), numbers=settings.numbers, stored=settings.stored
+        )
+    ]
 
 
 GRAPH: Final = ModelGraph(

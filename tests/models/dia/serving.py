@@ -44,7 +44,12 @@ class Asked:
 
     def request(self, *, steps: int | None = STEPS, **limits: Any) -> PlanRequest:
         """As a plan gets it."""
-        room: dict[str, Any] = {"max_seq_len": 512, "kv_tokens": 2048, "default_max_tokens": 200, "concurrent": 1}
+        room: dict[str, Any] = {
+            "max_seq_len": 512,
+            "kv_tokens": 2048,
+            "default_max_tokens": 200,
+            "concurrent": 1,
+        }
         return PlanRequest(
             request_id="r",
             inputs=Inputs(text=self.text, output_modalities=["audio"]),
