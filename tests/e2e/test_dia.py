@@ -4,17 +4,22 @@ That codes and sound are those of transformers is tested in `tests.models.dia`.
 """
 
 import asyncio
+import base64
+import json
 import os
 import signal
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import numpy as np
 import openai
 import pytest
+import torch
 
 from configs.files import configs_folder
 from tests.e2e import clients, deploy
+from tests.tiny import dia
 from tests.tiny.dia import HOP, tiny_dia
 
 FRAME: Final = 2 * HOP
@@ -59,6 +64,29 @@ async def by_sdk(running: deploy.Running) -> bytes:
         return answer.content
 
 
+def spoken() -> Any:
+    """What transformers says, as 16-bit samples."""
+    said = dia.spoken("[S1] hello there", steps=STEPS, guidance_scale=2.0, top_k=None)
+    return (dia.sound(said).clamp(-1, 1) * 32767).to(torch.int16).numpy().astype(int)
+
+
+async def generated(client: httpx.AsyncClient) -> bytes:
+    """The samples of a guided answer by `/generate`, and what it says of wrong options."""
+
+    def body(**options: Any) -> dict[str, Any]:
+        how = {"max_tokens": STEPS, "temperature": 0, "top_k": 0, **options}
+        return {"text": "[S1] hello there", "output_modalities": ["audio"], "model_kwargs": how}
+
+    for wrong in ({"guidance_scale": 0.5}, {"guidance": 3}, {"temperature": 0.5}):
+        refused = await client.post("/generate", json=body(**wrong))
+        assert refused.status_code == 400, refused.text
+        assert [*wrong][0] in refused.json()["error"]["message"]
+    answer = await client.post("/generate", json=body(guidance_scale=2))
+    assert answer.status_code == 200, answer.text
+    lines = [json.loads(line) for line in answer.text.splitlines() if line]
+    return b"".join(base64.b64decode(one["data"]) for one in lines if one.get("modality") == "audio")
+
+
 @pytest.mark.slow
 async def test_speech_survives_its_worker_and_replays(tmp_path: Path) -> None:
     placement = (configs_folder() / "dia.yaml").read_text()
@@ -74,12 +102,17 @@ async def test_speech_survives_its_worker_and_replays(tmp_path: Path) -> None:
                 pid = running.pids.worker["0"]
                 assert pid is not None
                 os.kill(pid, signal.SIGKILL)
+            by_route = await generated(client)
+            mp3 = speech(*ASKED[0]) | {"response_format": "mp3"}
+            encoded = (await client.post("/v1/audio/speech", json=mp3)).content
             listed = (await client.get("/v1/models")).json()["data"][0]
         assert [task.result()[0] for task in heard] == alone
         assert [len(one) for one in alone] == [FRAMES * FRAME] * len(ASKED)
         assert len(set(alone)) == len(ASKED)
         assert await by_sdk(running) == alone[1]
         assert listed["voices"] == ["S1", "S2"]
+        np.testing.assert_allclose(np.frombuffer(by_route, "<i2").astype(int), spoken(), atol=1)
+        assert encoded[:3] == b"ID3" or encoded[0] == 0xFF
         replayed = clients.run_on(
             running, "replay", heard[1].result()[1], "--execute", "--config", str(config)
         )
