@@ -80,7 +80,7 @@ async def generated(client: httpx.AsyncClient) -> bytes:
     for wrong in ({"guidance_scale": 0.5}, {"guidance": 3}, {"temperature": 0.5}):
         refused = await client.post("/generate", json=body(**wrong))
         assert refused.status_code == 400, refused.text
-        assert [*wrong][0] in refused.json()["error"]["message"]
+        assert next(iter(wrong)) in refused.json()["error"]["message"]
     answer = await client.post("/generate", json=body(guidance_scale=2))
     assert answer.status_code == 200, answer.text
     lines = [json.loads(line) for line in answer.text.splitlines() if line]
