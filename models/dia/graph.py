@@ -124,7 +124,8 @@ def _steps(request: PlanRequest, prepared: Prepared) -> int:
         ClientError: more are asked for than there is room for.
     """
     limits, asked = request.limits, request.params.max_tokens
-    room = min(limits.max_seq_len, limits.kv_tokens // prepared.contexts - SPARE) - prepared.prompt_tokens
+    cells = min(limits.max_seq_len, limits.kv_tokens // prepared.contexts - SPARE)
+    room = min(cells - prepared.prompt_tokens, prepared.most)
     if (asked or prepared.shortest) > room:
         raise ClientError(
             f"max_tokens: expected at most {max(room, 0)} behind {prepared.prompt_tokens} bytes of text, "
@@ -134,7 +135,7 @@ def _steps(request: PlanRequest, prepared: Prepared) -> int:
         )
     if asked is not None:
         return asked
-    steps = min(prepared.most, limits.default_max_tokens, room)
+    steps = min(limits.default_max_tokens, room)
     return max(prepared.shortest, int(steps * limits.max_tokens_share))
 
 

@@ -14,7 +14,7 @@ from models.checkpoints.progress import Progress, silent
 from models.checkpoints.weights import read_shards
 from models.dia.codec import Dac, frames_around
 from models.dia.decoder import DiaDecoder
-from models.dia.graph import CODEC, DECODER, ENCODER, SPEAK
+from models.dia.graph import CODEC, DECODER, ENCODER, MAX_POSITIONS, SPEAK
 from models.dia.settings import DiaSettings
 from models.dia.speaker import Speak
 from models.dia.weight_files import find_dac
@@ -59,7 +59,7 @@ def load(
     if is_encoder:
         return DiaEncoder(model)
     around = frames_around(read_json(find_dac(checkpoint, kwargs) / "config.json")["upsampling_ratios"])
-    return DiaDecoder(model, {SPEAK: Speak(settings, around=around)}, max_positions=settings.longest)
+    return DiaDecoder(model, {SPEAK: Speak(settings, around=around)}, max_positions=_longest(settings))
 
 
 def examine(checkpoint: Path, node: str, *, members: int = 1) -> int:
@@ -70,7 +70,7 @@ def examine(checkpoint: Path, node: str, *, members: int = 1) -> int:
     """
     Checkpoint.read(checkpoint)
     read_shards(checkpoint)
-    return DiaSettings.read(checkpoint).longest
+    return _longest(DiaSettings.read(checkpoint))
 
 
 class DiaEncoder:
@@ -95,6 +95,10 @@ class DiaEncoder:
         texts = torch.stack([ids, torch.zeros_like(ids)]) if is_guided else ids[None]
         states: torch.Tensor = self._model.model.encoder(texts).last_hidden_state
         return states
+
+
+def _longest(settings: DiaSettings) -> int:
+    return max(settings.longest, MAX_POSITIONS)
 
 
 def _encoder_class() -> Any:

@@ -11,6 +11,7 @@ from transformers import DiaTokenizer
 
 from models.checkpoints.files import CheckpointError
 from models.dia.decoder import DiaDecoder
+from models.dia.graph import MAX_POSITIONS
 from models.dia.nodes import examine, load
 from models.dia.options import DiaOptions
 from models.dia.processing import token_ids
@@ -129,5 +130,12 @@ def test_a_missing_codec_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_longest_sequence_is_a_text_and_an_answer() -> None:
-    assert examine(tiny_dia(), "decoder") == 96 + 512 + 5
+    assert examine(tiny_dia(), "decoder") == MAX_POSITIONS
+    assert DiaSettings.read(tiny_dia()).longest == 96 + 512 + 5
+    assert (
+        walks(Asked("x"), steps=None, max_seq_len=4111, kv_tokens=9000, default_max_tokens=9000)
+        .call()
+        .args["max_tokens"]
+        == 512 + 5 - 1
+    )
     assert DiaSettings.read(tiny_dia()).delays == (0, 2, 3, 5)
