@@ -35,12 +35,13 @@ class WorkCounters:
 
 @dataclass(slots=True)
 class CacheCounters:
-    """Computation saved by the prefix cache and by drafts, and lost by preemption, since the engine was made.
+    """What the prefix cache, drafts and windows saved since the engine was made, and preemption lost.
 
     Attributes:
         queries: tokens of admitted sequences, all of which were looked up in the prefix cache.
         hits: those of them that were cached.
         preemptions: how often a sequence had to give its blocks back.
+        unread_blocks: blocks that sequences gave back because they lay before every layer's window.
         drafted: drafted tokens.
         accepted: those of them that the model sampled, too.
     """
@@ -48,6 +49,7 @@ class CacheCounters:
     queries: int = 0
     hits: int = 0
     preemptions: int = 0
+    unread_blocks: int = 0
     drafted: int = 0
     accepted: int = 0
 

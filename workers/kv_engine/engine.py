@@ -17,7 +17,7 @@ from shared.telemetry import timeline
 from workers.data_plane.port import Array
 from workers.kv_engine.adapters import Adapters
 from workers.kv_engine.attention.kernels import AttentionKernel
-from workers.kv_engine.attention.paged import ATTENTION
+from workers.kv_engine.attention.paged import ATTENTION, observed_windows
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.cache.blocks import BlockManager
 from workers.kv_engine.cache.prefault import TURN_S
@@ -105,18 +105,24 @@ class KVEngine:
         self._sequences: dict[str, Sequence] = {}
         blocks = self._scheduler.blocks
         pass_tokens = config.max_pass_tokens if programs_of(node) or token_programs_of(node) else 0
-        max_blocks = min(config.num_blocks, blocks.blocks_for(node.max_positions + pass_tokens))
         # The pool has one block more than the scheduler, for padding.
         slots = blocks.capacity_tokens + config.block_size
         states = config.max_sequences + config.state_snapshots
         self._pool = PagedPool.of(node, slots=slots, kernel=kernel, states=states)
         node.use_attention(ATTENTION)
         adapted = adapted_modules_of(node) if config.adapter_bytes else None
-        with adapted.observing() if adapted is not None else nullcontext():
+        observing = adapted.observing() if adapted is not None else nullcontext()
+        with observing, observed_windows() as windows:
             check_node(node, kernel)
+        window = None if followers is not None else _window_of_all(node, windows)
+        if window is not None:
+            self._scheduler.free_before(window)
         all_towers = Towers(node, self._pool, slots=slots, served=towers)
         self._fed = FedSequences(node) if is_fed(node) else None
         self._adapters = Adapters(adapted, config.adapter_bytes)
+        max_blocks = blocks.blocks_for(node.max_positions + pass_tokens)
+        if self._scheduler.window is None:
+            max_blocks = min(max_blocks, config.num_blocks)
         self._runner = Runner(
             node,
             self._pool,
@@ -453,6 +459,19 @@ def _scheduler(node: KVNode, config: KVEngineConfig) -> Scheduler:
         max_part_tokens=_max_part_tokens(node, config),
         state_snapshots=config.state_snapshots if node.layout.states else None,
     )
+
+
+def _window_of_all(node: KVNode, windows: Mapping[int, int | None]) -> int | None:
+    """Return the window before which no layer of the node reads a key; None if any may.
+
+    `windows` were observed in the self-check. On a GPU, kernels and recorded steps have tables of the pool's
+    size, so all blocks are kept.
+    """
+    is_plain = not (programs_of(node) or token_programs_of(node) or is_fed(node) or node.layout.states)
+    if node.device.type != "cpu" or not is_plain or set(windows) != set(range(node.layout.layers)):
+        return None
+    found = [window for window in windows.values() if window is not None]
+    return max(found) if found and len(found) == len(windows) else None
 
 
 def _max_part_tokens(node: KVNode, config: KVEngineConfig) -> int:

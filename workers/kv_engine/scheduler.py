@@ -16,6 +16,9 @@ The policy, in order:
    *preempted*: it releases its blocks and waits again, with its tokens. What is still cached of them then is
    not computed again. The first sequence always progresses, so all of them do.
 
+If all layers have a sliding window (`Scheduler.free_before`), a sequence gives back the blocks that no later
+token reads, and its prompt gets blocks from step to step: texts may be longer than the pool.
+
 A held sequence takes part in no step and keeps its row and blocks. A sequence that could never fit is
 refused. `tests/workers/kv_engine/test_scheduler.py` simulates the scheduler without a model.
 """
@@ -88,6 +91,7 @@ class Scheduler:
         self.max_sequences = max_sequences
         self._max_uncut_tokens = max_step_tokens + max_part_tokens
         self.barrier: int | None = None
+        self._window: int | None = None
         self._reserved_rows = 0
         self._free_rows = deque(range(max_sequences))
         self._arrivals = 0
@@ -112,8 +116,25 @@ class Scheduler:
                 return self._fits(sequence, path)
         return False
 
-    def check_length(self, prompt_tokens: int, max_tokens: int) -> None:
-        """Check that a prompt and its answer can ever fit.
+    @property
+    def window(self) -> int | None:
+        """The window before which blocks are given back; None if all are kept."""
+        return self._window
+
+    def free_before(self, window: int) -> None:
+        """Let sequences give back the blocks before the last `window` tokens; no layer reads them.
+
+        Nothing changes in a pool that is too small for a window beside the tokens of a step.
+        """
+        # A block that is read in part, and one for the next token.
+        if self.blocks.blocks_for(window + self._max_uncut_tokens) + 2 > self.blocks.num_blocks:
+            return
+        self._window = window
+        if self.cache is not None:
+            self.cache.frees_beginnings = True
+
+    def check_length(self, prompt_tokens: int, max_tokens: int, *, keeps_all: bool = True) -> None:
+        """Check that a prompt and its answer can ever fit; `keeps_all`: with all blocks at once.
 
         Raises:
             ClientError: they exceed the model's context or the pool.
@@ -122,6 +143,8 @@ class Scheduler:
             (self.max_positions, "the model's context length"),
             (self.blocks.capacity_tokens, "the size of the KV cache"),
         )
+        if self._window is not None and not keeps_all:
+            limit, what = self.max_positions, "the model's context length"
         if prompt_tokens + max_tokens > limit:
             raise ClientError(
                 f"{what} is {limit} tokens, but {prompt_tokens + max_tokens} were requested "
@@ -136,7 +159,8 @@ class Scheduler:
         Raises:
             ClientError: it can never fit the model's context or the pool.
         """
-        self.check_length(len(sequence.spec.prompt_ids), sequence.spec.max_tokens)
+        spec = sequence.spec
+        self.check_length(len(spec.prompt_ids), spec.max_tokens, keeps_all=sequence.keeps_all)
         if sequence.parts is not None:
             self._check_parts(sequence.parts)
         sequence.arrival = self.next_arrival()
@@ -237,6 +261,8 @@ class Scheduler:
             served[sequence.spec.tenant] += span.count
             if sequence.is_cacheable and computed // size > len(sequence.cached_path):
                 self._cache_blocks(sequence)
+            if self._window is not None and sequence.row is not None:
+                self._free_unread(sequence)
             if self._snapshots is not None:
                 self._keep_states(self._snapshots, sequence)
 
@@ -322,23 +348,49 @@ class Scheduler:
     def _fits(self, sequence: Sequence, path: list[PrefixNode]) -> bool:
         if not self._free_rows:
             return False
-        evictable = sum(self.blocks.is_evictable(node.block) for node in path)
-        needed = self._first_blocks(sequence) - len(path)
+        read = path[self._unread(sequence, len(path) * self.blocks.block_size) :]
+        evictable = sum(self.blocks.is_evictable(node.block) for node in read)
+        needed = self._first_blocks(sequence, path) - len(path)
         return needed + len(self.running) <= self.blocks.free - evictable
 
-    def _first_blocks(self, sequence: Sequence) -> int:
+    def _first_blocks(self, sequence: Sequence, path: Items[PrefixNode]) -> int:
         """Return how many blocks a sequence gets at its admission.
 
         One that cannot be computed again gets all that it may need, because it is never preempted.
         """
-        tokens = len(sequence.ids) if sequence.is_recomputable else sequence.reserved_tokens
-        return self.blocks.blocks_for(tokens)
+        if not sequence.is_recomputable:
+            return self.blocks.blocks_for(sequence.reserved_tokens)
+        return self.blocks.blocks_for(self._next_tokens(sequence, len(path) * self.blocks.block_size))
+
+    def _next_tokens(self, sequence: Sequence, computed: int) -> int:
+        """Return for how many tokens a sequence needs blocks in the step after `computed` tokens."""
+        tokens = len(sequence.ids)
+        if self._window is None or sequence.keeps_all:
+            return tokens
+        return min(tokens, computed + self._max_uncut_tokens)
+
+    def _unread(self, sequence: Sequence, computed: int) -> int:
+        """Return how many of its first blocks no token of a sequence reads after `computed` tokens."""
+        if self._window is None or sequence.keeps_all:
+            return 0
+        size = self.blocks.block_size
+        # The last full block stays: the cache continues after it.
+        return max(0, min((computed + 1 - self._window) // size, computed // size - 1))
+
+    def _free_unread(self, sequence: Sequence) -> None:
+        """Give back the blocks that no later token of a sequence reads; their numbers stay in its table."""
+        unread = self._unread(sequence, sequence.computed)
+        if unread > sequence.unread:
+            self.blocks.release(sequence.blocks[sequence.unread : unread])
+            self.counters.unread_blocks += unread - sequence.unread
+            sequence.unread = unread
 
     def _admit_one(self, sequence: Sequence, path: list[PrefixNode]) -> None:
         self.waiting.remove(sequence)
         shared = [node.block for node in path]
-        self.blocks.share(shared)
-        own = self.blocks.allocate(self._first_blocks(sequence) - len(path))
+        sequence.unread = self._unread(sequence, len(path) * self.blocks.block_size)
+        self.blocks.share(shared[sequence.unread :])
+        own = self.blocks.allocate(self._first_blocks(sequence, path) - len(path))
         sequence.blocks, sequence.cached_path = shared + own, path
         sequence.is_cacheable = self.cache is not None and sequence.fed is None
         sequence.row = self._free_rows.popleft()
@@ -358,21 +410,28 @@ class Scheduler:
         if self._snapshots is not None:
             self._leave_states(self._snapshots, sequence)
         self.running.remove(sequence)
-        self.blocks.release(sequence.blocks)
+        self.blocks.release(sequence.blocks[sequence.unread :])
         self._free_rows.append(sequence.row)
         sequence.blocks, sequence.cached_path, sequence.row = [], [], None
+        sequence.unread = 0
 
     # ---- growth and preemption ---------------------------------------------------------------------
     def _grow(self) -> None:
         """Allocate a block for each sequence whose next token needs one; preempt the last if none is free."""
         size = self.blocks.block_size
-        growing = [s for s in self.running if len(s.ids) > len(s.blocks) * size and not s.held]
-        for sequence in sorted(growing, key=self._order) if len(growing) > self.blocks.free else growing:
-            while sequence.row is not None and not self.blocks.free:
+        missing = {
+            sequence: self.blocks.blocks_for(self._next_tokens(sequence, sequence.computed))
+            - len(sequence.blocks)
+            for sequence in self.running
+            if len(sequence.ids) > len(sequence.blocks) * size and not sequence.held
+        }
+        scarce = sum(missing.values()) > self.blocks.free
+        for sequence in sorted(missing, key=self._order) if scarce else missing:
+            while sequence.row is not None and missing[sequence] > self.blocks.free:
                 able = (one for one in self.running if one.is_recomputable)
                 self._preempt(max(able, key=self._order))
             if sequence.row is not None:
-                sequence.blocks += self.blocks.allocate(1)
+                sequence.blocks += self.blocks.allocate(max(0, missing[sequence]))
 
     def _preempt(self, sequence: Sequence) -> None:
         self._evict(sequence)

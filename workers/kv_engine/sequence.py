@@ -73,6 +73,7 @@ class Sequence:
         reported: the highest `computed` so far. A preempted sequence is computed again, but the scores and
             states of its prompt up to here were reported before.
         blocks: its blocks in the pool, in the order of its tokens.
+        unread: how many of its first blocks were given back, because no later token reads them.
         cached_path: those of its first blocks that are in the prefix cache.
         is_cacheable: whether its full blocks are put into the prefix cache.
         row: its row in the step's tables while it runs.
@@ -94,6 +95,7 @@ class Sequence:
     computed: int = 0
     reported: int = 0
     blocks: list[int] = field(default_factory=list)
+    unread: int = 0
     cached_path: list[PrefixNode] = field(default_factory=list)
     is_cacheable: bool = False
     row: int | None = None
@@ -148,6 +150,11 @@ class Sequence:
         So it is with a sequence from another rank, which brings keys and values alone.
         """
         return self.parts is None or not self.parts.lacks_rows()
+
+    @property
+    def keeps_all(self) -> bool:
+        """True if it keeps blocks that no later token reads: they are moved, or cannot be computed again."""
+        return self.spec.export is not None or self.spec.kv is not None or self.parts is not None
 
     @property
     def reserved_tokens(self) -> int:

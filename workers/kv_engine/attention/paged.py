@@ -114,6 +114,16 @@ def attention_context(pool: PagedPool, step: Step) -> Iterator[None]:
         _thread.context = None
 
 
+@contextmanager
+def observed_windows() -> Iterator[dict[int, int | None]]:
+    """Inside, the window of each layer that attends to the pool in this thread is noted by its number."""
+    _thread.windows = found = dict[int, int | None]()
+    try:
+        yield found
+    finally:
+        _thread.windows = None
+
+
 def _mixing(states: StatePool, step: Step) -> AbstractContextManager[None]:
     """Let layers with recurrent states continue from those in the pool."""
     return mixing_by(StateMixer(states, step.spans, step.slots.device).mix)
@@ -191,6 +201,8 @@ def _over_pool(
     Kernels are not chosen for models with sinks or chunks (`kernels.kernel_for`).
     """
     keys, values = context.pool.keys[layer], context.pool.values[layer]
+    if (windows := getattr(_thread, "windows", None)) is not None:
+        windows[layer] = window
     if context.kernel is not None:
         return context.kernel(
             queries,

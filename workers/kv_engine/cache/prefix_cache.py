@@ -46,10 +46,13 @@ class PrefixCache:
 
     Attributes:
         on_forgotten: called with the node of an evicted block.
+        frees_beginnings: a block may be evicted before the blocks after it, because sequences give back the
+            blocks before their window.
     """
 
     def __init__(self, pool: BlockManager) -> None:
         self.on_forgotten: Callable[[PrefixNode], None] = _ignore
+        self.frees_beginnings = False
         self._pool = pool
         self._roots: dict[Hashable, PrefixNode] = {}
         self._nodes: dict[int, PrefixNode] = {}  # by block
@@ -108,9 +111,9 @@ class PrefixCache:
 
     def _forget(self, block: int) -> None:
         node = self._nodes.pop(block)
-        if node.children:
+        if node.children and not self.frees_beginnings:
             raise BugError(f"block {block} is evicted before the blocks after it")
-        self.hide(node)
+        self.hide(node)  # the blocks after it match no more, and are evicted in their turn
         self.on_forgotten(node)
 
 
