@@ -420,8 +420,7 @@ class Scheduler:
         """Allocate a block for each sequence whose next token needs one; preempt the last if none is free."""
         size = self.blocks.block_size
         missing = {
-            sequence: self.blocks.blocks_for(self._next_tokens(sequence, sequence.computed))
-            - len(sequence.blocks)
+            sequence: max(0, self._next_blocks(sequence) - len(sequence.blocks))
             for sequence in self.running
             if len(sequence.ids) > len(sequence.blocks) * size and not sequence.held
         }
@@ -431,7 +430,11 @@ class Scheduler:
                 able = (one for one in self.running if one.is_recomputable)
                 self._preempt(max(able, key=self._order))
             if sequence.row is not None:
-                sequence.blocks += self.blocks.allocate(max(0, missing[sequence]))
+                sequence.blocks += self.blocks.allocate(missing[sequence])
+
+    def _next_blocks(self, sequence: Sequence) -> int:
+        """Return how many blocks a running sequence needs for its next step."""
+        return self.blocks.blocks_for(self._next_tokens(sequence, sequence.computed))
 
     def _preempt(self, sequence: Sequence) -> None:
         self._evict(sequence)
