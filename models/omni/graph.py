@@ -30,6 +30,7 @@ from models.omni.prepared import (
     talker_sampling,
 )
 from models.sequence_request import PrepareRequest, SamplingParams, SequenceFacts, SequenceRequest
+from models.text import generation_config
 from shared.errors import BugError
 from shared.events import Usage
 from shared.plans import Chain, Finish, Join, Plan, PlanRequest, Start, SubPlan, Walk
@@ -313,4 +314,5 @@ def omni_graph(
         embeds=True,
         claims=claims,
         serves=f"{name}: the architecture {' or '.join(architectures)}",
+        remarks=lambda checkpoint, _: generation_config.remarks_of(checkpoint),
     )

@@ -25,6 +25,7 @@ from models.sequence_request import (
     SequenceFacts,
     SequenceRequest,
 )
+from models.text import generation_config
 from shared.events import Usage
 from shared.plans import Chain, Finish, Join, Plan, PlanRequest, Start, SubPlan, Walk
 from shared.walks import CLIENT, KEEP, Edge, LeftContext, Loop, Node, StreamingEdge, StreamInput, compile_walk
@@ -161,4 +162,5 @@ GRAPH: Final = ModelGraph(
     repository="Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice",
     claims=claims,
     serves="Qwen3-TTS with preset voices: the architecture Qwen3TTSForConditionalGeneration",
+    remarks=lambda checkpoint, _: generation_config.remarks_of(checkpoint),
 )
