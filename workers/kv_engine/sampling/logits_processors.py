@@ -63,6 +63,8 @@ def adjust(logits: torch.Tensor, rows: LogitAdjustments) -> None:
     penalised = torch.where(found < 0, found * rows.repetition, found / rows.repetition)
     found = torch.where(is_repeated, penalised, found)
     found -= was_generated * rows.presence + counts * rows.frequency
-    found += (rows.marks & ENDS).bool() * found.abs() * rows.growth
+    # A token that the model itself excludes, by minus infinity, stays excluded.
+    grows = (rows.marks & ENDS).bool() & found.isfinite()
+    found = torch.where(grows, found + found.abs() * rows.growth, found)
     found.masked_fill_((rows.marks & _BANS).bool(), -torch.inf)
     logits[places] = found

@@ -228,3 +228,24 @@ def test_a_spec_says_whether_it_adjusts() -> None:
     assert not plain.adjusts_logits
     assert not replace(plain, sampling=Sampling(min_tokens=5)).adjusts_logits  # there is no end to hold back
     assert replace(plain, sampling=Sampling(min_tokens=5), stop_token_ids=frozenset([1])).adjusts_logits
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(repetition_penalty=1.3),
+        Sampling(frequency_penalty=0.5),
+        Sampling(length_decay=(0, 1.5)),
+        Sampling(length_decay=(9, 1.5), repetition_penalty=1.3),
+    ],
+)
+def test_tokens_that_the_model_excludes_stay_excluded(sampling: Sampling) -> None:
+    """Some models set logits to minus infinity themselves, such as a talker those of its text."""
+    logits = random_logits(1)
+    excluded = [EOS, 7, 150]
+    logits[0, excluded] = -torch.inf
+
+    found = adjusted(logits, [sequence(sampling, prefix=[11, 7])])
+
+    assert not found.isnan().any()
+    assert found[0, excluded].tolist() == [-torch.inf] * 3
