@@ -99,11 +99,15 @@ async def fork(command: Command, template: Template, line: OnLine) -> RoleRun:
         os.close(nothing)
         os.close(their_output)
     loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: run.output, os.fdopen(output, "rb", buffering=0))
-    await loop.connect_read_pipe(lambda: run.reports, os.fdopen(report, "rb", buffering=0))
-    await run.reports.forked.wait()
-    if not run.reports.values:
-        raise TemplateEndedError
+    with contextlib.ExitStack() as unread:
+        source = unread.enter_context(os.fdopen(output, "rb", buffering=0))
+        await loop.connect_read_pipe(lambda: run.reports, os.fdopen(report, "rb", buffering=0))
+        await run.reports.forked.wait()
+        if not run.reports.values:
+            raise TemplateEndedError
+        unread.pop_all()
+    # Read last, so that the caller knows the process before its first line.
+    await loop.connect_read_pipe(lambda: run.output, source)
     return run
 
 

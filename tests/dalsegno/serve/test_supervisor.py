@@ -58,6 +58,7 @@ def supervised(heard: Heard, template: Template | None) -> Supervised:
 
 
 def pid_of(supervisor: Supervisor) -> int:
+    """The process id of a role that was heard: it is known before the role's first line."""
     pid = supervisor.child.pid
     assert pid is not None
     return pid
