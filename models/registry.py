@@ -36,6 +36,7 @@ _BUILT_IN: Final = {
     "decoder_lm": "models.decoder_lm",
     "dia": "models.dia",
     "gemma3": "models.gemma3",
+    "higgs_audio_v2": "models.higgs_audio_v2",
     "idefics3": "models.idefics3",
     "image_pipeline": "models.image_pipeline",
     "image_text": "models.image_text",

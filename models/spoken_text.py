@@ -66,6 +66,28 @@ def check_speech_params(params: Params) -> None:
             )
 
 
+def check_sampled_by_draws_only(params: Params) -> None:
+    """Refuse parameters of sampling other than temperature, top-p and top-k.
+
+    Raises:
+        ClientError: one is given.
+    """
+    given = {
+        "min_p": params.min_p,
+        "repetition_penalty": (params.repetition_penalty or 1) != 1,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "logit_bias": params.logit_bias,
+        "bad_words": params.bad_words,
+        "min_tokens": params.min_tokens,
+        "stop_token_ids": params.stop_token_ids,
+        "ignore_eos": params.ignore_eos,
+    }
+    for name, value in given.items():
+        if value:
+            raise ClientError(f"{name}: this model does not have it: leave it out", code="not_supported")
+
+
 def voice_named(name: str | None, voices: Sequence[str]) -> str:
     """The voice of that name, whatever its case; the first one without a name.
 

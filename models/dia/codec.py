@@ -4,7 +4,8 @@ DAC's decoder sees some frames on both sides, and no others: a chunk that is dec
 of the whole, but for rounding.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -32,27 +33,23 @@ def frames_around(ratios: Sequence[int]) -> int:
     return reach + _EDGE
 
 
-class Dac:
-    """DAC's decoder (`models.base.StatelessNode`).
+class ChunkDecoder:
+    """The decoder of a codec, chunk by chunk (`models.base.StatelessNode`).
 
     Args:
-        model: transformers' `DacModel`.
-
-    Raises:
-        CheckpointError: it is another codec than that of Dia.
+        decode: codes, (1, channels, frames) on the codec's device, to samples, any shape of frames * hop.
+        hop: the samples of a frame.
+        device: of the codec.
     """
 
     max_batch: Final = 8
 
-    def __init__(self, model: Any) -> None:
-        config = model.config
-        if config.sampling_rate != SAMPLE_RATE or any(ratio % 2 for ratio in config.upsampling_ratios):
-            raise CheckpointError(
-                f"DAC: expected {SAMPLE_RATE} Hz and even upsampling_ratios, found {config.sampling_rate} Hz "
-                f"and {config.upsampling_ratios}"
-            )
-        self._model = model
-        self._hop = int(torch.tensor(config.upsampling_ratios).prod())
+    def __init__(
+        self, decode: Callable[[torch.Tensor], torch.Tensor], *, hop: int, device: torch.device
+    ) -> None:
+        self._decode = decode
+        self._hop = hop
+        self._device = device
 
     def run(self, items: Sequence[Item]) -> list[StatelessResult | Exception]:
         """Decode the fresh frames of each item's `codes`, (frames, channels), to `audio`, (samples,) int16.
@@ -66,8 +63,31 @@ class Dac:
         before, fresh, is_last = item.inputs["span"].tolist()
         samples = torch.zeros(0, dtype=torch.int16)
         if fresh:
-            codes = item.inputs["codes"].long().T[None].to(self._model.device)
-            wave = self._model.decode(audio_codes=codes).audio_values[0].flatten()
+            wave = self._decode(item.inputs["codes"].long().T[None].to(self._device)).flatten()
             kept = wave[before * self._hop : (before + fresh) * self._hop]
             samples = (kept.float().clamp(-1, 1) * _LOUDEST).to(torch.int16).cpu()
         return StatelessResult(outputs={"audio": samples}, stops=(LOOP,) if is_last else ())
+
+
+class Dac(ChunkDecoder):
+    """DAC's decoder.
+
+    Args:
+        model: transformers' `DacModel`.
+
+    Raises:
+        CheckpointError: it is another codec than that of Dia.
+    """
+
+    def __init__(self, model: Any) -> None:
+        config = model.config
+        if config.sampling_rate != SAMPLE_RATE or any(ratio % 2 for ratio in config.upsampling_ratios):
+            raise CheckpointError(
+                f"DAC: expected {SAMPLE_RATE} Hz and even upsampling_ratios, found {config.sampling_rate} Hz "
+                f"and {config.upsampling_ratios}"
+            )
+        super().__init__(
+            lambda codes: model.decode(audio_codes=codes).audio_values,
+            hop=math.prod(config.upsampling_ratios),
+            device=model.device,
+        )

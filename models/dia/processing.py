@@ -12,7 +12,12 @@ from models.dia.graph import VOICES, Prepared
 from models.dia.options import DiaOptions
 from models.dia.settings import DiaSettings
 from models.sequence_request import PrepareRequest
-from models.spoken_text import check_speech_params, text_to_speak, voice_named
+from models.spoken_text import (
+    check_sampled_by_draws_only,
+    check_speech_params,
+    text_to_speak,
+    voice_named,
+)
 from shared.errors import BugError, ClientError
 from shared.events import Params
 from shared.tensors import Handle, inline_ids
@@ -52,7 +57,7 @@ class DiaProcessing(TextlessProcessing):
         prepare = PrepareRequest.of(args)
         params, text = prepare.params, text_to_speak(prepare.inputs)
         check_speech_params(params)
-        _check_no_others(params)
+        check_sampled_by_draws_only(params)
         voice = voice_named(params.voice, VOICES)
         ids = token_ids(text if text.startswith(tuple(_MARKS)) else f"[{voice}] {text}")
         if len(ids) > self._settings.text:
@@ -89,25 +94,3 @@ class DiaProcessing(TextlessProcessing):
             top_k=max(0, settings.top_k if params.top_k is None else params.top_k),
             guidance_scale=settings.guidance_scale if scale is None else scale,
         )
-
-
-def _check_no_others(params: Params) -> None:
-    """Refuse parameters that change a sampling which Dia does not have.
-
-    Raises:
-        ClientError: one is given.
-    """
-    given = {
-        "min_p": params.min_p,
-        "repetition_penalty": (params.repetition_penalty or 1) != 1,
-        "presence_penalty": params.presence_penalty,
-        "frequency_penalty": params.frequency_penalty,
-        "logit_bias": params.logit_bias,
-        "bad_words": params.bad_words,
-        "min_tokens": params.min_tokens,
-        "stop_token_ids": params.stop_token_ids,
-        "ignore_eos": params.ignore_eos,
-    }
-    for name, value in given.items():
-        if value:
-            raise ClientError(f"{name}: this model does not have it: leave it out", code="not_supported")

@@ -1,10 +1,5 @@
 """The program `speak`: frames of codes, step by step, in one context or in two.
 
-    step          1    2    3    ...         with delays 0, 1, 2
-    code 0        a0   b0   c0
-    code 1        bos  a1   b1               frame a is a0 a1 a2
-    code 2        bos  bos  a2
-
 With guidance both contexts get the same codes; the first stands behind the text, the second behind none.
 Guidance, the end of speech and the delays are transformers' own logits processors.
 """
@@ -21,6 +16,7 @@ from transformers.generation.logits_process import (
     DiaEOSDelayPatternLogitsProcessor,
 )
 
+from models.dia.delayed_frames import DelayedFrames
 from models.dia.graph import Speech
 from models.dia.options import CHUNK_FRAMES
 from models.dia.settings import DiaSettings
@@ -32,8 +28,7 @@ CONTEXTS: Final = ("text", "none")
 class Speaker:
     """One run of the program (`models.programs.Driver`).
 
-    Input: `states`, (contexts, bytes, width). Outputs of a call: `codes`, (frames, channels) int32, and
-    `span`, (3,) int64: the frames before the fresh ones, the fresh ones, and 1 if they are the last.
+    Input: `states`, (contexts, bytes, width). Outputs of a call: those of `DelayedFrames.chunk`.
 
     Args:
         node: `models.dia.decoder.DiaDecoder`.
@@ -58,15 +53,16 @@ class Speaker:
         self._states = states
         self._speech = speech
         self._settings = settings
-        self._around = around
         self._delays = torch.tensor(settings.delays)
-        self._rows = [torch.full((len(settings.delays),), settings.bos)]
+        self._frames = DelayedFrames(
+            self._delays, first=speech.first_frames, most=CHUNK_FRAMES, around=around
+        )
+        self._rows = self._frames.rows
+        self._rows.append(torch.full((len(settings.delays),), settings.bos))
         self._processors = _processors(speech, settings, node.codes)
         self._draws = torch.Generator().manual_seed(seed % 2**63)
         self._is_open = False
         self._is_finished = torch.zeros(len(settings.delays), dtype=torch.bool)
-        self._chunk = speech.first_frames
-        self._sent = 0
         self.max_contexts: Final = len(states)
         self.max_tokens: Final = len(states) * (states.shape[1] + speech.max_tokens)
         self.longest_pass: Final = states.shape[1]
@@ -93,15 +89,11 @@ class Speaker:
             self._is_open = True
             return None
         self._step(torch.cat([one.view(len(self._delays), -1) for one in hidden]).cpu())
-        known = len(self._rows) - 1 - self._settings.longest_delay
         if self._is_finished.all():
-            self.counts["frames"] = known - 1  # the last row is that of the end
-            return self._outputs(known - 1, known - 1, is_last=True)
-        if known < self._sent + self._chunk + self._around:
-            return None
-        found = self._outputs(self._sent + self._chunk, known, is_last=False)
-        self._chunk = min(2 * self._chunk, CHUNK_FRAMES)
-        return Turn(outputs=found)
+            self.counts["frames"] = self._frames.known - 1  # the last row is that of the end
+            return self._frames.last(self.counts["frames"])
+        chunk = self._frames.chunk()
+        return None if chunk is None else Turn(outputs=chunk)
 
     def more(self, inputs: Mapping[str, torch.Tensor]) -> None:
         """Go on: nothing is fed back."""
@@ -121,15 +113,6 @@ class Speaker:
             self.counts["ended"] = 1
         self._is_finished |= codes == settings.eos
         self._rows.append(torch.where(at <= self._delays, settings.bos, codes))
-
-    def _outputs(self, end: int, known: int, *, is_last: bool) -> dict[str, torch.Tensor]:
-        """The frames from those that were sent to `end`, and those around them among the known ones."""
-        begin = max(0, self._sent - self._around)
-        steps = torch.arange(begin, min(end + self._around, known))[:, None] + 1 + self._delays
-        codes = torch.stack(self._rows)[steps, torch.arange(len(self._delays))]
-        span = torch.tensor([self._sent - begin, end - self._sent, int(is_last)])
-        self._sent = end
-        return {"codes": codes.int(), "span": span}
 
 
 class Speak:

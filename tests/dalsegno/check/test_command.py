@@ -25,6 +25,7 @@ from tests.tiny import tiny_checkpoint
 from tests.tiny.bagel import bagel_checkpoint
 from tests.tiny.csm import tiny_csm
 from tests.tiny.dia import tiny_dia
+from tests.tiny.higgs_audio import tiny_higgs_audio
 from tests.tiny.omni import tiny_omni
 from tests.tiny.pi import tiny_pi05
 from tests.tiny.qwen2_5_omni import tiny_qwen2_5_omni
@@ -399,6 +400,7 @@ def test_every_named_configuration_is_right(tmp_path: Path, weights: Path) -> No
         "bagel": bagel_checkpoint(),
         "csm": tiny_csm(),
         "dia": tiny_dia(),
+        "higgs_audio_v2": tiny_higgs_audio(),
         "qwen3_omni": tiny_omni(),
         "qwen2_5_omni": tiny_qwen2_5_omni(),
         "qwen3_tts": tiny_qwen3_tts(),
@@ -414,6 +416,7 @@ def test_every_named_configuration_is_right(tmp_path: Path, weights: Path) -> No
         if raw["model"] in (
             "csm",
             "dia",
+            "higgs_audio_v2",
             "qwen3_omni",
             "qwen2_5_omni",
             "qwen3_tts",

@@ -10,6 +10,7 @@ import torch
 from models.dia import codec
 from models.dia.codec import frames_around
 from models.dia.decoder import DiaDecoder
+from models.dia.delayed_frames import DelayedFrames
 from models.dia.speaker import Speaker
 from shared.events import OutputChunk, WalkCompleted
 from tests.models.dia import serving
@@ -199,14 +200,14 @@ def _wrong_positions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _wrong_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    outputs = Speaker._outputs
+    outputs = DelayedFrames._outputs
 
     def later(self: Any, *args: Any, is_last: bool) -> Any:
         found = outputs(self, *args, is_last=is_last)
         found["codes"][:-1, 1] = found["codes"][1:, 1].clone()
         return found
 
-    monkeypatch.setattr(Speaker, "_outputs", later)
+    monkeypatch.setattr(DelayedFrames, "_outputs", later)
 
 
 def _wrong_context(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,13 +227,13 @@ def _wrong_heads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_frames_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    outputs = Speaker._outputs
+    outputs = DelayedFrames._outputs
 
     def alone(self: Any, *args: Any, **how: Any) -> Any:
         self._around = 0
         return outputs(self, *args, **how)
 
-    monkeypatch.setattr(Speaker, "_outputs", alone)
+    monkeypatch.setattr(DelayedFrames, "_outputs", alone)
 
 
 @pytest.mark.parametrize(
