@@ -27,6 +27,8 @@ _SNAC: Final = {"encoder_dim": 48, "decoder_dim": 1024, "codebook_dim": 8}
 _SHARDS: Final = 4
 _STD: Final = 0.02
 _SILENT: Final = 0.05
+_LOUD: Final = 8.0
+"""How long the rows of tokens are: of those that are never said, and of audio tokens."""
 
 
 def write_orpheus_3b(folder: Path, **changes: int) -> Path:
@@ -75,6 +77,7 @@ def _write_llm(folder: Path, shape: dict[str, int]) -> None:
             if key == "model.embed_tokens.weight":  # also the output layer: only audio tokens are emitted
                 made[:FIRST_AUDIO] *= _SILENT
                 made[END_AUDIO:] *= _SILENT
+                made[FIRST_AUDIO:END_AUDIO] *= _LOUD
             tensors[key] = made.to(torch.bfloat16)
         save_file(tensors, folder / name, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, name)

@@ -279,7 +279,9 @@ class InProcess:
                         sounds.append(vocoder.submit(self._decode, stream, window, number, begun_s))
         for sound in sounds:
             sound.result()
-        for stream in streams.values():
+        for key, stream in streams.items():
+            if not stream.chunks:
+                sys.exit(f"a speech of {self._tokens} tokens has {len(said[key])} of sound, and needs 28")
             stream.end_s = stream.chunks[-1].at_s
         return Round([*streams.values()], time.perf_counter() - begun_s)
 
