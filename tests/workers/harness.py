@@ -80,7 +80,9 @@ COUNT: Final = Loop(
     outputs=("joined",),
     accumulated=("shown",),
 )
-PREFILL: Final = Node("llm", inputs=("token_ids",), outputs=(Edge("token", to=CLIENT("text")),))
+PREFILL: Final = Node(
+    "llm", inputs=("token_ids",), outputs=(Edge("token", to=KEEP), Edge("token", to=CLIENT("text")))
+)
 DECODE: Final = Loop(
     "decode",
     Node("llm", inputs=("token",), outputs=(Edge("token", to="llm"), Edge("token", to=CLIENT("text")))),

@@ -167,8 +167,10 @@ class KvNodes:
         facts = {} if continues or is_handover else self._finish(node.name, sequence)
         outputs: dict[str, Handle] = {}
         if TOKEN in node.outputs:
-            assert sequence.last_token is not None, "a sequence that has started has a token"
-            outputs = {TOKEN: inline_ids(f"{key}/{TOKEN}", [sequence.last_token])}
+            # The engine runs ahead: by now `last_token` may be a later one than the sequence began with.
+            token = sequence.began.result() if continues else sequence.last_token
+            assert token is not None, "a sequence that has started has a token"
+            outputs = {TOKEN: inline_ids(f"{key}/{TOKEN}", [token])}
         return NodeResult(
             outputs=outputs,
             facts=facts,
@@ -185,7 +187,7 @@ class KvNodes:
         [name] = node.streams
         self._feeds[node.name] = StreamFeed(self._streams, (name, node.name), firing.inputs[name])
 
-    async def _wait(self, node: str, sequence: SequenceHandle, until: "asyncio.Future[None]") -> None:
+    async def _wait(self, node: str, sequence: SequenceHandle, until: "asyncio.Future[Any]") -> None:
         """Wait for a sequence, and feed it where it takes a stream."""
         if node in self._feeds:
             await self._feeds[node].run(sequence, self._engine, until)
@@ -274,7 +276,7 @@ class KvNodes:
         self.sequences[node] = sequence
         if recovered.prefix_ids:
             recovered.replay(generated)
-            sequence.resume(recovered.prefix_ids[-1])
+            sequence.resume(recovered.prefix_ids)
             _stream_again(recovered.prefix_ids, generated, on_item)
         elif request.pooling is not None and (
             vector := fully_released_array(recovered.released, len(start.prompt_ids))
@@ -324,7 +326,7 @@ class KvNodes:
         sequence = self.sequences[node] = HandoverHandle(self._name(node), start.generated)
         if recovered.prefix_ids:
             recovered.replay(start.generated)
-            sequence.resume(recovered.prefix_ids[-1])
+            sequence.resume(recovered.prefix_ids)
         if sequence.ended.done():
             return sequence
         wants_scores = request.echo is not None and request.logprobs is not None

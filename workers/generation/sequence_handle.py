@@ -46,7 +46,9 @@ class SequenceHandle:
             the text. None where it goes into no stream.
 
     Attributes:
-        began: done once there is a first token, also one of an earlier attempt.
+        began: done once there is a first token, also one of an earlier attempt, with that token; with None
+            where the sequence ends without one.
+        last_token: the newest token; the engine may be ahead of who waits for `began`.
         ended: done once the text has ended; raises the error of the engine or of the text.
         vector, cached_tokens: the result of the prompt, where it was requested (`PromptOutput`).
         counts: what its token program has counted; empty without one.
@@ -74,7 +76,7 @@ class SequenceHandle:
         self.cached_tokens = 0
         self.counts: Mapping[str, int] = {}
         self.rest = ""
-        self.began: asyncio.Future[None] = loop.create_future()
+        self.began: asyncio.Future[int | None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
         self._pushed: asyncio.Future[None] | None = None
 
@@ -108,7 +110,7 @@ class SequenceHandle:
     def end(self) -> None:
         """End the sequence."""
         if not self.began.done():
-            self.began.set_result(None)
+            self.began.set_result(self.last_token)
         self.ended.set_result(None)
 
     def push(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
@@ -125,7 +127,7 @@ class SequenceHandle:
         if has_ended:
             self.end()
         elif not self.began.done():
-            self.began.set_result(None)
+            self.began.set_result(self.last_token)
 
     def _send_values(self, output: TokenOutput) -> None:
         """Pass what was made after a token to streams, unless the token ended the text."""
@@ -150,7 +152,7 @@ class SequenceHandle:
         if has_ended:
             self.end()
         elif not self.began.done():
-            self.began.set_result(None)
+            self.began.set_result(self.last_token)
 
     def _emit(self, token_ids: Sequence[int], texts: Sequence[str], *, last: bool) -> None:
         if self.output is not None:
@@ -168,10 +170,10 @@ class SequenceHandle:
         for content in self.echo.push(scores):
             self.output.add_content(content)
 
-    def resume(self, last_token: int) -> None:
-        """Continue after the tokens of earlier attempts, already folded; `last_token` is the last of them."""
-        self.last_token = last_token
-        self.began.set_result(None)
+    def resume(self, token_ids: Sequence[int]) -> None:
+        """Continue after the tokens of earlier attempts, at least one, already folded."""
+        self.last_token = token_ids[-1]
+        self.began.set_result(token_ids[0])
         if self.generated.finish_reason is not None:
             self.ended.set_result(None)
 
@@ -241,8 +243,8 @@ class HandoverHandle(SequenceHandle):
             self.kv = output.kv
             self.end()
 
-    def resume(self, last_token: int) -> None:
+    def resume(self, token_ids: Sequence[int]) -> None:
         """Continue after tokens of earlier attempts: to generate one more, or to end at once."""
-        self.last_token = last_token
+        self.last_token = token_ids[-1]
         if self.generated.finish_reason is not None:
             self.end()

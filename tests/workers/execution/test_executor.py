@@ -67,6 +67,8 @@ async def test_a_chain_is_one_sequence_its_tokens_are_chunks_and_its_end_one_res
         assert (spec.prompt_ids, spec.max_tokens, spec.sampling.seed) == ([5, 6], 100, 11)
         assert [result.name for result in done.results] == ["prefill", "decode"]
         assert done.results[1].facts == {"completion_tokens": 14, "finish_reason": "stop"}
+        # Although the engine had run to the end before the order was told of its first token.
+        assert read_ids(done.results[0].outputs["token"]) == bytes_of("H")
         assert set(done.durations_s) == {"prefill", "decode"}
         chunks = rig.events(OutputChunk)
         assert "".join(chunk.text for chunk in chunks) == "Hello, wörld"
@@ -426,6 +428,7 @@ async def test_nothing_is_computed_when_the_answer_had_ended(
         rig.start(ready("r", *chat(max_tokens=5, stop=[".t"]), attempt=2))
         done = await rig.event(WalkCompleted, attempt=2)
 
+        assert read_ids(done.results[0].outputs["token"]) == bytes_of("a")
         assert done.results[-1].facts == facts
         assert done.output == totals_of(rig.events(OutputChunk))
         assert not rig.engine.submitted
