@@ -7,6 +7,7 @@ Related modules: `files` reads a source of configuration, `checks` validates it,
 environment variables and flags on top.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -272,6 +273,9 @@ class SchedulingSettings(
     shorten_to: Annotated[float, Meta(ge=0.1, le=1)] = 0.8
 
 
+DEFAULT_SCHEDULING: Final = SchedulingSettings()
+
+
 class MediaSettings(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
@@ -371,7 +375,7 @@ class DeploymentConfig(
     max_concurrent_requests: Annotated[int, Meta(ge=1)] = 256
     max_attempts: Annotated[int, Meta(ge=1)] = 2
     walk_timeouts_s: dict[str, Seconds] = {}
-    scheduling: SchedulingSettings = SchedulingSettings()
+    scheduling: SchedulingSettings = DEFAULT_SCHEDULING
     data_dir: str | None = None
     devices: dict[int, str] = {}
     data_plane: DataPlaneSettings = DataPlaneSettings()
@@ -414,19 +418,25 @@ class DeploymentConfig(
     @property
     def decisive(self) -> "DeploymentConfig":
         """The part that decisions depend on: process settings, and so all secrets, are reset to defaults."""
-        return msgspec.structs.replace(
-            self,
-            data_dir=None,
-            devices={},
-            data_plane=DataPlaneSettings(),
-            gateway=GatewaySettings(),
-            media=MediaSettings(),
-            logs=LogSettings(),
-            traces=TraceSettings(),
-            nats=NatsSettings(),
-            recovery=RecoverySettings(),
-            sealing=SealingSettings(),
-        )
+        defaults = {name: SECTIONS[name]() for name in PROCESS_SECTIONS}
+        if self.scheduling == DEFAULT_SCHEDULING:  # the digest leaves out this instance only, not equal ones
+            defaults["scheduling"] = DEFAULT_SCHEDULING
+        return msgspec.structs.replace(self, data_dir=None, devices={}, **defaults)
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """What is stored of it: the decisive part, and all values of all sections without secrets."""
+        top = {key: value for key, value in msgspec.to_builtins(self.decisive).items() if key not in SECTIONS}
+        for own in ("data_dir", "devices"):
+            top.pop(own, None)
+        return top | {name: self._public(name) for name in SECTIONS}
+
+    def _public(self, section: str) -> dict[str, Any]:
+        values = msgspec.structs.asdict(getattr(self, section))
+        public = {key: value for key, value in values.items() if f"{section}.{key}" not in SECRETS}
+        text = _USERINFO.sub(f"//{MASK}@", msgspec.json.encode(public).decode())
+        found: dict[str, Any] = msgspec.json.decode(text)
+        return found
 
     @property
     def takes_adapters(self) -> bool:
@@ -465,6 +475,9 @@ SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "sealing": SealingSettings,
 }
 
+PROCESS_SECTIONS: Final = frozenset(SECTIONS) - {"scheduling"}
+"""Sections that no decision depends on: how processes run, and where."""
+
 
 NATS_FILES: Final = ("token_file", "credentials_file", "ca_file", "cert_file", "key_file")
 
@@ -498,6 +511,10 @@ SECRETS: Final = frozenset(
 
 MASK: Final = "***"
 """Printed instead of a secret."""
+
+
+_USERINFO: Final = re.compile(r'//[^/@\s"]*@')
+"""In an address: a user's name, and perhaps a password."""
 
 
 def paths(family: object) -> frozenset[str]:

@@ -23,7 +23,7 @@ from typing import Any, Final
 import msgspec
 
 from conductor.core import weights
-from configs.deployment import DeploymentConfig
+from configs.deployment import PROCESS_SECTIONS, DeploymentConfig
 from configs.placement import NodeGroup
 from dalsegno.config import resolve
 from dalsegno.history.request_media import RecordedMedium
@@ -118,7 +118,7 @@ def _in_force(history: History) -> DeploymentConfig:
             "the recorded configuration is not known here: name the model with --config, "
             "as for `dalsegno serve`"
         )
-    values = {key: value for key, value in known.items() if key != "name"}
+    values = {key: value for key, value in known.items() if key not in ("name", *PROCESS_SECTIONS)}
     return resolve.of_values(values, str(known["name"])).config
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from configs.deployment import SECTIONS, DeploymentConfig
+from configs.deployment import DeploymentConfig
 from shared.errors import ClientError, DalSegnoError
 
 
@@ -91,7 +91,7 @@ class DataDir:
         return self.path / "logs"
 
     def remember(self, config: DeploymentConfig) -> None:
-        """Store the part of a configuration that decisions depend on, by its digest.
+        """Store a configuration without its secrets, by the digest of what decisions depend on.
 
         Raises:
             DataDirError: it cannot be written.
@@ -100,11 +100,7 @@ class DataDir:
             self._configs.mkdir(exist_ok=True, mode=0o700)
         except OSError as error:
             raise DataDirError(f"cannot write {self._configs}: {error.strerror}") from error
-        own = {"data_dir", "devices", *SECTIONS}
-        usage = {
-            name: value for name, value in msgspec.to_builtins(config.decisive).items() if name not in own
-        }
-        write_private(self._configs / f"{config.digest}.json", usage)
+        write_private(self._configs / f"{config.digest}.json", config.recorded)
 
     def configs(self) -> dict[str, Any]:
         """Return every configuration that was served from this data dir, by its digest."""

@@ -1,5 +1,6 @@
 import contextlib
 import json
+import re
 import stat
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 
 from configs.checks import resolve
+from configs.deployment import SECRETS, SECTIONS, GatewaySettings, NatsSettings, SchedulingSettings
 from dalsegno.config import resolve as configuration
 from dalsegno.serve import data_dir
 from dalsegno.serve.data_dir import DataDir, DataDirError, Pids, ReadyFile, RunningDeployment
@@ -198,11 +200,31 @@ def test_what_was_served_is_known_by_its_digest_afterwards(tmp_path: Path) -> No
     found = data.configs()
     assert found.keys() == {served.digest, msgspec.structs.replace(served, max_seq_len=512).digest}
     assert found[served.digest]["name"] == "demo"
-    assert not found[served.digest].keys() & {"gateway", "nats", "data_dir", "devices"}
+    assert not found[served.digest].keys() & {"data_dir", "devices"}
     assert (
         configuration.of_values({**found[served.digest], "name": "demo"}, "demo").config.digest
         == served.digest
     )
+
+
+def test_every_section_is_stored_without_its_secrets(tmp_path: Path) -> None:
+    sections = {
+        "scheduling": SchedulingSettings(max_waiting=7),
+        "gateway": GatewaySettings(api_keys=["web=unlatch"]),
+        "nats": NatsSettings(url="nats://ann:sesame@here:4222,nats://there:4222", token="sesame"),
+    }
+    served = msgspec.structs.replace(resolve("demo"), **sections)
+    data = DataDir(tmp_path / "data")
+    with data.lock():
+        data.remember(served)
+    stored = data.configs()[served.digest]
+    for section, kind in SECTIONS.items():
+        public = {one for one in kind.__struct_fields__ if f"{section}.{one}" not in SECRETS}
+        assert stored[section].keys() == public
+    assert stored["scheduling"]["max_waiting"] == 7
+    assert stored["nats"]["url"] == "nats://***@here:4222,nats://there:4222"
+    [file] = (data.path / "configs").iterdir()
+    assert not re.search("unlatch|sesame|ann", file.read_text())
 
 
 def test_a_configuration_that_is_damaged_is_not_known_any_more(tmp_path: Path) -> None:
