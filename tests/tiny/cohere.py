@@ -1,4 +1,4 @@
-"""Command R7B: attention and MLP side by side, scaled logits; whole layers go without positions."""
+"""Command R and R7B: attention and MLP side by side, scaled logits; in R7B, layers go without positions."""
 
 from typing import Final
 
@@ -72,4 +72,21 @@ COHERE2: Final = Model(
     vocabulary=_VOCABULARY,
     weights=_weights,
     windows=(WINDOW, None),
+)
+
+COHERE: Final = Model(
+    architecture="CohereForCausalLM",
+    proves="parallel blocks, scaled logits",
+    config={key: value for key, value in COMMON.items() if key not in {"rms_norm_eps", "tie_word_embeddings"}}
+    | {
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "layer_norm_eps": 1e-5,
+        "logit_scale": 2.0,
+        "model_type": "cohere",
+        "pad_token_id": 0,
+        "use_qk_norm": False,
+    },
+    vocabulary=_VOCABULARY,
+    weights=_weights,
 )
