@@ -212,7 +212,8 @@ def test_a_rollout_survives_its_worker(found: Found) -> None:
     frames = tensors(found.lines["killed"], "video")
 
     assert found.attempts == {1, 2}
-    assert 1 <= found.before < LONG
+    # All of them, if the machine was so busy that the kill came between the last frame and its result.
+    assert 1 <= found.before <= LONG
     assert served.is_close(np.concatenate(frames), recomputed("clip", rollout(3, LONG)))
 
 
