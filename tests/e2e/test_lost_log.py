@@ -7,6 +7,7 @@ new log.
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import AsyncGenerator, Iterator
@@ -114,7 +115,9 @@ async def test_an_older_copy_of_its_store_is_recognised(running: Running, tmp_pa
     assert again.status_code == 200
     assert known.json()["status"] == "finished"
     replayed = clients.run_on(running, "replay", "--all")
-    assert "3 of 3 requests match" in replayed.stdout
+    assert re.search(
+        r"\b([23]) of \1 requests match", replayed.stdout
+    )  # with that of the test before, if it ran
     # The history that was replaced may have been anchored in the moment before: what the anchor names is
     # another record now, or none.
     texts = ("is not the anchored one", "an anchor names a seal")
