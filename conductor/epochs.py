@@ -1,9 +1,10 @@
 """Epochs: the terms of leading conductors. Only one conductor can store the record that opens an epoch."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from shared import faults
-from shared.events import EpochOpened, MalformedEventError, decode, encode
+from shared.events import EpochOpened, MalformedEventError, ProcessEnd, decode, encode
 from shared.log.port import Log, LogState, StoredRecord
 from shared.subjects import CONDUCTOR_WRITER, Subjects
 
@@ -11,8 +12,10 @@ CLAIM_S: Final = 5.0
 """Seconds that the log may take to store a claim; the election of its own leader can take that long."""
 
 
-async def claim(log: Log, subjects: Subjects, name: str, core_digest: str) -> int:
-    """Open the next epoch; return its position in the log.
+async def claim(
+    log: Log, subjects: Subjects, name: str, core_digest: str, *, ended: Sequence[ProcessEnd] = ()
+) -> int:
+    """Open the next epoch; return its position in the log. `ended` are the processes before this one.
 
     Raises:
         WrongLastSequenceError: another conductor opened one first.
@@ -27,6 +30,7 @@ async def claim(log: Log, subjects: Subjects, name: str, core_digest: str) -> in
         epoch=epoch,
         conductor=name,
         core=core_digest,
+        ended=list(ended),
     )
     faults.reach("conductor.claim.publishing")
     seq = await log.publish(subjects.epoch, encode(opened), expected_last_seq=last.seq if last else 0)

@@ -27,12 +27,14 @@ class Loss:
 
     Attributes:
         read_seq: the worker has not read records after this one; None if unknown.
+        silent_s: the time without a heartbeat, if that is the reason.
     """
 
     rank: int
     incarnation: int
     reason: str
     read_seq: int | None = None
+    silent_s: float = 0.0
 
 
 class Echoes:
@@ -132,7 +134,7 @@ class WorkerLiveness:
             if not worker.declared
         ]
         return [
-            Loss(rank, worker.incarnation, why, worker.read_seq)
+            Loss(rank, worker.incarnation, why, worker.read_seq, self._silence_s(worker))
             for rank, worker, why in verdicts
             if why is not None
         ]
@@ -147,6 +149,11 @@ class WorkerLiveness:
         """Start a new term: declarations of earlier terms may be void."""
         for worker in self._workers.values():
             worker.declared = False
+
+    def _silence_s(self, worker: _WorkerState) -> float:
+        """The silence for which a worker is lost; 0 if it is lost for another reason."""
+        silent_s = self.echoes.silence_s(worker.received_s)
+        return round(silent_s, 3) if silent_s >= self.silent_s else 0.0
 
     def _verdict(self, worker: _WorkerState) -> str | None:
         silent_s = self.echoes.silence_s(worker.received_s)

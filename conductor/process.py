@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import time
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +39,7 @@ from configs.deployment import DeploymentConfig, RecoverySettings
 from models import registry
 from shared import faults
 from shared.errors import CapacityError
+from shared.events import ProcessEnd
 from shared.log.capacity_watch import CapacityWatch
 from shared.log.nats import jetstream
 from shared.log.nats.credentials import ANONYMOUS, Credentials
@@ -68,6 +70,7 @@ class ConductorOptions:
 
     Attributes:
         alone: no other conductor can lead, so it need not wait for one.
+        ended: the processes before this one, if a launcher restarted it.
     """
 
     config: DeploymentConfig
@@ -75,6 +78,7 @@ class ConductorOptions:
     credentials: Credentials = ANONYMOUS
     prefix: str = "ds"
     alone: bool = False
+    ended: Sequence[ProcessEnd] = ()
 
 
 async def run(options: ConductorOptions) -> None:
@@ -113,6 +117,7 @@ async def run(options: ConductorOptions) -> None:
             readers=readers,
             sealer=await sealer_of(config, log, subjects),
             alone=options.alone,
+            ended=options.ended,
         ).run()
     finally:
         await readers.close()
@@ -135,6 +140,7 @@ class Conductor:
         readers: ReaderWatch | None = None,
         sealer: Sealer | None = None,
         alone: bool = False,
+        ended: Sequence[ProcessEnd] = (),
     ) -> None:
         self._log = log
         self._created_ns = 0
@@ -170,6 +176,7 @@ class Conductor:
         self._timers = Timers()
         self._check_limits = asyncio.Event()
         self._alone = alone
+        self._ended = ended
 
     @property
     def leading(self) -> bool:
@@ -401,8 +408,9 @@ class Conductor:
         try:
             async with asyncio.timeout(epochs.CLAIM_S):
                 self._claimed_seq = await epochs.claim(
-                    self._log, self._subjects, self._name, self._deployment.core_digest
+                    self._log, self._subjects, self._name, self._deployment.core_digest, ended=self._ended
                 )
+            self._ended = ()
         except WrongLastSequenceError:
             _LOGGER.info("another conductor opened an epoch first: following")
         except (TimeoutError, CapacityError) as error:  # if it was stored nevertheless, it will be read

@@ -50,6 +50,7 @@ class DecisionWriter:
             incarnation=loss.incarnation,
             reason=loss.reason,
             read_seq=loss.read_seq,
+            silent_s=loss.silent_s,
         )
         await self._post(self._subjects.lost, event)
         faults.reach("conductor.lost.posted")

@@ -13,7 +13,8 @@ from typing import Annotated, Any, Final, Self
 import msgspec
 
 from shared.errors import BugError, ClientError
-from shared.events import Guide, Inputs, Params, WalkCall
+from shared.events import Guide, Inputs, Params, Usage, WalkCall
+from shared.plans import Finish
 
 PROMPT_OUTPUT_ARGS: Final = frozenset({"echo", "pooling", "warm"})
 """Arguments of a walk for which its KV nodes emit something of the prompt itself, or nothing at all."""
@@ -213,10 +214,22 @@ class SequenceFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         cached_tokens: for a `warm` request: the number of leading prompt tokens that are cached now.
         counts: what a token program has counted, such as its forward passes.
         token_ids: the tokens of the answer, where they were asked for (`reports_ids`).
+        stop_reason: the stop string, or the id of the token, that ended the answer. Absent if neither did,
+            and in logs that are older than the field.
     """
 
     completion_tokens: int
     finish_reason: str
+    stop_reason: str | int | msgspec.UnsetType = msgspec.UNSET
     cached_tokens: int | msgspec.UnsetType = msgspec.UNSET
     counts: dict[str, int] = {}
     token_ids: list[int] = []
+
+    def finish(self, usage: Usage) -> Finish:
+        """Return the end of a plan whose only choice this sequence is."""
+        stop = self.stop_reason
+        return Finish(
+            usage=usage,
+            finish_reasons=(self.finish_reason,),
+            stop_reasons=() if stop is msgspec.UNSET else (stop,),
+        )

@@ -125,10 +125,16 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan's return value: the request's usage, and the finish reason of each choice."""
+    """The plan's return value: the request's usage, and the finish reason of each choice.
+
+    Attributes:
+        stop_reasons: of each choice, the stop string, or the id of the token, that ended it; None for
+            neither. Empty where no choice was ended so.
+    """
 
     usage: Usage
     finish_reasons: tuple[str, ...]
+    stop_reasons: tuple[str | int | None, ...] = ()
 
 
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ import logging
 import os
 import platform
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,7 @@ from models.checkpoints.hub_cache import origin
 from shared import faults
 from shared.epoch_fence import EpochFence
 from shared.errors import WorkerError
-from shared.events import MalformedEventError, WorkerJoined, WorkerLeaving
+from shared.events import MalformedEventError, ProcessEnd, WorkerJoined, WorkerLeaving
 from shared.ids import Rank
 from shared.log.nats import heartbeat_connection, jetstream
 from shared.log.nats.credentials import ANONYMOUS, Credentials
@@ -92,13 +92,18 @@ class EngineStuckError(WorkerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """The log's address, the deployment, and this process's rank."""
+    """The log's address, the deployment, and this process's rank.
+
+    Attributes:
+        ended: the rank's processes before this one, if a launcher restarted it.
+    """
 
     config: DeploymentConfig
     rank: int
     nats_url: str
     credentials: Credentials = ANONYMOUS
     prefix: str = "ds"
+    ended: Sequence[ProcessEnd] = ()
 
 
 async def run(options: WorkerOptions) -> None:
@@ -164,7 +169,8 @@ async def _work(
             reader = None if media is None else media.reader
             model = LocalModel(config, engine_settings, rank, store.allocate, gather, reader)
             copies = None if media is None else media.copies
-            await live(Worker(log, subjects, config, rank, model, store, copies), heartbeat)
+            worker = Worker(log, subjects, config, rank, model, store, copies, ended=options.ended)
+            await live(worker, heartbeat)
     finally:
         await store.close()
 
@@ -188,7 +194,7 @@ def _follower(
             weights.close()
         return engine
 
-    return FollowerProcess(log, subjects, options.config, Rank(options.rank), make)
+    return FollowerProcess(log, subjects, options.config, Rank(options.rank), make, ended=options.ended)
 
 
 class _Living(Protocol):
@@ -223,6 +229,8 @@ class Worker:
         model: Model,
         store: TensorStore,
         copies: MediaCopies | None = None,
+        *,
+        ended: Sequence[ProcessEnd] = (),
     ) -> None:
         self._log = log
         self._subjects = subjects
@@ -231,6 +239,7 @@ class Worker:
         self._model = model
         self._store = store
         self._copies = copies
+        self._ended = ended
         self._counts = EdgeCounters()
         self._guides: GuideQueue | None = None
         self._out_of_order = OutOfOrderBuffer()
@@ -298,7 +307,9 @@ class Worker:
             weights=rank_digest(loaded.weights),
             node_weights=dict(loaded.weights),
             revision=str(origin(Path(self._config.checkpoint)) or ""),
+            ended=list(self._ended),
         )
+        self._ended = ()
         self._out_of_order = OutOfOrderBuffer()
         inbox = Inbox(
             self._subjects,

@@ -110,6 +110,7 @@ def finished(request: Request, finish: Finish) -> RequestFinished:
         **_about(request),
         usage=finish.usage,
         finish_reasons=list(finish.finish_reasons),
+        stop_reasons=list(finish.stop_reasons),
         output=combined(request.tracks),
     )
 

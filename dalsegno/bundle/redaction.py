@@ -9,6 +9,7 @@ import msgspec
 
 from shared.events import (
     AnyEvent,
+    EpochOpened,
     Failure,
     Guide,
     Inputs,
@@ -17,8 +18,10 @@ from shared.events import (
     NamedTool,
     NodeFired,
     NodeReady,
+    NodeWork,
     OutputChunk,
     Params,
+    ProcessEnd,
     RequestAdmitted,
     RequestCancel,
     RequestCancelled,
@@ -34,6 +37,7 @@ from shared.events import (
     WalkFailed,
     WalkResult,
     WalkStop,
+    WalkStopped,
     WorkerJoined,
     decode,
 )
@@ -48,7 +52,7 @@ _BUGS_FROM: Final = 500
 """Messages of lower statuses are about the client's text, and quote it."""
 _KEPT_KEYS: Final = frozenset({"role", "type", "finish_reason", "modality", "content_type"})
 """Keys whose texts are not a client's, and which code branches on."""
-_TOKENS_IN: Final = frozenset({"bad_words", "token_ids"})
+_TOKENS_IN: Final = frozenset({"bad_words", "stop_reason", "token_ids"})
 
 
 def without_endpoints(event: AnyEvent, request_id: str | None = None) -> AnyEvent:
@@ -79,13 +83,21 @@ class Redaction:
                 return self._submission(event, is_admitted=request_id in self._admitted)
             case RequestCancel() | RequestCancelled() | WalkStop():
                 return msgspec.structs.replace(event, reason=self.text(event.reason))
-            case RequestRejected() | RequestFailed() | WalkFailed():
+            case WorkerJoined() | EpochOpened() if event.ended:
+                return msgspec.structs.replace(event, ended=[self._end(one) for one in event.ended])
+            case WalkFailed():
+                return msgspec.structs.replace(
+                    event, failure=self._failure(event.failure), work=self._work(event.work)
+                )
+            case RequestRejected() | RequestFailed():
                 return msgspec.structs.replace(event, failure=self._failure(event.failure))
             case OutputChunk():
                 return self._chunk(event)
             case WalkCompleted():
                 results = [self._result(one) for one in event.results]
-                return msgspec.structs.replace(event, results=results)
+                return msgspec.structs.replace(event, results=results, work=self._work(event.work))
+            case WalkStopped():
+                return msgspec.structs.replace(event, work=self._work(event.work))
             case NodeReady():
                 walks = [self._call(one) for one in event.walks]
                 return msgspec.structs.replace(event, walks=walks)
@@ -212,6 +224,24 @@ class Redaction:
     def _result(self, result: WalkResult) -> WalkResult:
         facts, outputs = self._plain(result.facts), self._handles(result.outputs)
         return msgspec.structs.replace(result, facts=facts, outputs=outputs)
+
+    def _work(self, work: dict[str, NodeWork]) -> dict[str, NodeWork]:
+        """The work of nodes without the ids of other requests, by which those could be cancelled."""
+        return {
+            node: msgspec.structs.replace(
+                one,
+                behind=[self.text(name) for name in one.behind],
+                beside={self.text(name): tokens for name, tokens in one.beside.items()},
+                preemptions=[
+                    msgspec.structs.replace(found, by=self.text(found.by)) for found in one.preemptions
+                ],
+            )
+            for node, one in work.items()
+        }
+
+    def _end(self, end: ProcessEnd) -> ProcessEnd:
+        """The end of a process; its last line may quote a request."""
+        return msgspec.structs.replace(end, last_line=self.text(end.last_line))
 
     def _call(self, call: WalkCall) -> WalkCall:
         return msgspec.structs.replace(call, args=self._plain(call.args), inputs=self._handles(call.inputs))

@@ -9,16 +9,21 @@ HF_ENDPOINT            the hub, by default https://huggingface.co
 HF_TOKEN               its token, or else that of `hf auth login` in $HF_TOKEN_PATH or $HF_HOME/token
 HF_HUB_OFFLINE         the hub is not asked; TRANSFORMERS_OFFLINE means the same
 NO_COLOR               no colours in the terminal, whatever its value (no-color.org)
+DALSEGNO_ENDED         how the processes before a role's ended, from the launcher that restarts it (JSON)
 DALSEGNO_FAULT         a file that makes a role fail at a given point; for tests only (shared.faults)
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
+from configs.deployment import ConfigError
 from dalsegno.config.layers import KEYS, VARIABLE_PREFIX
+from shared.events import ProcessEnd
 from shared.log.nats.credentials import Credentials
 
 NATS_TOKEN: Final = KEYS["nats.token"].variable
@@ -53,6 +58,7 @@ HUB_OFFLINE: Final = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _TRUE: Final = frozenset({"1", "ON", "YES", "TRUE"})
 """As in the Hugging Face tools."""
 NO_COLOR: Final = "NO_COLOR"
+ENDED: Final = "DALSEGNO_ENDED"
 FAULT: Final = "DALSEGNO_FAULT"
 
 
@@ -86,7 +92,7 @@ def read() -> Environment:
         settings={
             name: value
             for name, value in os.environ.items()
-            if name.startswith(VARIABLE_PREFIX) and name not in {API_KEY, FAULT}
+            if name.startswith(VARIABLE_PREFIX) and name not in {API_KEY, ENDED, FAULT}
         },
         api_key=os.environ.get(API_KEY) or None,
         colours=not os.environ.get(NO_COLOR),
@@ -138,6 +144,26 @@ def of(credentials: Credentials) -> dict[str, str]:
     return {name: value for name, value in variables.items() if value is not None}
 
 
+def ended() -> list[ProcessEnd]:
+    """The ends of the processes before this one, if a launcher restarted it.
+
+    Raises:
+        ConfigError: the variable is set to something else.
+    """
+    text = os.environ.get(ENDED)
+    try:
+        return msgspec.json.decode(text, type=list[ProcessEnd]) if text else []
+    except msgspec.MsgspecError as error:
+        raise ConfigError(
+            f"{ENDED}: expected the JSON list that the launcher sets, found something else: {error}; unset it"
+        ) from error
+
+
+def of_ended(ends: Sequence[ProcessEnd]) -> dict[str, str]:
+    """The variables that tell a child process how the processes before it ended."""
+    return {ENDED: msgspec.json.encode(list(ends)).decode()} if ends else {}
+
+
 def for_child(*, credentials: Mapping[str, str] | None) -> dict[str, str]:
     """The environment of a child process: our own, with its credentials and unbuffered output.
 
@@ -147,7 +173,7 @@ def for_child(*, credentials: Mapping[str, str] | None) -> dict[str, str]:
     Args:
         credentials: the variables for a private server; None if the child uses our own credentials.
     """
-    theirs = NATS_CREDENTIALS if credentials is not None else frozenset()
+    theirs = {ENDED} | (NATS_CREDENTIALS if credentials is not None else frozenset())
     inherited = {name: value for name, value in os.environ.items() if name not in theirs}
     return {"OMP_WAIT_POLICY": "PASSIVE"} | inherited | dict(credentials or {}) | {"PYTHONUNBUFFERED": "1"}
 

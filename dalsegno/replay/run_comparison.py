@@ -27,6 +27,8 @@ FULL_SCALE: Final = 32768
 _FOLLOWS: Final = "not compared: the tokens differ"
 _WORK: Final = "counts"
 """The fact that is not compared: what an attempt has done, and not what came out (`SequenceFacts.counts`)."""
+_ADDED: Final = ("stop_reason",)
+"""Facts that workers of earlier versions did not report; not compared where none was recorded."""
 
 
 class ComparedEdge(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +99,8 @@ def _of_step(
 
 
 def _of_facts(name: str, recorded: Mapping[str, Any], found: Mapping[str, Any]) -> ComparedEdge:
-    names = [name for name in dict.fromkeys((*recorded, *found)) if name != _WORK]
+    older = {name for name in _ADDED if name not in recorded}
+    names = [name for name in dict.fromkeys((*recorded, *found)) if name != _WORK and name not in older]
     for key in names:
         if recorded.get(key) != found.get(key):
             shown = f"{key}: recorded {recorded.get(key)!r}, found {found.get(key)!r}"

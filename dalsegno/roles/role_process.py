@@ -74,7 +74,8 @@ def conductor(options: RoleOptions, *, alone: bool = False) -> int:
         _reach(options, config, "conductor")
         from conductor import process
 
-        return process.run(process.ConductorOptions(**_common(config, "conductor"), alone=alone))
+        ended = environment.ended()
+        return process.run(process.ConductorOptions(**_common(config, "conductor"), alone=alone, ended=ended))
 
     return _enter("conductor", options, compose)
 
@@ -88,7 +89,8 @@ def worker(options: RoleOptions, rank: int) -> int:
         _reach(options, config, name)
         from workers import process
 
-        return process.run(process.WorkerOptions(**_common(config, name), rank=rank))
+        ended = environment.ended()
+        return process.run(process.WorkerOptions(**_common(config, name), rank=rank, ended=ended))
 
     name = f"worker-{rank}"
     return _enter(name, options, compose)

@@ -149,7 +149,7 @@ class Launcher:
         """Kill a worker; its supervisor restarts it."""
         name = f"worker-{lost.rank}"
         self.console.say(f"{name} is killed: {lost.why}", "warning")
-        self._supervisors[name].child.kill()
+        self._supervisors[name].child.kill(lost.why)
 
     async def _drain(self) -> None:
         self._is_ready = False

@@ -47,7 +47,7 @@ class PrivateNats:
     def terminate(self) -> None:
         self._thread.submit(self.server.stop)
 
-    def kill(self) -> None:
+    def kill(self, reason: str = "") -> None:
         self._thread.submit(self.server.kill)
 
     def close(self) -> None:

@@ -13,16 +13,22 @@ import contextlib
 import json
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
 
+from dalsegno.config import environment
 from dalsegno.exit_status import EX_CONFIG
 from dalsegno.serve import role_runs
 from dalsegno.serve.role_runs import Command, RoleRun, TemplateEndedError
 from dalsegno.templates.template import Template
 from dalsegno.terminal.console import Console
 from shared.errors import ClientError, DalSegnoError
+from shared.events import ProcessEnd
+
+_ENDS_KEPT: Final = 4
+"""The last runs of a role whose ends are recorded: a role that cannot start ends again and again."""
 
 
 class RefusedError(ClientError):
@@ -57,8 +63,8 @@ class Child(Protocol):
 
     def terminate(self) -> None: ...
 
-    def kill(self) -> None:
-        """Kill it, and the processes it started."""
+    def kill(self, reason: str = "") -> None:
+        """Kill it, and the processes it started; `reason` is recorded."""
         ...
 
 
@@ -71,13 +77,16 @@ class RoleProcess:
 
     Attributes:
         template: forks the process; None to execute a new program.
+        ends: how its last runs ended. A run gets them in its environment, and records them in the log.
     """
 
     command: Command
     console: Console
     template: Template | None = None
     last_line: str = ""
+    ends: deque[ProcessEnd] = field(default_factory=lambda: deque(maxlen=_ENDS_KEPT))
     _run: RoleRun | None = None
+    _kill_reason: str = ""
 
     @property
     def name(self) -> str:
@@ -88,14 +97,16 @@ class RoleProcess:
         return self._run.pid if self._run is not None and self._run.runs else None
 
     async def start(self) -> None:
+        self.last_line, self._kill_reason = "", ""
+        command = replace(self.command, env={**self.command.env, **environment.of_ended(self.ends)})
         if self.template is not None:
             try:
-                self._run = await role_runs.fork(self.command, self.template, self._line)
+                self._run = await role_runs.fork(command, self.template, self._line)
                 return
             except TemplateEndedError:
                 self.template = None
                 self.console.say(f"{self.name} has no template any more, and starts more slowly", "warning")
-        self._run = await role_runs.execute(self.command, self._line)
+        self._run = await role_runs.execute(command, self._line)
 
     async def wait(self) -> int:
         assert self._run is not None
@@ -105,15 +116,28 @@ class RoleProcess:
             self.kill()
             await self._run.ended.wait()
             raise
+        self.ends.append(self._end(self._run))
         return self._run.status
 
     def terminate(self) -> None:
         if self._run is not None:
             role_runs.terminate(self._run)
 
-    def kill(self) -> None:
+    def kill(self, reason: str = "") -> None:
+        self._kill_reason = reason
         if self._run is not None:
             role_runs.kill(self._run)
+
+    def _end(self, run: RoleRun) -> ProcessEnd:
+        status = run.status
+        return ProcessEnd(
+            pid=run.pid,
+            ended_ns=time.time_ns(),
+            status=status if status >= 0 else None,
+            signal=_signal(status) if status < 0 else "",
+            reason=self._kill_reason,
+            last_line=_message(self.last_line),
+        )
 
     def _line(self, line: bytes) -> None:
         self.console.role(self.name, line)
@@ -219,9 +243,12 @@ def _message(line: str) -> str:
 
 
 def _ending(status: int) -> str:
-    if status >= 0:
-        return f"ended with status {status}"
+    return f"ended with status {status}" if status >= 0 else f"was killed by {_signal(status)}"
+
+
+def _signal(status: int) -> str:
+    """The name of the signal in a negative status."""
     try:
-        return f"was killed by {signal.Signals(-status).name}"
+        return signal.Signals(-status).name
     except ValueError:
-        return f"was killed by signal {-status}"
+        return f"signal {-status}"

@@ -58,7 +58,7 @@ def plan(request: PlanRequest) -> Plan:
     prepared = step.facts_as(BagelPrompt)
     if "image" not in wanted:
         answer = yield from _say(request, step, prepared)
-        return Finish(usage=_usage(prepared, answer), finish_reasons=(answer.finish_reason,))
+        return answer.finish(_usage(prepared, answer))
     writes = _writes(request, options)
     drawing = _drawing(request, options, prepared)
     thought = _thought_tokens(request) if writes else 0

@@ -114,13 +114,13 @@ def answer(request: PlanRequest, prompt: Prompt) -> Plan:
     else:
         first = Walk(prompt.prefill, inputs=prompt.inputs, args=begin)
         ended = yield Chain(first, Walk(prompt.decode, args=decode))
-    facts = ended.facts_as(SequenceFacts)
+    facts: SequenceFacts = ended.facts_as(SequenceFacts)
     usage = Usage(
         prompt_tokens=prepared.prompt_tokens,
         completion_tokens=facts.completion_tokens,
         counts=facts.counts,
     )
-    return Finish(usage=usage, finish_reasons=(facts.finish_reason,))
+    return facts.finish(usage)
 
 
 def _without_answer(request: PlanRequest, prompt: Prompt) -> Plan:

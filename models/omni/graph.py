@@ -33,7 +33,7 @@ from models.sequence_request import PrepareRequest, SamplingParams, SequenceFact
 from models.text import generation_config
 from shared.errors import BugError
 from shared.events import Usage
-from shared.plans import Chain, Finish, Join, Plan, PlanRequest, Start, SubPlan, Walk
+from shared.plans import Chain, Join, Plan, PlanRequest, Start, SubPlan, Walk
 from shared.tensors import Handle
 from shared.walks import (
     CLIENT,
@@ -191,9 +191,9 @@ class Speaking:
         )
         yield Join("talk")
         yield Join("sound")
-        facts = answered.facts_as(SequenceFacts)
+        facts: SequenceFacts = answered.facts_as(SequenceFacts)
         usage = Usage(prompt_tokens=prepared.prompt_tokens, completion_tokens=facts.completion_tokens)
-        return Finish(usage=usage, finish_reasons=(facts.finish_reason,))
+        return facts.finish(usage)
 
     def _talker_args(self, request: PlanRequest, prepared: PreparedOmni, speech: Speech) -> TalkRequest:
         """The arguments of the walk that speaks.

@@ -22,7 +22,7 @@ from models.decoder_lm.graph import new_token_budget
 from models.orpheus.frames import END_AUDIO, FIRST_AUDIO, SAMPLE_RATE, STRIDE_TOKENS, WINDOW_TOKENS
 from models.sequence_request import PreparedPrompt, PrepareRequest, SequenceFacts, SequenceRequest
 from shared.events import Usage
-from shared.plans import Chain, Finish, Join, Plan, PlanRequest, Start, SubPlan, Walk
+from shared.plans import Chain, Join, Plan, PlanRequest, Start, SubPlan, Walk
 from shared.walks import CLIENT, KEEP, Edge, Loop, Node, StreamingEdge, StreamInput, compile_walk
 from shared.walks.chunks import SlidingWindow
 
@@ -69,9 +69,9 @@ def plan(request: PlanRequest) -> Plan:
         ends=("token",),
     )
     yield Join("speech")
-    facts = answer.facts_as(SequenceFacts)
+    facts: SequenceFacts = answer.facts_as(SequenceFacts)
     usage = Usage(prompt_tokens=prepared.prompt_tokens, completion_tokens=facts.completion_tokens)
-    return Finish(usage=usage, finish_reasons=(facts.finish_reason,))
+    return facts.finish(usage)
 
 
 def _speech() -> SubPlan:

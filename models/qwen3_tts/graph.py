@@ -27,7 +27,7 @@ from models.sequence_request import (
 )
 from models.text import generation_config
 from shared.events import Usage
-from shared.plans import Chain, Finish, Join, Plan, PlanRequest, Start, SubPlan, Walk
+from shared.plans import Chain, Join, Plan, PlanRequest, Start, SubPlan, Walk
 from shared.walks import CLIENT, KEEP, Edge, LeftContext, Loop, Node, StreamingEdge, StreamInput, compile_walk
 
 TALKER: Final = "Talker"
@@ -102,9 +102,9 @@ def plan(request: PlanRequest) -> Plan:
         ends=(CODES.name,),
     )
     yield Join("sound")
-    facts = answer.facts_as(SequenceFacts)
+    facts: SequenceFacts = answer.facts_as(SequenceFacts)
     usage = Usage(prompt_tokens=prepared.prompt_tokens, completion_tokens=facts.completion_tokens)
-    return Finish(usage=usage, finish_reasons=(facts.finish_reason,))
+    return facts.finish(usage)
 
 
 def _sound(first: int) -> SubPlan:

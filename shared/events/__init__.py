@@ -69,6 +69,7 @@ from shared.events.inputs import (
 )
 from shared.events.membership import (
     EpochOpened,
+    ProcessEnd,
     WorkerJoined,
     WorkerLeaving,
     WorkerLost,
@@ -102,6 +103,9 @@ from shared.events.requests import (
     check_public,
 )
 from shared.events.results import (
+    MAX_NAMED,
+    NodeWork,
+    Preemption,
     StreamTotals,
     WalkBegun,
     WalkCompleted,
@@ -120,6 +124,7 @@ __all__ = [
     "MAX_GUIDE_BYTES",
     "MAX_LOGPROBS",
     "MAX_MESSAGE_CHARS",
+    "MAX_NAMED",
     "MAX_TEXTS",
     "MAX_TOOLS",
     "MAX_TOOLS_BYTES",
@@ -147,12 +152,15 @@ __all__ = [
     "NamedTool",
     "NodeFired",
     "NodeReady",
+    "NodeWork",
     "OutputChunk",
     "OutputFence",
     "OutputTotals",
     "Params",
     "Pins",
+    "Preemption",
     "Priority",
+    "ProcessEnd",
     "PublicEvent",
     "RequestAdmitted",
     "RequestCancel",

@@ -207,10 +207,16 @@ class RequestFinished(
     tag="request.finished.v1",
     tag_field="type",
 ):
-    """The plan returned. This log position closes the output."""
+    """The plan returned. This log position closes the output.
+
+    Attributes:
+        stop_reasons: of each choice, the stop string, or the id of the token, that ended it; None for
+            neither. Empty where no choice was ended so, and in logs that are older than the field.
+    """
 
     usage: Usage
     finish_reasons: list[str]
+    stop_reasons: list[str | int | None] = []
     output: OutputTotals
     history: bytes
 

@@ -1,6 +1,6 @@
 """Events about the execution of a step, from a worker to the conductor."""
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -31,6 +31,68 @@ class StreamTotals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     left: bool = False
 
 
+class Preemption(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A sequence gave its KV blocks back to another one, and was computed again.
+
+    Attributes:
+        at_s: seconds since the sequence was queued.
+        by: the request that needed a block, or the first of those that kept theirs.
+        tokens: how many of its tokens were computed again; 0 if all of them were still cached.
+        waited_s: seconds until it had blocks again, or ended without.
+    """
+
+    at_s: float
+    by: str = ""
+    tokens: int = 0
+    waited_s: float = 0.0
+
+
+class NodeWork(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Work of one node in a step: its time, and the causes of its waits. No decision depends on it.
+
+    All times are seconds. The fields after `took_s` are those of engines: a CPU node has only `waited_s`.
+
+    Attributes:
+        calls: the number of its calls.
+        took_s: the sum of the durations of its calls, waits included.
+        waited_s: from the queue to a first place in a batch, or to a thread.
+        behind: the requests that had places, or came first, when it had to wait, at most `MAX_NAMED`.
+        behind_count: their number.
+        lacked: what it waited for: `places` in the batch, `kv_blocks`, or `prefix`, which another sequence
+            was computing.
+        first_token_s: from the queue to the first token.
+        held_s: times in which it was held, because the log or a stream took no more of its output.
+        steps: the engine steps, or forwards, that computed it.
+        rows: the mean number of sequences, runs or calls in them.
+        cached_tokens: how many tokens of its prompt were in the prefix cache at its first admission.
+        beside: by request, the prompt tokens of others that were computed while it ran, the most first, at
+            most `MAX_NAMED`.
+        beside_s: the durations of the steps that computed those.
+        preemptions: the first of them, at most `MAX_NAMED`.
+        preemption_count: their number.
+    """
+
+    calls: int = 0
+    took_s: float = 0.0
+    waited_s: float = 0.0
+    behind: list[str] = []
+    behind_count: int = 0
+    lacked: str = ""
+    first_token_s: float = 0.0
+    held_s: float = 0.0
+    steps: int = 0
+    rows: float = 0.0
+    cached_tokens: int = 0
+    beside: dict[str, int] = {}
+    beside_s: float = 0.0
+    preemptions: list[Preemption] = []
+    preemption_count: int = 0
+
+
+MAX_NAMED: Final = 8
+"""How many requests, or preemptions, `NodeWork` names; further ones are only counted."""
+
+
 class WalkCompleted(
     Event, frozen=True, kw_only=True, omit_defaults=True, tag="walk.completed.v1", tag_field="type"
 ):
@@ -41,6 +103,7 @@ class WalkCompleted(
         output: the totals so far of the unnamed track.
         tracks: the totals so far of each named track.
         streams: the totals of each stream that the rank consumed.
+        work: the work of this rank's nodes, by name. Empty in logs that are older than the field.
     """
 
     rank: int
@@ -49,6 +112,7 @@ class WalkCompleted(
     durations_s: dict[str, float] = {}
     tracks: dict[str, OutputTotals] = {}
     streams: dict[str, StreamTotals] = {}
+    work: dict[str, NodeWork] = {}
 
 
 class WalkFailed(
@@ -61,6 +125,7 @@ class WalkFailed(
             has to run again.
         gone_rank: the rank that held the bytes.
         gone_life: the incarnation of that rank.
+        work: as in `WalkCompleted`, up to the failure.
     """
 
     rank: int
@@ -68,6 +133,7 @@ class WalkFailed(
     gone: str | None = None
     gone_rank: int | None = None
     gone_life: int | None = None
+    work: dict[str, NodeWork] = {}
 
 
 class WalkBegun(Event, frozen=True, kw_only=True, omit_defaults=True, tag="walk.begun.v1", tag_field="type"):
@@ -99,8 +165,10 @@ class WalkStopped(
 
     Attributes:
         steps_after: the number of engine steps that still contained the sequence after the order was read.
+        work: as in `WalkCompleted`, up to the stop.
     """
 
     rank: int
     steps_after: int
     tokens: int = 0
+    work: dict[str, NodeWork] = {}

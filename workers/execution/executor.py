@@ -321,6 +321,7 @@ class OrderExecutor:
         results, durations_s = await chain.run(span)
         totals = await chain.wait_stored()
         span.set_attributes({"dalsegno.tokens": _generated_tokens(chain)})
+        work = chain.work()
         self._track_states.remember(key.request_id, chain.tracks.states)
         chain.close()
         return WalkCompleted(
@@ -331,6 +332,7 @@ class OrderExecutor:
             tracks=totals,
             durations_s=durations_s,
             streams=chain.stream_totals(),
+            work=work,
         )
 
     def _watched(self, order: _RunningOrder, post: PostChunk, progress: QuarantineProgress) -> PostChunk:
@@ -348,16 +350,18 @@ class OrderExecutor:
 
     # ---- the end of an order -----------------------------------------------------------------------
     async def _fail(self, order: _RunningOrder, failure: Failure, error: Exception) -> None:
+        work = order.chain.work() if order.chain is not None else {}
         await self._release(order)
         lost = error.handle if isinstance(error, LostTensor) else None
-        await self._events.failed(order.ready, failure, lost)
+        await self._events.failed(order.ready, failure, lost, work)
 
     async def _stop(self, order: _RunningOrder | None, stop: StopOrder) -> None:
-        steps_after = await self._release(order) if order is not None else 0
         chain = order.chain if order is not None else None
+        work = chain.work() if chain is not None else {}
+        steps_after = await self._release(order) if order is not None else 0
         tokens = _generated_tokens(chain) if chain is not None else 0
         self._leave_attempt(stop.key.request_id, stop.key.attempt)
-        await self._events.stopped(stop.key, stop.order, steps_after, tokens)
+        await self._events.stopped(stop.key, stop.order, steps_after, tokens, work)
 
     def _drop_at_once(self, order: _RunningOrder) -> None:
         """Cancel an order now and release it in a task; its state may be released right after the call."""

@@ -30,6 +30,7 @@ from shared.walks import CompiledNode, Firing
 from workers.data_plane.port import Array, DeviceArray, TensorStore
 from workers.data_plane.step_tensors import StepTensors, Value, as_array
 from workers.execution.node_result import NodeResult
+from workers.execution.node_works import NodeWorks
 from workers.execution.output_tracks import OutputTracks
 from workers.execution.recovered_output import RecoveredTrack
 from workers.execution.sequence_handover import ArrivedSequence, ReportRead, SequenceHandovers
@@ -51,6 +52,7 @@ from workers.guides.guide_queue import GuideQueue
 from workers.kv_engine.sequence_spec import Feed, KvExport, Pooling, PoolingMode, Sampling, SequenceSpec
 from workers.orders.inbox import StepKey
 from workers.streams.attempt_streams import AttemptStreams
+from workers.threads.engine_work import EngineWork
 
 if TYPE_CHECKING:
     from models.text.guides import CompiledGuide
@@ -86,6 +88,7 @@ class KvNodes:
             takes what is streamed besides.
         streams: the streams of the attempt; None where the model has none.
         read: reports that tensors of another rank were read.
+        works: the records of the sequences' work.
 
     Attributes:
         sequences: by node, the sequences of this rank.
@@ -109,6 +112,7 @@ class KvNodes:
         on_tensors: Callable[[str], OnTensors | None],
         streams: AttemptStreams | None,
         read: ReportRead,
+        works: NodeWorks,
     ) -> None:
         self.sequences: dict[str, SequenceHandle] = {}
         self.prompts: dict[str, Handle] = {}
@@ -124,6 +128,7 @@ class KvNodes:
         self._on_item = on_item
         self._on_tensors = on_tensors
         self._streams = streams
+        self._works = works
         self._feeds: dict[str, StreamFeed] = {}
         self._sent_again: dict[str, StatesHandle] = {}
         self._handovers = SequenceHandovers(store, tensors, read)
@@ -206,6 +211,7 @@ class KvNodes:
         facts = SequenceFacts(
             completion_tokens=sequence.generated.tokens,
             finish_reason=finish_reason,
+            stop_reason=msgspec.UNSET if (stop := sequence.generated.stop_reason) is None else stop,
             cached_tokens=sequence.cached_tokens if request.warm else msgspec.UNSET,
             counts=dict(sequence.counts),
             token_ids=sequence.generated.ids or [],
@@ -272,7 +278,8 @@ class KvNodes:
         echo = self._emit_echo(start)
         output = self._tracks.of(node) if node in self._placement.tracks else None
         on_item, on_tensors = self._on_item(node), self._on_tensors(node)
-        sequence = SequenceHandle(self._name(node), generated, output, echo, on_item, on_tensors)
+        work = self._works.record(node)
+        sequence = SequenceHandle(self._name(node), generated, output, echo, on_item, on_tensors, work)
         self.sequences[node] = sequence
         if recovered.prefix_ids:
             recovered.replay(generated)
@@ -297,7 +304,7 @@ class KvNodes:
             if on_tensors is not None and recovered.prefix_ids:
                 self._send_again(start, recovered.prefix_ids, on_tensors)
             return sequence
-        spec = self._spec(start, start.max_tokens, [*recovered.prefix_ids, *token_ids])
+        spec = self._spec(start, start.max_tokens, [*recovered.prefix_ids, *token_ids], work)
         if node in self._feeds:
             feed = self._feeds[node]
             items = await feed.prompt_items(request.prompt_items)
@@ -316,14 +323,16 @@ class KvNodes:
     def _send_again(self, start: _Start, prefix_ids: Sequence[int], on_tensors: OnTensors) -> None:
         """Compute the tensors of a text that earlier attempts released whole: its streams start again."""
         prompt_ids = [*start.prompt_ids, *prefix_ids[:-1]]
-        spec = replace(self._spec(start, 0, []), prompt_ids=prompt_ids, guide=None)
+        spec = self._spec(start, 0, [], self._works.record(start.node))
+        spec = replace(spec, prompt_ids=prompt_ids, guide=None)
         handle = self._sent_again[start.node] = StatesHandle(spec.key, on_tensors)
         self._engine.submit(spec, handle)
 
     def _start_handover(self, start: _Start, key: str) -> SequenceHandle:
         """Start a sequence for one token; another rank continues it."""
         node, request, recovered = start.node, start.request, self._recovered_track(start.node)
-        sequence = self.sequences[node] = HandoverHandle(self._name(node), start.generated)
+        work = self._works.record(node)
+        sequence = self.sequences[node] = HandoverHandle(self._name(node), start.generated, work)
         if recovered.prefix_ids:
             recovered.replay(start.generated)
             sequence.resume(recovered.prefix_ids)
@@ -331,7 +340,7 @@ class KvNodes:
             return sequence
         wants_scores = request.echo is not None and request.logprobs is not None
         tokens = len(recovered.prefix_ids)
-        spec = self._spec(start, min(start.max_tokens, tokens + 1), [*recovered.prefix_ids])
+        spec = self._spec(start, min(start.max_tokens, tokens + 1), [*recovered.prefix_ids], work)
         publish = self._tensors.publisher(f"{key}/kv", self._placement.peer_ranks)
         export = KvExport(key=f"{key}/kv", scope=self._tensors.open_scope(), publish=publish)
         scores_prompt = wants_scores and not tokens and len(start.prompt_ids) > 1
@@ -351,7 +360,7 @@ class KvNodes:
         output.on_room = on_room
         on_room(output.has_room)
 
-    def _spec(self, start: _Start, max_tokens: int, prefix_ids: list[int]) -> SequenceSpec:
+    def _spec(self, start: _Start, max_tokens: int, prefix_ids: list[int], work: EngineWork) -> SequenceSpec:
         request = start.request
         return SequenceSpec(
             key=self._name(start.node),
@@ -383,6 +392,7 @@ class KvNodes:
             ),
             token_program=request.token_program,
             options=request.options,
+            work=work,
         )
 
     def _emit_echo(self, start: _Start) -> ScoredEcho | None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import numpy as np
 
-from models.base import ChunkOf, EngineKind, ModelGraph, Processing
+from models.base import ChunkOf, CpuResult, EngineKind, ModelGraph, Processing
 from models.media.kinds import MediaError
 from shared.errors import BugError
 from shared.events import Media, NodeReady
@@ -30,6 +30,7 @@ from workers.data_plane.port import INLINE_BYTES, Array, DeviceArray, PublishOnD
 from workers.data_plane.step_tensors import StepTensors, Value, as_array, as_inline
 from workers.execution.kv_nodes import EMBEDS, KvNodes
 from workers.execution.node_result import NodeResult
+from workers.execution.node_works import NodeWorks
 from workers.execution.program_runs import ProgramRuns
 from workers.execution.run_checkpoints import RunCheckpoints
 from workers.execution.step_placement import GraphOutputs, StepPlacement
@@ -38,6 +39,7 @@ from workers.generation.engine_client import EngineClient
 from workers.guides.guide_queue import GuideQueue
 from workers.machine.cpu_pool import CpuPool, is_large
 from workers.stateless_engine.firing import FiringReport, FiringResult
+from workers.threads.engine_work import EngineWork
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -58,6 +60,7 @@ class StatelessPort(Protocol):
         publish: Mapping[str, PublishOnDevice],
         state: Mapping[str, Array],
         report: Callable[[FiringReport], None],
+        work: EngineWork,
     ) -> FiringResult: ...
 
 
@@ -110,6 +113,7 @@ class NodeExecutor:
         streams: StepStreams,
         checkpoints: RunCheckpoints,
         advise: Callable[[str, Mapping[str, Any], Mapping[str, Array]], None],
+        works: NodeWorks,
     ) -> None:
         self._hosted = hosted
         self._ready = ready
@@ -120,6 +124,7 @@ class NodeExecutor:
         self._streams = streams
         self._checkpoints = checkpoints
         self._advise = advise
+        self._works = works
 
     async def fire(self, walk_index: int, firing: Firing, key: str, chunk: ChunkOf | None) -> NodeResult:
         """Call a node of the walk at `walk_index`; `key` is the key prefix of its outputs.
@@ -127,6 +132,10 @@ class NodeExecutor:
         Raises:
             DalSegnoError: the node or its engine failed, or a tensor is gone.
         """
+        with self._works.call(firing.node):
+            return await self._called(walk_index, firing, key, chunk)
+
+    async def _called(self, walk_index: int, firing: Firing, key: str, chunk: ChunkOf | None) -> NodeResult:
         node = self._placement.walks[walk_index].nodes[firing.node]
         match self._hosted.graph.nodes[firing.node]:
             case EngineKind.CPU:
@@ -144,7 +153,12 @@ class NodeExecutor:
             await self._streams.wait_for_room(node)
         inputs = {name: await self._inline(name, value) for name, value in firing.inputs.items()}
         args = self._ready.walks[walk_index].args
-        work = partial(self._hosted.processing.run, firing.node, key, inputs, args)
+        record = self._works.record(firing.node)
+
+        def work() -> CpuResult:
+            record.admit()
+            return self._hosted.processing.run(firing.node, key, inputs, args)
+
         tenant = self._ready.tenant
         async with self._held_media(args) as has_media:
             large = has_media or is_large(args)
@@ -213,6 +227,7 @@ class NodeExecutor:
             publish=self._publishers(walk_index, node, key),
             state=self._checkpoints.state(walk_index, firing),
             report=partial(self._take_report, walk_index, firing),
+            work=self._works.record(firing.node),
         )
         self._tensors.check(handles)
         outputs = {

@@ -14,6 +14,7 @@ from shared.events import (
     Event,
     Failure,
     NodeReady,
+    NodeWork,
     OutputChunk,
     WalkBegun,
     WalkCompleted,
@@ -66,7 +67,9 @@ class OrderEvents:
         event = WalkProgressed(id=report_id(ready, "progressed"), rank=ready.rank, tokens=tokens)
         await self.report(ready, event)
 
-    async def failed(self, ready: NodeReady, failure: Failure, lost: Handle | None) -> None:
+    async def failed(
+        self, ready: NodeReady, failure: Failure, lost: Handle | None, work: dict[str, NodeWork]
+    ) -> None:
         """Report that an order failed; `lost` is the tensor that could not be read, if that is the cause."""
         event = WalkFailed(
             id=report_id(ready, "failed"),
@@ -75,16 +78,20 @@ class OrderEvents:
             gone=lost.key if lost is not None else None,
             gone_rank=lost.rank if lost is not None else None,
             gone_life=lost.incarnation if lost is not None else None,
+            work=work,
         )
         await self.report(ready, event)
 
-    async def stopped(self, key: StepKey, stop: WalkStop, steps_after: int, tokens: int) -> None:
+    async def stopped(
+        self, key: StepKey, stop: WalkStop, steps_after: int, tokens: int, work: dict[str, NodeWork]
+    ) -> None:
         """Report that an order was stopped, with the engine steps and tokens that it took."""
         event = WalkStopped(
             id=f"{key.request_id}.stopped.{key.attempt}.{key.step}.{stop.rank}",
             rank=stop.rank,
             steps_after=steps_after,
             tokens=tokens,
+            work=work,
         )
         await self.report(stop, event)
 

@@ -18,6 +18,7 @@ from shared.errors import BugError
 from shared.events import NodeReady
 from shared.walks import Firing
 from workers.data_plane.port import Array, DeviceArray
+from workers.execution.node_works import NodeWorks
 from workers.execution.run_checkpoints import RunCheckpoints
 from workers.generation.engine_client import EngineClient
 from workers.kv_engine.outputs import Output, ProgramOutput, ProgramReport
@@ -110,6 +111,7 @@ class ProgramRuns:
     Args:
         advise: shows progress and previews of a node.
         checkpoints: of the step's runs.
+        works: the records of the runs' work.
 
     Attributes:
         keys: the keys of the runs in the engine.
@@ -122,6 +124,7 @@ class ProgramRuns:
         engine: EngineClient,
         advise: Callable[[str, Mapping[str, Any], Mapping[str, Array]], None],
         checkpoints: RunCheckpoints,
+        works: NodeWorks,
     ) -> None:
         self.keys: Final[set[str]] = set()
         self._key = key
@@ -129,6 +132,7 @@ class ProgramRuns:
         self._engine = engine
         self._advise = advise
         self._checkpoints = checkpoints
+        self._works = works
         self._parked: dict[tuple[object, ...], ProgramHandle] = {}
 
     def is_asked(self, walk_index: int) -> bool:
@@ -190,6 +194,7 @@ class ProgramRuns:
             priority=self._ready.priority,
             tenant=self._ready.tenant,
             state=self._checkpoints.state(walk_index, firing),
+            work=self._works.record(firing.node),
         )
         self._engine.submit(spec, handle)
         self.keys.add(handle.key)

@@ -10,13 +10,22 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 from shared.errors import CapacityError
-from shared.events import NodeFired, NodeReady, OutputTotals, StreamTotals, TensorsReleased, WalkResult
+from shared.events import (
+    NodeFired,
+    NodeReady,
+    NodeWork,
+    OutputTotals,
+    StreamTotals,
+    TensorsReleased,
+    WalkResult,
+)
 from shared.telemetry import tracing
 from shared.telemetry.tracing import INVALID_SPAN, Span
 from workers.data_plane.step_tensors import StepTensors
 from workers.execution.kv_nodes import KvNodes
 from workers.execution.loop_checkpoints import LoopCheckpoints
 from workers.execution.node_executor import HostedModel, NodeExecutor
+from workers.execution.node_works import NodeWorks
 from workers.execution.output_tracks import OutputTracks
 from workers.execution.program_runs import ProgramRuns
 from workers.execution.run_checkpoints import RunCheckpoints
@@ -64,6 +73,7 @@ class WalkChain:
         self._send = send
         self._spawn = spawn
         self._tensors = StepTensors(hosted.store, key, placement.rank)
+        self._works = NodeWorks()
         self._step_streams = StepStreams(streams, key, placement, self._tensors)
         self.tracks = OutputTracks(
             key, placement.tracks, recovered.tracks, post, choice=_choice_of(ready), kept=placement.kept
@@ -79,7 +89,7 @@ class WalkChain:
             reports=self._values,
         )
         checkpoints = RunCheckpoints(key.step, ready.walks, recovered.checkpoints, self._values)
-        self._programs = ProgramRuns(key, ready, hosted.engine, self._values.advise, checkpoints)
+        self._programs = ProgramRuns(key, ready, hosted.engine, self._values.advise, checkpoints, self._works)
         self._parts = self._shared_parts(hosted, checkpoints, streams)
         self._walk: WalkExecution | None = None
         self._pending: list[PeerFiring] = []  # firings for walks that have not started here
@@ -102,6 +112,7 @@ class WalkChain:
             on_tensors=self._step_streams.on_tensors,
             streams=streams,
             read=self._report_read,
+            works=self._works,
         )
 
     def _shared_parts(
@@ -118,6 +129,7 @@ class WalkChain:
             streams=self._step_streams,
             checkpoints=checkpoints,
             advise=self._values.advise,
+            works=self._works,
         )
         return StepParts(
             key=self._key,
@@ -166,6 +178,10 @@ class WalkChain:
             self._step_streams.walk_done(index)
         self._step_streams.end(self._placement.streams_to_end)
         return results, durations_s
+
+    def work(self) -> dict[str, NodeWork]:
+        """The work of this rank's nodes so far, by name."""
+        return self._works.report()
 
     async def wait_stored(self) -> dict[str, OutputTotals]:
         """Wait until all output and all stream items are stored; return the totals of each track."""

@@ -37,9 +37,19 @@ class GeneratedText:
         tokens: the number of folded tokens, including the token that ended the text.
         finish_reason: `stop` (an end-of-sequence token, a stop string, or a stop token) or `length`; None
             until the end.
+        stop_reason: the stop string, or the id of the token, that ended it; None if neither did.
     """
 
-    __slots__ = ("_decoder", "_ends", "_matcher", "_max_tokens", "finish_reason", "ids", "tokens")
+    __slots__ = (
+        "_decoder",
+        "_ends",
+        "_matcher",
+        "_max_tokens",
+        "finish_reason",
+        "ids",
+        "stop_reason",
+        "tokens",
+    )
 
     def __init__(
         self,
@@ -55,6 +65,7 @@ class GeneratedText:
         self.ids: list[int] | None = [] if keeps_ids else None
         self.tokens = 0
         self.finish_reason: str | None = None if max_tokens > 0 else LENGTH
+        self.stop_reason: str | int | None = None
         self._decoder = decoder
         self._matcher = StopMatcher(stop)
         self._max_tokens = max_tokens
@@ -89,10 +100,11 @@ class GeneratedText:
         if self.ids is not None:
             self.ids.append(token_id)
         if token_id in self._ends:
+            self.stop_reason = token_id
             return self._end(STOP)
         text = self._matcher.push(self._decoder.push(token_id))
         if self._matcher.matched:
-            self.finish_reason = STOP
+            self.finish_reason, self.stop_reason = STOP, self._matcher.stop
         elif self.tokens >= self._max_tokens:
             text += self._end(LENGTH)
         return text
@@ -105,5 +117,8 @@ class GeneratedText:
     def _end(self, reason: str) -> str:
         """End the text; return the held-back text, up to a stop string."""
         text = self._matcher.push(self._decoder.flush()) + self._matcher.flush()
-        self.finish_reason = STOP if self._matcher.matched else reason
+        if self._matcher.matched:  # the rest of the text completes a stop string, which begins earlier
+            self.finish_reason, self.stop_reason = STOP, self._matcher.stop
+        else:
+            self.finish_reason = reason
         return text

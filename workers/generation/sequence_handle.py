@@ -28,6 +28,7 @@ from workers.kv_engine.outputs import (
     TokenOutput,
     TokenScore,
 )
+from workers.threads.engine_work import EngineWork
 
 OnItem: TypeAlias = Callable[[int, int], None]
 """Takes a token that goes into a stream: (token id, index in the generated text)."""
@@ -53,6 +54,7 @@ class SequenceHandle:
         vector, cached_tokens: the result of the prompt, where it was requested (`PromptOutput`).
         counts: what its token program has counted; empty without one.
         rest: text without a token, for the track: the end of an answer that its token program ended early.
+        work: the record of its work in the engine.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class SequenceHandle:
         echo: ScoredEcho | None = None,
         on_item: OnItem | None = None,
         on_tensors: OnTensors | None = None,
+        work: EngineWork | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.key = key
@@ -76,6 +79,7 @@ class SequenceHandle:
         self.cached_tokens = 0
         self.counts: Mapping[str, int] = {}
         self.rest = ""
+        self.work = work or EngineWork()
         self.began: asyncio.Future[int | None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
         self._pushed: asyncio.Future[None] | None = None
@@ -116,6 +120,7 @@ class SequenceHandle:
     def push(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
         """Fold a token into the text, add it to the output, and pass it to streams."""
         text = self.generated.push(token_id)
+        self.work.token()
         self.last_token = token_id
         if self._pushed is not None and not self._pushed.done():
             self._pushed.set_result(None)
@@ -147,6 +152,7 @@ class SequenceHandle:
         taken = emitted.token_ids[: len(texts)]
         has_ended = self.generated.finish_reason is not None
         if taken:
+            self.work.token()
             self.last_token = taken[-1]
             self._emit(taken, texts, last=has_ended)
         if has_ended:
@@ -220,8 +226,8 @@ class HandoverHandle(SequenceHandle):
         kv: keys and values, set when the sequence has ended, unless an earlier attempt had ended it.
     """
 
-    def __init__(self, key: str, generated: GeneratedText) -> None:
-        super().__init__(key, generated, output=None)
+    def __init__(self, key: str, generated: GeneratedText, work: EngineWork | None = None) -> None:
+        super().__init__(key, generated, output=None, work=work)
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_scores: list[TokenScore] = []
@@ -235,6 +241,7 @@ class HandoverHandle(SequenceHandle):
         if not isinstance(output, TokenOutput):
             raise BugError(f"sequence {self.key}: expected single tokens, found {type(output).__name__}")
         self.generated.push(output.token_id)
+        self.work.token()
         self.last_token = output.token_id
         self.token_ids.append(output.token_id)
         if output.score is not None:

@@ -23,7 +23,7 @@ class StopMatcher:
         matched: a stop string was found; no more text is released.
     """
 
-    __slots__ = ("_candidate", "_held", "_held_at", "_position", "_state", "_table", "matched")
+    __slots__ = ("_candidate", "_found", "_held", "_held_at", "_position", "_state", "_table", "matched")
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.matched = False
@@ -33,6 +33,12 @@ class StopMatcher:
         self._held_at = 0  # where in the text `_held` begins
         self._position = 0  # characters read so far
         self._candidate: int | None = None  # where the earliest match so far begins
+        self._found = ""  # the stop string that begins there
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that was found; None without a match."""
+        return self._found if self.matched else None
 
     def push(self, text: str) -> str:
         """Read a piece; return the text that now certainly precedes every stop string."""
@@ -61,7 +67,9 @@ class StopMatcher:
         self._position += 1
         if length := table.longest[state]:
             begin = self._position - length
-            self._candidate = begin if self._candidate is None else min(self._candidate, begin)
+            if self._candidate is None or begin < self._candidate:
+                self._candidate = begin
+                self._found = self._held[begin - self._held_at : self._position - self._held_at]
         # A candidate that began earlier may still become a stop string; until then the match is undecided.
         if self._candidate is not None and self._position - table.depth[state] >= self._candidate:
             return self._candidate

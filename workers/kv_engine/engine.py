@@ -371,7 +371,7 @@ class KVEngine:
         self._work.count_step(
             sequences=len(spans) + len(passes), computed=computed, sampled=sampled, took_s=took_s
         )
-        self._scheduler.advance(spans)
+        self._scheduler.advance(spans, took_s, [(one.key, one.span.count) for one in passes])
         values = self._fed.take(spans, result.made) if self._fed is not None and result.made else ()
         outcome = self._outputs.build(
             spans, tokens, result, failures | failed, step=launched.number, values=values
@@ -435,6 +435,7 @@ class KVEngine:
             self._fed.pause(sequence, paused=held)
         else:
             sequence.held = held
+        sequence.work.hold(held=held)
         return True
 
 

@@ -38,6 +38,7 @@ from workers.kv_engine.prefill_budget import PrefillBudget
 from workers.kv_engine.prompt_parts import PromptParts
 from workers.kv_engine.sampling.mask_throttle import MaskThrottle
 from workers.kv_engine.sequence import Sequence, SequenceStates, Span
+from workers.threads.engine_work import EngineWork, Lack, PromptSteps
 
 MIN_BURST: Final = 4
 """The fewest first tokens in one step for which the sequences that decode are slowed down."""
@@ -98,6 +99,8 @@ class Scheduler:
         self._served: Counter[str] = Counter()
         self._guests: Counter[str] = Counter()
         self._masks = MaskThrottle()
+        self._advanced = 0
+        self._prompt_steps = PromptSteps()
 
     @property
     def has_work(self) -> bool:
@@ -251,11 +254,22 @@ class Scheduler:
             sequence.blocks += self.blocks.allocate(min(missing, spare))
         return min(tokens, len(sequence.blocks) * size - len(sequence.ids))
 
-    def advance(self, spans: Iterable[Span]) -> None:
-        """Note that the spans were computed: their keys and values are in the pool."""
+    def advance(self, spans: Items[Span], took_s: float = 0.0, passes: Items[tuple[str, int]] = ()) -> None:
+        """Note that the spans were computed: their keys and values are in the pool.
+
+        Args:
+            spans: the spans of a step that was computed.
+            took_s: the duration of the step.
+            passes: the keys and tokens of the passes of programs in the same step.
+        """
         size, served = self.blocks.block_size, self._served
+        self._advanced += 1
+        number, rows, prompts = self._advanced, len(spans) + len(passes), list(passes)
         for span in spans:
             sequence = span.sequence
+            sequence.work.count_step(number, rows)
+            if not span.is_decode:
+                prompts.append((sequence.spec.key, span.count))
             sequence.computed = computed = sequence.computed + span.count
             sequence.reported = max(sequence.reported, computed)
             served[sequence.spec.tenant] += span.count
@@ -265,6 +279,18 @@ class Scheduler:
                 self._free_unread(sequence)
             if self._snapshots is not None:
                 self._keep_states(self._snapshots, sequence)
+        if prompts:
+            self._prompt_steps.add(number, took_s, prompts)
+
+    def end_work(self, key: str, work: EngineWork) -> None:
+        """Complete the record of a sequence, or of a run of a program, that leaves the engine."""
+        self._prompt_steps.note_beside(key, work)
+        work.end()
+
+    @property
+    def steps(self) -> int:
+        """The number of steps that were advanced."""
+        return self._advanced
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """Return how many of a sequence's first tokens are in the prefix cache."""
@@ -280,6 +306,7 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a finished, failed or cancelled sequence, and free its blocks and row."""
+        self.end_work(sequence.spec.key, sequence.work)
         if sequence.row is None:
             self.waiting.remove(sequence)
         else:
@@ -301,15 +328,27 @@ class Scheduler:
 
     # ---- admission ---------------------------------------------------------------------------------
     def _admit(self) -> None:
-        for sequence in sorted(self._before_barrier(), key=self._order):
+        ordered = sorted(self._before_barrier(), key=self._order)
+        for place, sequence in enumerate(ordered):
             path = self._cached(sequence)
             if self._is_being_computed(sequence, path):
+                self._note_waits("prefix", [sequence])
                 continue
             if not self._fits(sequence, path):
+                self._note_waits("kv_blocks" if self._free_rows else "places", ordered[place:])
                 break
             self._admit_one(sequence, path)
         if self.waiting and not self.running and not self._reserved_rows and self.barrier is None:
             raise BugError("the pool is idle, but its first waiting sequence does not fit")
+
+    def _note_waits(self, lack: Lack, waiting: Items[Sequence]) -> None:
+        """Record what sequences wait for, and behind whom, unless that is known."""
+        if all(sequence.work.lacked for sequence in waiting):
+            return
+        behind = [sequence.spec.key for sequence in self.running]
+        for sequence in waiting:
+            sequence.work.wait_for(lack, behind)
+            behind.append(sequence.spec.key)
 
     def _before_barrier(self) -> list[Sequence]:
         if self.barrier is None:
@@ -399,6 +438,7 @@ class Scheduler:
         self.counters.hits += len(path) * self.blocks.block_size
         if path:
             sequence.computed = len(path) * self.blocks.block_size
+        sequence.work.admit(cached=len(path) * self.blocks.block_size, computed=sequence.computed)
         if self._snapshots is not None:
             self._want_states(self._snapshots, sequence)
         self.running.append(sequence)
@@ -428,7 +468,7 @@ class Scheduler:
         for sequence in sorted(missing, key=self._order) if scarce else missing:
             while sequence.row is not None and missing[sequence] > self.blocks.free:
                 able = (one for one in self.running if one.is_recomputable)
-                self._preempt(max(able, key=self._order))
+                self._preempt(max(able, key=self._order), by=sequence)
             if sequence.row is not None:
                 sequence.blocks += self.blocks.allocate(missing[sequence])
 
@@ -436,7 +476,10 @@ class Scheduler:
         """Return how many blocks a running sequence needs for its next step."""
         return self.blocks.blocks_for(self._next_tokens(sequence, sequence.computed))
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence, by: Sequence) -> None:
+        if sequence is by:  # the last one itself needs a block: the first one keeps its own
+            by = min(self.running, key=self._order)
+        sequence.work.evict(by.spec.key, sequence.computed)
         self._evict(sequence)
         sequence.computed = sequence.imported
         self.waiting.append(sequence)

@@ -14,6 +14,7 @@ from workers.kv_engine.cache.prefix_cache import PrefixNode
 from workers.kv_engine.guide_state import GuideState
 from workers.kv_engine.prompt_parts import Contents, PromptParts
 from workers.kv_engine.sequence_spec import SequenceSpec, tokens_in
+from workers.threads.engine_work import EngineWork
 
 if TYPE_CHECKING:
     from models.transformers_lm.adapters import AdapterWeights
@@ -82,6 +83,7 @@ class Sequence:
         held: it keeps its row and blocks, but takes part in no step.
         parts: the parts of its prompt that stand for media, or the rows of a fed sequence; None without any.
         adapter: the LoRA adapter that it is computed with; None is the plain model.
+        work: the record of its work, which its caller reads.
         fed: the state of a fed sequence (`workers.kv_engine.feeding.sequences.FedState`); None for any other.
         states: what it has of snapshots of recurrent states; None without recurrent states.
     """
@@ -106,8 +108,10 @@ class Sequence:
     fed: object | None = None
     states: "SequenceStates | None" = None
     adapter: "AdapterWeights | None" = None
+    work: EngineWork = field(init=False)
 
     def __post_init__(self) -> None:
+        self.work = self.spec.work
         self.ids = [*self.spec.prompt_ids, *self.spec.prefix_ids]
         self.adjusts_logits = self.spec.adjusts_logits
         self.can_speculate = self.spec.can_speculate

@@ -10,6 +10,7 @@ from models.sequence_request import PromptPart
 from shared.adapters import Adapter
 from shared.errors import BugError, ClientError
 from workers.data_plane.port import Array, DeviceArray, PublishOnDevice
+from workers.threads.engine_work import EngineWork
 
 if TYPE_CHECKING:
     from models.text.guides import CompiledGuide
@@ -190,6 +191,7 @@ class SequenceSpec:
         feed: the input of a fed sequence besides its prompt.
         token_program: the program of the node that generates the tokens; empty: they are sampled one by one.
         options: of that program.
+        work: the record of its work in the engine.
     """
 
     key: str
@@ -221,6 +223,7 @@ class SequenceSpec:
     node: str = ""
     token_program: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+    work: EngineWork = field(default_factory=EngineWork, compare=False, repr=False)
 
     @property
     def shared_root(self) -> Hashable:

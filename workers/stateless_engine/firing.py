@@ -7,6 +7,7 @@ from typing import Any
 from models.base import ChunkOf
 from shared.tensors import Handle
 from workers.data_plane.port import Array, DeviceArray, PublishOnDevice
+from workers.threads.engine_work import EngineWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +17,7 @@ class StatelessFiring:
     Attributes:
         publish: by edge, publishes an output from GPU memory for other ranks.
         state: for a stepped node: the checkpoint of an interrupted run, by name; empty for none.
+        work: the record of its work in the engine.
     """
 
     node: str
@@ -26,6 +28,7 @@ class StatelessFiring:
     chunk: ChunkOf | None
     publish: Mapping[str, PublishOnDevice] = field(default_factory=dict)
     state: Mapping[str, Array] = field(default_factory=dict)
+    work: EngineWork = field(default_factory=EngineWork, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,6 +100,7 @@ class SteppedRuns:
             max_batch=stepper.max_batch, max_runs=stepper.max_runs, max_cost=stepper.max_cost
         )
         self._runs: dict[PendingRun, Run] = {}
+        self._steps = 0
         self.meters: Final = StepMeters()
 
     def __len__(self) -> int:
@@ -119,6 +120,7 @@ class SteppedRuns:
     def _stepped(self) -> int:
         self._drop_cancelled()
         if (new := self._order.next_start()) is not None:
+            new.firing.work.admit()
             self._runs[new], found = self._stepper.begin(new.firing)
             self._note(new, found)
         if not (batch := self._order.take()):
@@ -126,6 +128,9 @@ class SteppedRuns:
         begun_s = time.perf_counter()
         found_all = self._stepper.advance([self._runs[pending] for pending in batch])
         self._learn(len(batch), time.perf_counter() - begun_s)
+        self._steps += 1
+        for pending in batch:
+            pending.firing.work.count_step(self._steps, len(batch))
         for pending, found in zip(batch, found_all, strict=True):
             self._note(pending, found)
         return len(batch)

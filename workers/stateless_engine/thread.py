@@ -24,6 +24,7 @@ from workers.data_plane.port import Array, DeviceArray, PublishOnDevice
 from workers.stateless_engine.firing import FiringReport, FiringResult, StatelessFiring, StatelessStats
 from workers.stateless_engine.scheduler import BatchKey, MicroScheduler
 from workers.stateless_engine.stepped_runs import PendingRun, SteppedRuns, Stepper
+from workers.threads.engine_work import EngineWork
 from workers.threads.mailbox import Mailbox
 from workers.threads.owner_thread import OwnerThread
 
@@ -97,6 +98,7 @@ class StatelessThread(OwnerThread[NodeRunner]):
         self._room = asyncio.Semaphore(CAPACITY)
         self._under_way: set[asyncio.Future[FiringResult]] = set()
         self._stats = StatelessStats()
+        self._batches = 0
         self._timeline = timeline.recording()
 
     # ---- called on the event loop ------------------------------------------------------------------
@@ -121,6 +123,7 @@ class StatelessThread(OwnerThread[NodeRunner]):
         publish: Mapping[str, PublishOnDevice] | None = None,
         state: Mapping[str, Array] | None = None,
         report: Callable[[FiringReport], None] | None = None,
+        work: EngineWork | None = None,
     ) -> FiringResult:
         """Run a node once; a firing that is cancelled before its batch or its next step starts is not run.
 
@@ -141,6 +144,7 @@ class StatelessThread(OwnerThread[NodeRunner]):
             chunk=chunk,
             publish=publish or {},
             state=state or {},
+            work=work or EngineWork(),
         )
         async with self._room:
             result: asyncio.Future[FiringResult] = asyncio.get_running_loop().create_future()
@@ -253,6 +257,10 @@ class StatelessThread(OwnerThread[NodeRunner]):
         if not batch:
             return
         begun_s = time.perf_counter()
+        self._batches += 1
+        for pending in batch:
+            pending.firing.work.admit()
+            pending.firing.work.count_step(self._batches, len(batch))
         results = nodes.run(node, [pending.firing for pending in batch])
         ended_s = time.perf_counter()
         self._stats.busy_s += ended_s - begun_s

@@ -15,13 +15,13 @@ import logging
 import os
 import platform
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, Final, Never, Protocol
 
 from configs.deployment import DeploymentConfig
 from shared.epoch_fence import EpochFence
-from shared.events import MalformedEventError, WorkerJoined, WorkerLeaving
+from shared.events import MalformedEventError, ProcessEnd, WorkerJoined, WorkerLeaving
 from shared.ids import Rank
 from shared.log.port import Log
 from shared.meters import WorkerMeters
@@ -65,12 +65,15 @@ class FollowerProcess:
         config: DeploymentConfig,
         rank: Rank,
         make: Callable[[GroupMembership, Callable[[float], None]], FollowerEnginePort],
+        *,
+        ended: Sequence[ProcessEnd] = (),
     ) -> None:
         self._log = log
         self._subjects = subjects
         self._config = config
         self._rank = rank
         self._make = make
+        self._ended = ended
         self._state = "loading"
         self._progress = 0.0
         self._incarnation: int | None = None
@@ -156,6 +159,7 @@ class FollowerProcess:
             host=platform.node(),
             pid=os.getpid(),
             cards={ENDPOINT_NAME: endpoint},
+            ended=list(self._ended),
         )
 
     async def _follow(self, listener: LeaderListener) -> None:

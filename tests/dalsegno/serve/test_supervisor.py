@@ -76,6 +76,47 @@ async def test_a_role_that_is_killed_starts_again(heard: Heard, supervised: Supe
         assert pid_of(supervisor) != first
 
 
+ENDED = "import os; print('found', os.environ.get('DALSEGNO_ENDED', 'nothing'), flush=True)\n"
+
+
+async def test_a_role_that_starts_again_is_given_the_end_of_the_one_before(
+    heard: Heard, supervised: Supervised
+) -> None:
+    async with supervised(ENDED + OBEDIENT) as supervisor:
+        assert (await heard.until("found"))[1].endswith("found nothing")
+        await heard.until("up")
+        first = pid_of(supervisor)
+        os.kill(first, signal.SIGKILL)
+        [end] = json.loads((await heard.until("found"))[1].partition("found ")[2])
+
+    assert (end["pid"], end["signal"]) == (first, "SIGKILL")
+    assert end["last_line"].endswith("up")
+    assert "status" not in end
+
+
+async def test_the_last_line_of_a_role_that_failed_is_given_to_the_next_one(
+    heard: Heard, supervised: Supervised
+) -> None:
+    fails = "import sys; print('the disk is full', file=sys.stderr, flush=True); raise SystemExit(3)"
+    async with supervised(ENDED + fails):
+        await heard.until("found nothing")
+        [first] = json.loads((await heard.until("found ["))[1].partition("found ")[2])
+        ends = json.loads((await heard.until("found ["))[1].partition("found ")[2])
+
+    assert (first["status"], first["last_line"]) == (3, "the disk is full")
+    assert [one["pid"] for one in ends][0] == first["pid"]
+    assert len(ends) == 2
+
+
+async def test_a_role_that_the_launcher_killed_says_why(heard: Heard, supervised: Supervised) -> None:
+    async with supervised(ENDED + OBEDIENT) as supervisor:
+        await heard.until("up")
+        supervisor.child.kill("it was declared lost")
+        [end] = json.loads((await heard.until("found ["))[1].partition("found ")[2])
+
+    assert (end["signal"], end["reason"]) == ("SIGKILL", "it was declared lost")
+
+
 async def test_a_role_that_ends_by_itself_starts_again(heard: Heard, supervised: Supervised) -> None:
     async with supervised("raise SystemExit(3)"):
         await heard.until("role ended with status 3")

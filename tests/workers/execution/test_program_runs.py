@@ -15,6 +15,7 @@ from shared.events.orders import WalkCall
 from shared.walks import Firing
 from workers.data_plane.arrays import to_array, to_tensor
 from workers.data_plane.port import Array
+from workers.execution.node_works import NodeWorks
 from workers.execution.program_runs import CallResult, ProgramRuns
 from workers.execution.run_checkpoints import RunCheckpoints
 from workers.generation.engine_client import EngineClient
@@ -34,7 +35,9 @@ class Rank:
         self.client.engine = engine
         self.stored: list[State] = []
         checkpoints = RunCheckpoints(0, ready().walks, {}, self)
-        self.runs = ProgramRuns(StepKey("r", 1, 0), ready(), self.client, self.advise, checkpoints)
+        self.runs = ProgramRuns(
+            StepKey("r", 1, 0), ready(), self.client, self.advise, checkpoints, NodeWorks()
+        )
         self._node = node
 
     def submit(self, spec: ProgramSpec | RunInputs) -> None:

@@ -75,3 +75,24 @@ def test_folded_again_over_what_it_had_an_answer_goes_on_the_same(tokens: bytes,
     if again.finish_reason is None:
         assert first + fold(again, tokens[at:]) == text
     assert (again.finish_reason, again.tokens) == (whole.finish_reason, whole.tokens)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "expected"),
+    [
+        (b"ab\x00", {}, 0),
+        (b"ab.cd", {"stop": (".", "x")}, "."),
+        (b"abcd", {"stop_token_ids": b"xc"}, ord("c")),
+        (b"abc", {"stop": ("abcd", "bc"), "max_tokens": 3}, "bc"),
+        (b"ab.\x00", {"stop": (".c",)}, 0),
+        (b"abcd", {"max_tokens": 3}, None),
+        (b"ab", {}, None),
+    ],
+)
+def test_the_string_or_token_that_ended_an_answer_is_known(
+    tokens: bytes, options: dict[str, object], expected: str | int | None
+) -> None:
+    folded = answer(**options)  # type: ignore[arg-type] # a table of keyword arguments
+    fold(folded, tokens)
+
+    assert folded.stop_reason == expected

@@ -33,6 +33,10 @@ def test_the_text_ends_at_the_earliest_stop_string_however_it_is_cut(
     released, matcher = run(pieces, stops)
 
     assert ("".join(released), matcher.matched) == oracle("".join(pieces), stops)
+    assert (matcher.stop is not None) == matcher.matched
+    if matcher.stop is not None:
+        assert matcher.stop in stops
+        assert "".join(pieces).startswith(matcher.stop, len("".join(released)))
 
 
 @pytest.mark.slow

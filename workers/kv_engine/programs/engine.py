@@ -214,6 +214,7 @@ class Programs:
         self._scheduler.leave(run.spec.tenant)
         if run.contexts is not None:
             self._scheduler.release(run.contexts.rows, run.contexts.pages.reserved)
+        self._scheduler.end_work(key, run.spec.work)
         self._set_barrier()
         return True
 
@@ -223,6 +224,7 @@ class Programs:
         if run is None:
             return False
         run.held = held
+        run.spec.work.hold(held=held)
         return True
 
     @torch.inference_mode()
@@ -287,7 +289,9 @@ class Programs:
             run.taken[place] = result
             touched[one.key] = run
         touched |= {key: run for key, run in self._runs.items() if run.is_due}
+        rows = len(self._scheduler.running) + len(touched)
         for key, run in touched.items():
+            run.spec.work.count_step(self._scheduler.steps + 1, rows)
             if run.waiting:
                 continue
             try:
@@ -322,8 +326,10 @@ class Programs:
         return self._scheduler.can_reserve(rows, blocks)
 
     def _admit(self, failures: dict[str, DalSegnoError]) -> None:
-        for run in self._in_order():
+        ordered = self._in_order()
+        for place, run in enumerate(ordered):
             if not self._fits(run):
+                self._note_waits(ordered[place:])
                 break
             needs = self._needs(run)
             rows, blocks = self._scheduler.reserve(*needs)
@@ -336,11 +342,22 @@ class Programs:
                 copy_cells=partial(self._towers.copy_cells, block_size=self._scheduler.blocks.block_size),
                 pool_name=self._towers.pool_name,
             )
+            run.spec.work.admit()
             try:
                 self._next_round(run)
             except Exception as error:  # noqa: BLE001 - a driver's error fails its run alone
                 failures[run.spec.key] = as_dalsegno_error(error)
         self._set_barrier()
+
+    def _note_waits(self, waiting: Sequence[Run]) -> None:
+        """Record behind whom runs wait for rows and blocks, unless that is known."""
+        if all(run.spec.work.lacked for run in waiting):
+            return
+        behind = [sequence.spec.key for sequence in self._scheduler.running]
+        behind += [key for key, run in self._runs.items() if run.contexts is not None]
+        for run in waiting:
+            run.spec.work.wait_for("kv_blocks", behind)
+            behind.append(run.spec.key)
 
     def _set_barrier(self) -> None:
         """Let no sequence that came after the first waiting run be admitted before it."""

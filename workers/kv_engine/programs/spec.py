@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workers.data_plane.port import Array, DeviceArray
+from workers.threads.engine_work import EngineWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,7 @@ class ProgramSpec:
         priority: runs with a higher one start first.
         tenant: counted as served with the tokens of its passes.
         state: the checkpoint after which it goes on (`models.programs.Going.state`); empty: it begins.
+        work: the record of its work in the engine.
     """
 
     key: str
@@ -32,6 +34,7 @@ class ProgramSpec:
     tenant: str = ""
     node: str = ""
     state: Mapping[str, Array] = field(default_factory=dict)
+    work: EngineWork = field(default_factory=EngineWork, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -141,7 +141,7 @@ def test_a_pool_takes_each_state_once(qwen3: DecoderLM, states: Callable[[list[i
     served.add(spec("a", ids, Pooling(mode=PoolingMode.MEAN)))
     served.step()
     scheduler = served._scheduler  # no request can choose when it is preempted
-    scheduler._preempt(scheduler.running[0])
+    scheduler._preempt(scheduler.running[0], by=scheduler.running[0])
 
     assert vector(run(served)["a"]) == pytest.approx(pooled(states(ids), PoolingMode.MEAN), abs=TOLERANCE)
     assert served.stats().cache.preemptions == 1
