@@ -4,9 +4,9 @@
     <folder>/requests.sqlite  a row for each request
     <folder>/seal.json        the log of the rows, up to which position, and the digest of the database
 
-The seal is removed before the database is changed, and written again afterwards. So a database without its
-seal, or with another digest, is that of a command that was killed, or is damaged. It is thrown away, like one
-of another log or of other code. Nothing is synced to the disk: a crash of the machine costs the index too.
+A database with another digest than its seal says is damaged, or is that of a command that was killed before
+it could seal its changes. It is thrown away, like one of another log or of other code. So the database needs
+no journal, and nothing is synced to the disk: a crash costs the index.
 """
 
 import asyncio
@@ -161,17 +161,15 @@ class IndexStore:
             return None
         return Tracked(_SUMMARY.decode(found[0]), _WAITING.decode(found[1]) if found[1] else [])
 
-    def count(self, first_seq: int) -> int:
-        """Return the number of requests that were submitted at `first_seq` or later."""
-        query = "SELECT count(*) FROM requests WHERE seq >= ?"
-        return int(self._database.execute(query, (first_seq,)).fetchone()[0])
+    def count(self) -> int:
+        """Return the number of requests."""
+        return int(self._database.execute("SELECT count(*) FROM requests").fetchone()[0])
 
-    def newest(self, first_seq: int, since_ns: int, until_ns: int) -> Iterator[Summary]:
-        """Iterate over the requests submitted at `first_seq` or later and in a time range, newest first."""
+    def newest(self, since_ns: int, until_ns: int) -> Iterator[Summary]:
+        """Iterate over the requests that were submitted in a time range, newest first."""
         rows = self._database.execute(
-            "SELECT summary FROM requests "
-            "WHERE seq >= ? AND start_ns >= ? AND start_ns < ? ORDER BY seq DESC",
-            (first_seq, since_ns, until_ns),
+            "SELECT summary FROM requests WHERE start_ns >= ? AND start_ns < ? ORDER BY seq DESC",
+            (since_ns, until_ns),
         )
         for (row,) in rows:
             yield _SUMMARY.decode(row)
@@ -182,9 +180,8 @@ class IndexStore:
         return self._database.execute(query, (first_seq, first_seq)).fetchone() is not None
 
     # ---- changes -------------------------------------------------------------------------------------
-    def write(self, requests: Iterable[Tracked], replaced: Iterable[int], doubts: Iterable[Doubt]) -> None:
-        """Write requests that were folded, and remove those at the positions `replaced`."""
-        self._break_seal()
+    def write(self, requests: Iterable[Tracked], doubts: Iterable[Doubt]) -> None:
+        """Write requests that were folded; each replaces what is there under its id."""
         rows: list[tuple[Any, ...]] = [
             (
                 one.summary.seq,
@@ -195,8 +192,8 @@ class IndexStore:
             )
             for one in requests
         ]
+        self._is_sealed = False
         self._database.execute("BEGIN")
-        self._database.executemany("DELETE FROM requests WHERE seq = ?", [(seq,) for seq in replaced])
         self._database.executemany("INSERT OR REPLACE INTO requests VALUES (?, ?, ?, ?, ?)", rows)
         self._database.executemany(
             "INSERT INTO doubts VALUES (?, ?)", [(doubt.seq, doubt.needs_seq) for doubt in doubts]
@@ -205,12 +202,9 @@ class IndexStore:
 
     def expire(self, first_seq: int) -> None:
         """Remove what the log has removed: all before `first_seq`."""
-        query = "SELECT 1 FROM requests WHERE seq < ? UNION ALL SELECT 1 FROM doubts WHERE seq < ? LIMIT 1"
-        if self._database.execute(query, (first_seq, first_seq)).fetchone() is None:
-            return
-        self._break_seal()
-        self._database.execute("DELETE FROM requests WHERE seq < ?", (first_seq,))
-        self._database.execute("DELETE FROM doubts WHERE seq < ?", (first_seq,))
+        for table in ("requests", "doubts"):
+            removed = self._database.execute(f"DELETE FROM {table} WHERE seq < ?", (first_seq,))  # noqa: S608 - no input
+            self._is_sealed = self._is_sealed and removed.rowcount == 0
 
     def seal(self, fold: Fold) -> None:
         """Note where the fold of the rows stands now, and that the database is whole."""
@@ -227,11 +221,6 @@ class IndexStore:
             file.write(b"%s\n%s\n" % (content, _digest(content)))
         draft.replace(self._seal_path)
         self._is_sealed = True
-
-    def _break_seal(self) -> None:
-        if self._is_sealed:
-            self._seal_path.unlink()
-            self._is_sealed = False
 
     def _sealed_fold(self) -> Fold | None:
         """Return where the stored fold stands; None if it is not of this log and code, or not whole."""

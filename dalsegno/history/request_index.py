@@ -65,7 +65,7 @@ async def opened_requests(
         if folder is not None and not state.missing:
             store = await _locked_store(stack, log, subjects, folder, state)
         if store is not None:
-            yield IndexedRequests(store, state.first_seq)
+            yield IndexedRequests(store)
         else:
             yield ListedRequests(await summaries(log, subjects))
 
@@ -85,16 +85,15 @@ class ListedRequests:
 
 @dataclass(frozen=True, slots=True)
 class IndexedRequests:
-    """Requests in an index that is up to date; those before `first_seq` have expired."""
+    """Requests in an index that is up to date."""
 
     store: IndexStore
-    first_seq: int
 
     def newest(self, since_ns: int = 0, until_ns: int = EVER_NS) -> Iterator[Summary]:
-        return self.store.newest(self.first_seq, since_ns, until_ns)
+        return self.store.newest(since_ns, until_ns)
 
     def __len__(self) -> int:
-        return self.store.count(self.first_seq)
+        return self.store.count()
 
 
 class _StaleError(Exception):
@@ -148,8 +147,8 @@ async def _catch_up(store: IndexStore, log: Log, subjects: Subjects, state: LogS
         _StaleError: the index is not of this log's records.
     """
     position = store.fold.position
-    if position and not state.first_seq <= position <= state.last_seq:
-        raise _StaleError(f"it ends at record {position}, which the log does not have")
+    if position > state.last_seq:
+        raise _StaleError(f"it ends at record {position}, and the log at {state.last_seq}")
     fold = SummaryFold(
         subjects, store.load, fence=EpochFence(store.fold.epoch), epoch_seq=store.fold.epoch_seq
     )
@@ -177,10 +176,9 @@ async def _catch_up(store: IndexStore, log: Log, subjects: Subjects, state: LogS
 
 
 def _write(store: IndexStore, fold: SummaryFold) -> None:
-    if fold.requests or fold.replaced or fold.doubts:
-        store.write(fold.requests.values(), fold.replaced, fold.doubts)
+    if fold.requests or fold.doubts:
+        store.write(fold.requests.values(), fold.doubts)
         fold.requests.clear()
-        fold.replaced.clear()
         fold.doubts.clear()
 
 

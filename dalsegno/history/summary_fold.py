@@ -103,7 +103,6 @@ class SummaryFold:
         fence: the epoch in force.
         epoch_seq: the position at which it was opened; 0 if none is known.
         requests: those that were loaded or submitted here, in order.
-        replaced: the positions of submissions that another one of the same id has replaced.
         doubts: records that were judged by earlier ones.
     """
 
@@ -112,7 +111,6 @@ class SummaryFold:
     fence: EpochFence = field(default_factory=EpochFence)
     epoch_seq: int = 0
     requests: dict[str, Tracked] = field(default_factory=dict)
-    replaced: list[int] = field(default_factory=list)
     doubts: list[Doubt] = field(default_factory=list)
 
     def take(self, record: StoredRecord) -> None:
@@ -163,9 +161,7 @@ class SummaryFold:
             assert known is not None
             self.doubts.append(Doubt(known.summary.seq, record.seq))
             return known
-        if known is not None:
-            self.replaced.append(known.summary.seq)
-            del self.requests[request_id]
+        self.requests.pop(request_id, None)
         self.requests[request_id] = found = Tracked(
             Summary(
                 request_id=request_id,
