@@ -8,6 +8,7 @@ HF_HUB_CACHE, HF_HOME  the cache of the Hugging Face tools, by default ~/.cache/
 HF_ENDPOINT            the hub, by default https://huggingface.co
 HF_TOKEN               its token, or else that of `hf auth login` in $HF_TOKEN_PATH or $HF_HOME/token
 HF_HUB_OFFLINE         the hub is not asked; TRANSFORMERS_OFFLINE means the same
+XDG_CACHE_HOME         the user's caches, by default ~/.cache
 NO_COLOR               no colours in the terminal, whatever its value (no-color.org)
 DALSEGNO_ENDED         how the processes before a role's ended, from the launcher that restarts it (JSON)
 DALSEGNO_FAULT         a file that makes a role fail at a given point; for tests only (shared.faults)
@@ -57,6 +58,7 @@ HUB_TOKEN_PATH: Final = "HF_TOKEN_PATH"  # noqa: S105 - a variable's name
 HUB_OFFLINE: Final = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _TRUE: Final = frozenset({"1", "ON", "YES", "TRUE"})
 """As in the Hugging Face tools."""
+CACHE_HOME: Final = "XDG_CACHE_HOME"
 NO_COLOR: Final = "NO_COLOR"
 ENDED: Final = "DALSEGNO_ENDED"
 FAULT: Final = "DALSEGNO_FAULT"
@@ -69,6 +71,7 @@ class Environment:
     Attributes:
         settings: variables with our prefix, unparsed, misspelt ones included (`dalsegno.config.layers`).
         api_key: the key of a client.
+        cache_home: the folder of the user's caches; it may not exist.
         hub_cache: the cache of the Hugging Face tools; it may not exist.
         hub_endpoint: the address of the hub; None for the public one.
         hub_token: the token for it.
@@ -79,6 +82,7 @@ class Environment:
     settings: Mapping[str, str]
     api_key: str | None
     colours: bool
+    cache_home: Path
     hub_cache: Path
     hub_endpoint: str | None
     hub_token: str | None
@@ -96,6 +100,7 @@ def read() -> Environment:
         },
         api_key=os.environ.get(API_KEY) or None,
         colours=not os.environ.get(NO_COLOR),
+        cache_home=_expanded(_cache_home()),
         hub_cache=_hub_cache(),
         hub_endpoint=(os.environ.get(HUB_ENDPOINT) or "").rstrip("/") or None,
         hub_token=_hub_token(),
@@ -123,7 +128,11 @@ def _hub_token() -> str | None:
 
 
 def _hub_home() -> str:
-    return os.environ.get(HUB_HOME) or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    return os.environ.get(HUB_HOME) or f"{_cache_home()}/huggingface"
+
+
+def _cache_home() -> str:
+    return os.environ.get(CACHE_HOME) or "~/.cache"
 
 
 def _expanded(path: str) -> Path:

@@ -2,18 +2,23 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
 
 from dalsegno.config import options
-from dalsegno.history import log_source
+from dalsegno.history import filter_options, log_source
 from dalsegno.history.event_description import summary_of, type_of, writer_of
 from dalsegno.history.log_source import LogSource
-from dalsegno.history.summary import COLUMNS, iso, summaries
+from dalsegno.history.request_filter import RequestFilter
+from dalsegno.history.request_index import opened_requests
+from dalsegno.history.request_query import newest
+from dalsegno.history.summary import COLUMNS, iso
 from dalsegno.terminal import tables
 from dalsegno.terminal.sanitise import plain
 from shared.errors import ClientError
@@ -30,37 +35,53 @@ from shared.subjects import Subjects
     "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Newest requests shown."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@click.option("--no-index", is_flag=True, help="Read the whole log, and keep no index of its requests.")
+@filter_options.of_requests
 @options.of_reader
 def log(
     request_id: str | None,
     follow: bool,
     limit: int,
     as_json: bool,
+    no_index: bool,
     nats: str | None,
     data_dir: Path | None,
     prefix: str | None,
+    **choice: Any,
 ) -> None:
     """Show recent requests, or one request's events.
 
+    Options choose requests: several values of one option are alternatives, different options all apply.
     For each event of REQUEST_ID: time, time since the previous event, log position, writer, type,
     description.
     """
     source = LogSource(nats=nats, data_dir=data_dir, prefix=prefix)
+    wanted = filter_options.filter_of(**choice)
     if request_id is None and not follow:
-        asyncio.run(_recent(source, limit, as_json=as_json))
-    else:
-        asyncio.run(_events(source, request_id, follow=follow, as_json=as_json))
-
-
-async def _recent(source: LogSource, limit: int, *, as_json: bool) -> None:
-    async with log_source.open_log(source) as (log_, subjects):
-        found = await summaries(log_, subjects)
-    if as_json:
-        for summary in found[-limit:]:
-            click.echo(json.dumps(summary.plain(), ensure_ascii=False))
+        asyncio.run(_recent(source, wanted, limit, as_json=as_json, is_indexed=not no_index))
         return
-    if found:
-        tables.show(COLUMNS, [summary.row() for summary in found[-limit:]])
+    if wanted.chooses:
+        what = "REQUEST_ID is one request already" if request_id else "--follow shows the events of all"
+        raise click.UsageError(f"--outcome, --text and the like choose requests of the list; {what}")
+    asyncio.run(_events(source, request_id, follow=follow, as_json=as_json))
+
+
+async def _recent(
+    source: LogSource, wanted: RequestFilter, limit: int, *, as_json: bool, is_indexed: bool
+) -> None:
+    async with (
+        log_source.opened(source, trusts_files=is_indexed) as opened,
+        opened_requests(opened.log, opened.subjects, opened.index if is_indexed else None) as requests,
+    ):
+        found = await newest(opened.log, opened.subjects, requests, wanted, limit, now_ns=time.time_ns())
+        count = len(requests)
+    if as_json:
+        for summary in found:
+            click.echo(json.dumps(summary.plain(), ensure_ascii=False))
+    elif found:
+        tables.show(COLUMNS, [summary.row() for summary in found])
+    elif count:
+        click.echo(f"none of the {count:,} requests in this log is such a one")
     else:
         click.echo("no requests in this log yet")
 

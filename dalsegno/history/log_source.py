@@ -1,10 +1,13 @@
 """The source of a log: a running deployment, a NATS server, or a data dir at rest.
 
 A data dir at rest is served by a temporary nats-server while it is read; the dir is locked meanwhile, so that
-no deployment starts on it. Its log is read once completely, to find records that it lost. This module writes
-nothing to the log.
+no deployment starts on it. Its log is read once completely, to find records that it lost. A command that uses
+an index may leave that out while the files are those that were found whole (`dalsegno.history.whole_files`).
+This module writes nothing to the log.
 """
 
+import hashlib
+import os
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -15,12 +18,14 @@ from typing import Any
 import click
 
 from configs import nats_access
-from dalsegno.config import address, resolve
+from dalsegno.config import address, environment, resolve
 from dalsegno.history.damage import described
 from dalsegno.history.store_at_rest import store_at_rest
+from dalsegno.history.whole_files import WholeFiles
 from dalsegno.serve.data_dir import DataDir, DataDirError
 from shared.log.nats.credentials import Credentials
 from shared.log.nats.permissions import CLIENT, READER, authorization
+from shared.log.nats.store_files import StoreFiles
 from shared.log.port import Log, MissingRecords
 from shared.subjects import Subjects
 
@@ -68,19 +73,27 @@ async def open_log(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedLog:
-    """An open log, and how its server was reached."""
+    """An open log, and how its server was reached.
+
+    Attributes:
+        index: the folder for an index of its requests; it may be impossible to make or to write.
+    """
 
     log: Log
     subjects: Subjects
     url: str
     credentials: Credentials
+    index: Path
 
 
 @asynccontextmanager
 async def opened(
-    source: LogSource, *, alive: bool = False, role: str = READER
+    source: LogSource, *, alive: bool = False, role: str = READER, trusts_files: bool = False
 ) -> AsyncGenerator[OpenedLog, None]:
-    """Open the log of `source`, as `open_log` does, for those who need its server too."""
+    """Open the log of `source`, as `open_log` does, for those who need its server or its index too.
+
+    With `trusts_files`, a log at rest is not read if it was found whole and its files are unchanged since.
+    """
     from shared.log.nats import jetstream
 
     settings = resolve.reach(resolve.settings_of(nats=source.nats, prefix=source.prefix))
@@ -90,6 +103,7 @@ async def opened(
             address.nats_url(settings.nats.url),
             nats_access.nats_credentials(settings.nats, role),
         )
+        index = _cached_index(f"{url} {subjects.stream}")
     else:
         data_dir = _data_dir(source.data_dir or settings.data_dir)
         running = data_dir.running()
@@ -99,14 +113,15 @@ async def opened(
                 "leave --follow out to read the stored ones, or start it with `dalsegno serve`"
             )
         if running is None:
-            async with _at_rest(data_dir, subjects) as found:
+            async with _at_rest(data_dir, subjects, trusts_files=trusts_files) as found:
                 yield found
             return
+        index = data_dir.index if _may_write(data_dir) else _cached_index(str(data_dir.path))
         url, subjects = running.nats_url, Subjects(running.prefix)
         credentials = Credentials(**(running.nats_client if role == CLIENT else running.nats_reader))
     reader = await jetstream.connect(url, credentials=credentials, subjects=subjects, name=role)
     try:
-        yield OpenedLog(log=reader, subjects=subjects, url=url, credentials=credentials)
+        yield OpenedLog(log=reader, subjects=subjects, url=url, credentials=credentials, index=index)
     finally:
         await reader.close()
 
@@ -120,27 +135,53 @@ def configs(source: LogSource) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def _at_rest(data_dir: DataDir, subjects: Subjects) -> AsyncGenerator[OpenedLog, None]:
+async def _at_rest(
+    data_dir: DataDir, subjects: Subjects, *, trusts_files: bool
+) -> AsyncGenerator[OpenedLog, None]:
     from shared.log.nats import jetstream
     from shared.log.nats.private_server import NatsServer
 
     with store_at_rest(data_dir, subjects.stream) as (store, files):
+        is_own = store == data_dir.nats
+        index = data_dir.index if is_own else _cached_index(str(data_dir.path))
+        known = WholeFiles(index, subjects.stream)
+        are_known = known.are(files)
+        if not are_known:
+            known.forget()
         reader = Credentials(user=READER, password=secrets.token_urlsafe(32))
         missing: tuple[MissingRecords, ...] = ()
+        is_checked = False
         server = NatsServer(store, authorization=authorization({READER: reader}, subjects))
         server.start()
         try:
             log = await jetstream.connect(server.url, credentials=reader, subjects=subjects, name=READER)
             try:
-                if missing := await log.find_missing(files):
+                if not (are_known and trusts_files):
+                    missing = await log.find_missing(files)
+                    is_checked = True
+                if missing:
                     click.echo(f"the log of {data_dir.path} is damaged: {described(missing)}", err=True)
-                yield OpenedLog(log=log, subjects=subjects, url=server.url, credentials=reader)
+                yield OpenedLog(log=log, subjects=subjects, url=server.url, credentials=reader, index=index)
             finally:
                 await log.close()
         finally:
             server.stop()
-            if missing and store == data_dir.nats:
+            if missing and is_own:
                 files.restore_index()
+            if missing:
+                known.forget()
+            elif is_checked:
+                known.note(StoreFiles(store, subjects.stream) if is_own else files)
+
+
+def _may_write(data_dir: DataDir) -> bool:
+    return os.access(data_dir.index if data_dir.index.exists() else data_dir.path, os.W_OK)
+
+
+def _cached_index(name: str) -> Path:
+    """Return the folder, in the user's cache, of the index of a log that has none beside it."""
+    digest = hashlib.sha256(name.encode()).hexdigest()[:24]
+    return environment.read().cache_home / "dalsegno" / "index" / digest
 
 
 def _data_dir(settings: Path | None) -> DataDir:

@@ -1,6 +1,6 @@
 """The records that a request's replay needs: those of all its parts, of workers and of epochs."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -66,6 +66,25 @@ async def collect(log: Log, subjects: Subjects, request_id: str) -> RequestRecor
         damaged=damage.of(requests),
         seals=await seals.covering(log, subjects, records, requests),
     )
+
+
+async def records_between(
+    log: Log, subjects: Subjects, requests: Collection[str], first_seq: int, last_seq: int
+) -> AsyncGenerator[StoredRecord, None]:
+    """Iterate over the records of requests from position `first_seq` to `last_seq`, in log order.
+
+    A few requests are read by their subjects; of many, the range is read whole. Records of workers and epochs
+    are left out.
+    """
+    wanted = subjects.logged()
+    if len(requests) <= _MANY:
+        wanted = [subject for one in requests for subject in subjects.all_of(one)]
+    if not requests:
+        return
+    async with aclosing(log.history(wanted, first_seq, last_seq)) as history:
+        async for record in history:
+            if _of(record, subjects) in requests:
+                yield record
 
 
 def _wanted(subjects: Subjects, requests: list[str]) -> list[str]:

@@ -2,31 +2,29 @@
 
 A submission that cannot be read is listed too, because its sender looks for it here. An id may be submitted
 more than once; a later rejection of it is not the outcome of the request that owns the id.
+`dalsegno.history.summary_fold` makes summaries of a log's records.
 """
 
-import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+import msgspec
+
 from dalsegno.terminal.tables import Cell, Column
-from shared.epoch_fence import EpochFence
 from shared.events import (
     AnyEvent,
-    MalformedEventError,
+    NodeReady,
+    RequestAdmitted,
     RequestCancelled,
     RequestFailed,
     RequestFinished,
     RequestRejected,
-    RequestSubmitted,
-    decode,
 )
-from shared.ids import is_addressable
-from shared.log.port import Log, StoredRecord
-from shared.subject_rules import check_event_subject
-from shared.subjects import Address, Subjects
 
+EVER_NS: Final = (1 << 63) - 1
+"""Later than any time of a log."""
+OUTCOMES: Final = ("finished", "failed", "rejected", "cancelled", "open")
 COLUMNS: Final = (
     Column("SUBMITTED", 24),
     Column("REQUEST", 36),
@@ -39,34 +37,52 @@ COLUMNS: Final = (
 _STYLES: Final = {"finished": "green", "failed": "red", "rejected": "red", "cancelled": "yellow"}
 
 
-@dataclass(slots=True, kw_only=True)
-class Summary:
-    """One request.
+class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One request. Its values change while its events are folded.
 
     Attributes:
         model: None if the submission cannot be read.
+        tenant: the name of the API key that it came with; None without one.
         seq: the submission's position.
+        last_seq: the position of its last event so far.
+        admitted_ns: the time of its first admission; None before.
+        first_ns: the time of the first piece of its answer; None before.
         end_ns: None while the request runs.
-        outcome: `open`, `finished`, `failed`, `rejected` or `cancelled`.
+        outcome: one of `OUTCOMES`.
         finish_reason: the reason of a finished request.
         code: the error of a failed or rejected one.
+        ranks: the ranks that got an order of it, ascending.
+        attempts: the highest attempt that a rank got an order of; 0 before.
     """
 
     request_id: str
     model: str | None
+    tenant: str | None = None
     seq: int
     start_ns: int
-    events: int = 0
+    last_seq: int = 0
+    admitted_ns: int | None = None
+    first_ns: int | None = None
     end_ns: int | None = None
+    events: int = 0
     outcome: str = "open"
     finish_reason: str | None = None
     code: str | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    ranks: list[int] = []
+    attempts: int = 0
 
     def take(self, event: AnyEvent, time_ns: int) -> None:
         """Fold one event of the request."""
         match event:
+            case NodeReady():
+                self.ranks = sorted({*self.ranks, event.rank})
+                self.attempts = max(self.attempts, event.attempt)
+                return
+            case RequestAdmitted():
+                self.admitted_ns = self.admitted_ns or time_ns
+                return
             case RequestFinished():
                 self.outcome, self.finish_reason = "finished", ", ".join(event.finish_reasons)
                 self.prompt_tokens = event.usage.prompt_tokens
@@ -81,6 +97,26 @@ class Summary:
                 return
         self.end_ns = time_ns
 
+    # ---- times ---------------------------------------------------------------------------------------
+    @property
+    def queue_s(self) -> float | None:
+        """The time from the submission to the admission, in seconds; None before."""
+        return self._since_start(self.admitted_ns)
+
+    @property
+    def first_chunk_s(self) -> float | None:
+        """The time from the submission to the first piece of the answer, in seconds; None before."""
+        return self._since_start(self.first_ns)
+
+    @property
+    def duration_s(self) -> float | None:
+        """The time from the submission to the end, in seconds; None while the request runs."""
+        return self._since_start(self.end_ns)
+
+    def _since_start(self, time_ns: int | None) -> float | None:
+        return None if time_ns is None else (time_ns - self.start_ns) / 1e9
+
+    # ---- forms ---------------------------------------------------------------------------------------
     def row(self) -> Sequence[Cell]:
         """The cells of its row under `COLUMNS`."""
         why = self.finish_reason or self.code
@@ -95,57 +131,20 @@ class Summary:
         return {
             "request_id": self.request_id,
             "model": self.model,
+            "tenant": self.tenant,
             "submitted": iso(self.start_ns),
             "outcome": self.outcome,
             "finish_reason": self.finish_reason,
             "code": self.code,
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
-            "seconds": None if self.end_ns is None else (self.end_ns - self.start_ns) / 1e9,
+            "seconds": self.duration_s,
+            "queue_seconds": self.queue_s,
+            "first_chunk_seconds": self.first_chunk_s,
+            "ranks": self.ranks,
+            "attempts": self.attempts,
             "events": self.events,
         }
-
-
-async def summaries(log: Log, subjects: Subjects) -> list[Summary]:
-    """Return a summary of every request in the log, in order of submission."""
-    found: dict[str, Summary] = {}
-    fence = EpochFence()
-    async for record in log.history(subjects.logged()):
-        address = subjects.parse(record.subject)
-        if address is None:
-            continue
-        event = _event(record, address)
-        if event is not None and not fence.admits(event):
-            continue
-        if address.kind == "request":
-            _submit(found, record, str(address.request_id), event)
-        summary = found.get(str(address.request_id))
-        if summary is not None:
-            summary.events += 1
-            if event is not None:
-                summary.take(event, record.time_ns)
-    return list(found.values())
-
-
-def _event(record: StoredRecord, address: Address) -> AnyEvent | None:
-    """Decode a record; None if the conductor cannot read it either."""
-    with contextlib.suppress(MalformedEventError):
-        event = decode(record.data, address.kind)
-        check_event_subject(address, event)
-        return event
-    return None
-
-
-def _submit(found: dict[str, Summary], record: StoredRecord, request_id: str, event: AnyEvent | None) -> None:
-    known = found.get(request_id)
-    model = event.model if isinstance(event, RequestSubmitted) else None
-    # The first readable submission owns the id; an unreadable one is rejected and owns none.
-    is_new = known is None or (known.model is None and model is not None)
-    if is_new and is_addressable(request_id):
-        found.pop(request_id, None)
-        found[request_id] = Summary(
-            request_id=request_id, model=model, seq=record.seq, start_ns=record.time_ns
-        )
 
 
 def iso(time_ns: int) -> str:

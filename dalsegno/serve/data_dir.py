@@ -5,6 +5,7 @@
     <data dir>/nats/             the log: JetStream's files
     <data dir>/logs/             one file per role
     <data dir>/conductor/        the conductor's snapshots for a quick start; they contain prompts
+    <data dir>/index/            an index of the log's requests for `dalsegno log`; deletable at any time
     <data dir>/configs/          served configurations by digest: requests name the digest of theirs
 
 The default is `.dalsegno/<model>` in the current folder: next to the user's work, visible to `ls -a`, and
@@ -89,6 +90,10 @@ class DataDir:
     @property
     def logs(self) -> Path:
         return self.path / "logs"
+
+    @property
+    def index(self) -> Path:
+        return self.path / "index"
 
     def remember(self, config: DeploymentConfig) -> None:
         """Store a configuration without its secrets, by the digest of what decisions depend on.

@@ -53,6 +53,12 @@ class StoreFiles:
             or any(one.first_seq is None for one in self._blocks)
         )
 
+    @property
+    def marks(self) -> list[list[int]]:
+        """Of each block: number, size, times of change (ns), inode. They differ once a block is changed."""
+        found = [(one.number, one.path.stat()) for one in self._blocks]
+        return [[number, at.st_size, at.st_mtime_ns, at.st_ctime_ns, at.st_ino] for number, at in found]
+
     def restore_index(self) -> None:
         """Write the index as it was: the one that a server writes no longer names blocks that are missing."""
         if self._index is not None:

@@ -79,3 +79,24 @@ async def test_what_has_expired_is_said_to_have_expired() -> None:
     server.append(SUBJECTS.request("r9"), b"{}")
     with pytest.raises(ClientError, match=r"records before \d+ have expired"):
         await request_records.collect(log, SUBJECTS, "r1")
+
+
+@pytest.mark.parametrize("others", [0, 20])
+async def test_the_records_of_some_requests_between_two_positions(others: int) -> None:
+    """Of a few requests they are read by subject, of many from the whole range."""
+    more = [f"r{number}" for number in range(10, 10 + others)]
+    script = asked("r1", "r2", *more, "r3")
+    _, log = log_of(script)
+    wanted = {"r1", "r3", *more}
+    last = len(script.records)
+    found = [
+        record.seq async for record in request_records.records_between(log, SUBJECTS, wanted, 5, last - 1)
+    ]
+    assert found == [
+        record.seq
+        for record in script.records[4 : last - 1]
+        if record.subject.split(".")[-1] in wanted and "worker" not in record.subject
+    ]
+    assert found[0] <= 6
+    nothing = request_records.records_between(log, SUBJECTS, [], 1, last)
+    assert [record async for record in nothing] == []

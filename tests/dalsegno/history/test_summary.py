@@ -1,6 +1,7 @@
 import pytest
 
-from dalsegno.history.summary import COLUMNS, Summary, summaries
+from dalsegno.history.summary import COLUMNS, Summary
+from dalsegno.history.summary_fold import summaries
 from dalsegno.terminal import tables
 from shared.events import Event, RequestFinished, Usage, encode
 from shared.events import OutputTotals as Totals
