@@ -22,6 +22,7 @@ COMMANDS: Final = {
         "ask": "dalsegno.ask.command:ask",
         "transcribe": "dalsegno.transcribe.command:transcribe",
         "log": "dalsegno.history.command:log",
+        "why": "dalsegno.why.command:why",
         "replay": "dalsegno.replay.command:replay",
         "export": "dalsegno.bundle.export:export",
         "verify": "dalsegno.verify.command:verify",

@@ -1,6 +1,7 @@
 """One-line descriptions of log events for people: writer, type, contents. Pure; long values are cut."""
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from dalsegno.history.summary import iso
@@ -13,8 +14,10 @@ from shared.events import (
     LogSealed,
     NodeFired,
     NodeReady,
+    NodeWork,
     OutputChunk,
     OutputFence,
+    ProcessEnd,
     RequestAdmitted,
     RequestCancel,
     RequestCancelled,
@@ -41,6 +44,7 @@ from shared.sealing import seals
 from shared.subjects import CONDUCTOR_WRITER
 
 _LONGEST = 96
+_LONG_WAIT_S = 0.1
 
 
 def writer_of(event: AnyEvent) -> str:
@@ -79,7 +83,8 @@ def summary_of(event: AnyEvent) -> str:  # one branch per event type
         case WalkCompleted():
             facts = {name: value for walk in event.results for name, value in walk.facts.items()}
             spent = " ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in event.durations_s.items())
-            return f"step {event.index}, attempt {event.attempt}: {_short(_json(facts))} {spent}".rstrip()
+            line = f"step {event.index}, attempt {event.attempt}: {_short(_json(facts))} {spent}".rstrip()
+            return line + _waits_of(event.work)
         case RequestSubmitted():
             inputs = event.inputs
             prompt = inputs.text or inputs.messages or inputs.token_ids or inputs.texts
@@ -98,7 +103,8 @@ def summary_of(event: AnyEvent) -> str:  # one branch per event type
         case RequestFinished():
             usage = event.usage
             ends = ", ".join(event.finish_reasons)
-            return f"{ends}; {usage.prompt_tokens} prompt + {usage.completion_tokens} new tokens"
+            stop = stop_of(event.stop_reasons)
+            return f"{ends}{stop}; {usage.prompt_tokens} prompt + {usage.completion_tokens} new tokens"
         case RequestFailed():
             return f"{event.failure.code}: {event.failure.message}"
         case WalkFailed():
@@ -118,11 +124,12 @@ def summary_of(event: AnyEvent) -> str:  # one branch per event type
         case WalkProgressed():
             return f"step {event.index}, attempt {event.attempt}: further than before, {event.tokens} tokens"
         case WalkStopped():
-            return f"step {event.index}: {event.steps_after} engine steps after the stop was read"
+            steps = f"{event.steps_after} engine steps after the stop was read"
+            return f"step {event.index}: {steps}{_waits_of(event.work)}"
         case OutputFence():
             return f"chunks of attempts below {event.attempt} are void from here: {event.reason}"
         case EpochOpened():
-            return f"{event.conductor} leads from here"
+            return f"{event.conductor} leads from here{_ended(event.ended)}"
         case LogSealed():
             return seals.described(event)
         case NodeFired():
@@ -142,7 +149,7 @@ def summary_of(event: AnyEvent) -> str:  # one branch per event type
         case WorkerJoined():
             weights = f"; weights {event.weights[:12]}" if event.weights else ""
             hosted = f"{', '.join(event.nodes)}; {event.kv_tokens} KV tokens{weights}"
-            return f"rank {event.rank} on {event.device}: {hosted}"
+            return f"rank {event.rank} on {event.device}: {hosted}{_ended(event.ended)}"
         case WorkerLeaving():
             return f"rank {event.rank} shuts down"
         case WorkerLost():
@@ -153,6 +160,37 @@ def summary_of(event: AnyEvent) -> str:  # one branch per event type
             return f"{event.name} is no adapter"
         case _:
             assert_never(event)
+
+
+def stop_of(reasons: Sequence[str | int | None]) -> str:
+    """The strings and tokens that ended the choices of an answer, in brackets; nothing without any."""
+    if not any(reason is not None for reason in reasons):
+        return ""
+    shown = (f"token {one}" if isinstance(one, int) else _short(repr(one)) for one in reasons)
+    return f" (by {', '.join(shown)})"
+
+
+def _waits_of(work: Mapping[str, NodeWork]) -> str:
+    """The waits of a step's nodes that took longer than a tenth of a second, and their preemptions."""
+    found = []
+    for node, one in work.items():
+        if one.waited_s > _LONG_WAIT_S:
+            behind = f" behind {', '.join(one.behind)}" if one.behind else ""
+            found.append(f"{node} waited {one.waited_s:.3f} s{behind}")
+        if one.preemption_count:
+            by = ", ".join(dict.fromkeys(preemption.by for preemption in one.preemptions if preemption.by))
+            found.append(f"{node} was preempted {one.preemption_count} times{f' by {by}' if by else ''}")
+    return f"; {'; '.join(found)}" if found else ""
+
+
+def _ended(ends: Sequence[ProcessEnd]) -> str:
+    """How the process before this one ended."""
+    if not ends:
+        return ""
+    last = ends[-1]
+    reason = f" because {last.reason}" if last.reason else ""
+    line = f": {_short(last.last_line)}" if last.last_line and not last.signal else ""
+    return f"; process {last.pid} before it {last.how}{reason}{line}"
 
 
 def _count(number: int, name: str) -> str:

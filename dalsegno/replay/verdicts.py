@@ -140,10 +140,21 @@ def lines(outcome: ControlResult) -> list[str]:
     return [*(f"{whose}: {line}" for line in said), *_replayed(outcome, whose)]
 
 
+def finding(outcome: ControlResult) -> str:
+    """What the replay found, without its notes and details."""
+    verdict = outcome.verdict
+    if outcome.cannot is not None:
+        return f"cannot be replayed: {outcome.cannot}"
+    if verdict.mismatch is None:
+        return _matching(verdict)
+    decisions = "1 decision matches" if verdict.decided == 1 else f"{verdict.decided} decisions match"
+    return f"{decisions}, then: {verdict.mismatch.what}"
+
+
 def _replayed(outcome: ControlResult, whose: str) -> list[str]:
     verdict = outcome.verdict
     if outcome.cannot is not None:
-        return [f"{whose}: cannot be replayed: {outcome.cannot}"]
+        return [f"{whose}: {finding(outcome)}"]
     shown = [f"{whose}: note: digest of {pin}" for pin in verdict.pins]
     shown += [f"{whose}: note: {change}" for change in verdict.changed_weights]
     for objection, count in verdict.ignored.items():
@@ -151,11 +162,9 @@ def _replayed(outcome: ControlResult, whose: str) -> list[str]:
         shown.append(f"{whose}: note: {records} void: {objection}")
     if not outcome.outputs_compared:
         shown.append(f"{whose}: note: outputs are not compared, because the bundle lacks some of their bytes")
-    if verdict.mismatch is None:
-        return [*shown, f"{whose}: {_matching(verdict)}"]
-    decisions = "1 decision matches" if verdict.decided == 1 else f"{verdict.decided} decisions match"
-    shown.append(f"{whose}: {decisions}, then: {verdict.mismatch.what}")
-    return [*shown, *(f"  {line}" for line in explained(verdict.mismatch))]
+    shown.append(f"{whose}: {finding(outcome)}")
+    details = explained(verdict.mismatch) if verdict.mismatch is not None else []
+    return [*shown, *(f"  {line}" for line in details)]
 
 
 def so_far(verdict: Verdict) -> str:
