@@ -17,6 +17,7 @@ from dalsegno.history.event_description import summary_of, type_of, writer_of
 from dalsegno.history.log_source import LogSource
 from dalsegno.history.request_filter import RequestFilter
 from dalsegno.history.request_index import opened_requests
+from dalsegno.history.request_lives import RequestLives
 from dalsegno.history.request_query import newest
 from dalsegno.history.summary import COLUMNS, iso
 from dalsegno.terminal import tables
@@ -52,8 +53,8 @@ def log(
     """Show recent requests, or one request's events.
 
     Options choose requests: several values of one option are alternatives, different options all apply.
-    For each event of REQUEST_ID: time, time since the previous event, log position, writer, type,
-    description.
+    For each event of REQUEST_ID, and for each end or start of a process that affected it: time, time since
+    the previous event, log position, writer, type, description.
     """
     source = LogSource(nats=nats, data_dir=data_dir, prefix=prefix)
     wanted = filter_options.filter_of(**choice)
@@ -91,12 +92,13 @@ async def _events(source: LogSource, request_id: str | None, *, follow: bool, as
         parse_request_id(request_id)
     async with log_source.open_log(source, alive=follow) as (log_, subjects):
         state = await log_.state()
-        wanted = subjects.all_of(request_id) if request_id else subjects.logged()
+        wanted = subjects.replayed(request_id) if request_id else subjects.logged()
+        lives = RequestLives(subjects) if request_id else None
         start = max(1, state.first_seq) if request_id else state.last_seq + 1
         records = log_.read(wanted, start) if follow else log_.history(wanted)
         shown = 0
         async with aclosing(records) as reading:
-            async for line in _lines(reading, subjects, as_json=as_json):
+            async for line in _lines(reading, subjects, lives, as_json=as_json):
                 click.echo(line)
                 shown += 1
     if not shown:
@@ -106,10 +108,16 @@ async def _events(source: LogSource, request_id: str | None, *, follow: bool, as
 
 
 async def _lines(
-    records: AsyncIterator[StoredRecord], subjects: Subjects, *, as_json: bool
+    records: AsyncIterator[StoredRecord],
+    subjects: Subjects,
+    lives: RequestLives | None = None,
+    *,
+    as_json: bool,
 ) -> AsyncIterator[str]:
     before: int | None = None
     async for record in records:
+        if lives is not None and not lives.shows(record):
+            continue
         yield _event_json(record, subjects) if as_json else plain(_event_line(record, subjects, before))
         before = record.time_ns
 
