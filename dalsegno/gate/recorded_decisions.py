@@ -22,7 +22,6 @@ from models.base import ModelGraph
 from shared.events import (
     AnyEvent,
     EpochOpened,
-    Event,
     MalformedEventError,
     RequestAdmitted,
     RequestRejected,
@@ -106,7 +105,7 @@ class RecordedDecisions:
 def for_conductor(subject: str, subjects: Subjects) -> bool:
     """Tell whether a conductor reads records on a subject (`Subjects.for_conductor`)."""
     prefix, _, rest = subject.partition(".")
-    kind, _, name = rest.partition(".")
+    kind = rest.partition(".")[0]
     if prefix != subjects.prefix:
         return False
     if kind == "output":
@@ -186,9 +185,7 @@ def _take(epoch: Epoch, event: Scheduled, seq: int) -> None:
         epoch.configs.append(event.pins.config)
 
 
-def _close(
-    epoch: Epoch, numbered: Sequence[tuple[int, str]], causes: dict[tuple[int, str], int]
-) -> None:
+def _close(epoch: Epoch, numbered: Sequence[tuple[int, str]], causes: dict[tuple[int, str], int]) -> None:
     """Find the windows of an epoch's decisions from the numbers of all its events."""
     epoch.numbers = sorted({number for number, _ in numbered})
     for number, event_id in numbered:
@@ -204,5 +201,3 @@ def _close(
         one.latest = min(one.seq, following) - 1
         if one.earliest > one.latest:
             one.earliest, one.latest = epoch.seq, one.seq - 1
-
-

@@ -6,8 +6,8 @@ whatever was decided here: so each decision is compared for the same past, and o
 others.
 
 A recorded decision is expected within its window (`dalsegno.gate.recorded_decisions`). What is decided here
-and was never stored is a difference only if the log proves that the conductor lived on: a conductor that died,
-or was deposed, decides nothing more, and its successor decides again.
+and was never stored is a difference only if the log proves that the conductor lived on: one that died, or was
+deposed, decides nothing more, and its successor decides again.
 
 Facts that are no decisions are taken from the log: time limits that passed, lost workers, leadership.
 """
@@ -66,6 +66,8 @@ def decide_again(
         records: those that a conductor reads, from the beginning of the log.
         recorded: the decisions in them.
         deployments: by epoch, its deployment; or the reason why it is not known.
+        subjects: those of the log.
+        graph_of: the graph of a family, by name.
     """
     run = _Run(_TaughtCluster(graph_of, subjects), recorded, deployments)
     for record in records:
@@ -211,9 +213,7 @@ class _Run:
                 self._tell(decision, name, was, becomes, made.seq)
             self.cluster.correct(made.event, deployment)
 
-    def _hold_unrecorded(
-        self, decision: Scheduled, seq: int, epoch: Epoch, deployment: Deployment
-    ) -> None:
+    def _hold_unrecorded(self, decision: Scheduled, seq: int, epoch: Epoch, deployment: Deployment) -> None:
         if not epoch.has_decided_after(seq) or epoch.has_lost_events(seq):
             self.result.unproven += 1
             return
