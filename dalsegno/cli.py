@@ -23,6 +23,7 @@ COMMANDS: Final = {
         "transcribe": "dalsegno.transcribe.command:transcribe",
         "log": "dalsegno.history.command:log",
         "replay": "dalsegno.replay.command:replay",
+        "gate": "dalsegno.gate.command:gate",
         "export": "dalsegno.bundle.export:export",
         "verify": "dalsegno.verify.command:verify",
         "check": "dalsegno.check.command:check",

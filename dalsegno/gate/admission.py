@@ -142,8 +142,9 @@ def _admitted(
     if isinstance(narrow, str):
         return narrow
     others = [_OTHERS] * max(0, event.limits.concurrent - 1)
-    [found] = schedule([request], [], others, _as_of(world, event), narrow) or [None]
-    if not isinstance(found, RequestAdmitted):
+    decisions = schedule([request], [], others, _as_of(world, event), narrow)
+    found = next((one for one in decisions if isinstance(one, RequestAdmitted)), None)
+    if found is None:
         return None
     _, _, rest = found.reason.partition(_OF_ALL)
     there, _, _ = event.reason.partition(_OF_ALL)
@@ -156,8 +157,9 @@ def _resumed(
     narrow = _narrowed(deployment, event)
     if isinstance(narrow, str):
         return narrow
-    [found] = schedule([], [request], [], _as_of(world, event), narrow) or [None]
-    if not isinstance(found, RequestResumed):
+    decisions = schedule([], [request], [], _as_of(world, event), narrow)
+    found = next((one for one in decisions if isinstance(one, RequestResumed)), None)
+    if found is None:
         return None
     # Suspicion and quarantine depend on what else ran.
     of_others: dict[str, Any] = {

@@ -15,6 +15,7 @@ from conductor.core.schedule import Deployment
 from configs.placement import assign
 from dalsegno.gate.selection import Contents, Seen, layout_of
 
+EVENT_TYPES: Final = "event types"
 OUTCOMES: Final = ("finished", "failed", "rejected", "cancelled")
 CODES: Final = (
     "deadline_exceeded",
@@ -54,7 +55,7 @@ def covered(
     codes = Counter(one.summary.code for one in chosen if one.summary is not None and one.summary.code)
     layouts = Counter(one.layout for one in chosen if one.layout)
     return [
-        _covered("event types", types, event_types()),
+        _covered(EVENT_TYPES, types, event_types()),
         _covered("outcomes", Counter(one.outcome for one in chosen), OUTCOMES),
         _covered("codes", codes, (*CODES, *_SCHEDULED)),
         _covered("layouts", layouts, known_layouts(deployments)),
@@ -85,6 +86,6 @@ def _covered(name: str, seen: Counter[str], known: Iterable[str]) -> Covered:
 def line_of(one: Covered) -> str:
     """A line of the report; the caller sanitises it."""
     total = len(one.seen) + len(one.unseen)
-    seen = ", ".join(f"{name} {count:,}" for name, count in one.seen.items()) or "none"
+    seen = ", ".join(f"{name} ({count:,})" for name, count in one.seen.items()) or "none"
     unseen = f"; not {', '.join(one.unseen)}" if one.unseen else ""
     return f"coverage: {one.name}, {len(one.seen)} of {total}: {seen}{unseen}"

@@ -69,12 +69,9 @@ class Deployments:
             return "no admission names a configuration; name one with --config"
         known = self._known.get(digest)
         if not isinstance(known, dict):
-            return f"the configuration {digest[:_SHOWN_CHARS]} is not stored here; name one with --config"
+            return "its configuration is not stored here; name one with --config"
         values = {key: value for key, value in known.items() if key not in PROCESS_SECTIONS}
         config = msgspec.convert(values, DeploymentConfig)
         if "scheduling" not in known and config.digest != digest:
-            return (
-                f"the configuration {digest[:_SHOWN_CHARS]} was stored without scheduling.* by an older "
-                "version; name one with --config"
-            )
+            return "its configuration was stored without scheduling.* by an older version; name one with --config"
         return config

@@ -174,8 +174,8 @@ def index(
         if isinstance(event, Scheduled) and event.id not in known:
             known.add(event.id)
             _take(found.epochs[epoch], event, record.seq)
-    for number, epoch in found.epochs.items():
-        _close(epoch, sorted(set(numbered.get(number, []))), causes)
+    for number, one in found.epochs.items():
+        _close(one, sorted(set(numbered.get(number, []))), causes)
     return found
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from conductor.core import affinity, poison_pills, queue, react, replicas, retention, schedule
+from conductor.core import affinity, poison_pills, queue, react, retention, schedule
 from conductor.core.cluster import Cluster
 from conductor.core.replicas import Ranks
 
@@ -35,18 +35,18 @@ class Mutation:
         source = textwrap.dedent(inspect.getsource(self.function))
         assert source.count(self.old) == 1, f"{self.name}: {self.old!r} is not once in\n{source}"
         scope: dict[str, Any] = {}
-        exec(  # noqa: S102 - that is what a mutation is
+        exec(
             compile(source.replace(self.old, self.new), f"<{self.name}>", "exec"),
             self.function.__globals__,
             scope,
         )
         [mutated] = scope.values()
         kept = self.function.__code__
-        self.function.__code__ = mutated.__code__  # type: ignore[attr-defined]
+        self.function.__code__ = mutated.__code__
         try:
             yield
         finally:
-            self.function.__code__ = kept  # type: ignore[attr-defined]
+            self.function.__code__ = kept
 
 
 SCHEDULING: Final = (
