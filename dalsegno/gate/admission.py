@@ -146,9 +146,10 @@ def _admitted(
     found = next((one for one in decisions if isinstance(one, RequestAdmitted)), None)
     if found is None:
         return None
-    _, _, rest = found.reason.partition(_OF_ALL)
-    there, _, _ = event.reason.partition(_OF_ALL)
-    return msgspec.structs.replace(found, reason=f"{there}{_OF_ALL}{rest}")
+    there, marker, _ = event.reason.partition(_OF_ALL)
+    rest = found.reason.partition(_OF_ALL)[2]
+    # Older versions worded all of it otherwise.
+    return msgspec.structs.replace(found, reason=f"{there}{marker}{rest}" if marker else event.reason)
 
 
 def _resumed(

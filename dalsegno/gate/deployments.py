@@ -73,5 +73,5 @@ class Deployments:
         values = {key: value for key, value in known.items() if key not in PROCESS_SECTIONS}
         config = msgspec.convert(values, DeploymentConfig)
         if "scheduling" not in known and config.digest != digest:
-            return "its configuration was stored without scheduling.* by an older version; name one with --config"
+            return "its configuration was stored without scheduling.*; name one with --config"
         return config

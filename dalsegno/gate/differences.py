@@ -118,7 +118,7 @@ def _group(members: list[Difference], compared: Mapping[Level, int]) -> Group:
 def line_of(group: Group) -> str:
     """A group in one line; the caller sanitises it."""
     [(was, becomes, _), *others] = group.values
-    more = f" and {len(others):,} other values" if others else ""
+    more = f" and {len(others):,} other {'values' if len(others) > 1 else 'value'}" if others else ""
     first = group.first
     where = f" of {first.source}" if first.source else ""
     at = "" if first.seq is None else f" at {first.seq}"

@@ -172,7 +172,8 @@ def lines(verdict: Verdict) -> list[str]:
 def _level_line(total: LevelTotal, groups: int) -> str:
     what = "values" if total.level == "data" else "decisions"
     how = "as recorded" if not groups else f"{groups} {'group' if groups == 1 else 'groups'} of differences"
-    return f"{total.level}: {total.requests:,} requests, {total.decisions:,} {what}: {how}"
+    many = "1 request" if total.requests == 1 else f"{total.requests:,} requests"
+    return f"{total.level}: {many}, {total.decisions:,} {what}: {how}"
 
 
 def _failed_line(one: Failed) -> str:

@@ -13,17 +13,18 @@ from typing import Any, Final
 
 from conductor.core import affinity, poison_pills, queue, react, retention, schedule
 from conductor.core.cluster import Cluster
-from conductor.core.replicas import Ranks
+from conductor.core.replicas import Policy, Ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """One mistake: in `function`, `old` becomes `new`."""
+    """One mistake: in `function`, `old` becomes `new`; `policy` is one that runs the piece."""
 
     name: str
     function: Callable[..., Any]
     old: str
     new: str
+    policy: Policy = "fsfs"
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
@@ -64,6 +65,7 @@ SCHEDULING: Final = (
         queue.normalized_admission_counts,
         "tenant, least)",
         "tenant, 0)",
+        "cache_aware",
     ),
     Mutation(
         "one request at a time", schedule.schedule, "deployment.max_concurrent_requests - open", "1 - open"
@@ -84,7 +86,11 @@ SCHEDULING: Final = (
         "the first suspect is first", schedule._resume, "(-request.submission_seq", "(request.submission_seq"
     ),
     Mutation(
-        "suspects are resumed last", schedule._resume, "(*last_first, *others)", "(*others, *last_first)"
+        "suspects are resumed last",
+        schedule._resume,
+        "(*last_first, *others)",
+        "(*others, *last_first)",
+        "rr",
     ),
     Mutation("nobody is a suspect", schedule._suspected_on, "== request.id", "== object()"),
     Mutation(
@@ -141,10 +147,34 @@ SCHEDULING: Final = (
         '(-self.load[one], one))\n            return rank, f"least',
     ),
     Mutation("the last of equal ranks", Ranks._pick, "(self.load[one], one))\n", "(self.load[one], -one))\n"),
-    Mutation("the shortest prefix", Ranks._pick, "(-cached[one]", "(cached[one]"),
-    Mutation("prefixes are not looked at", Ranks._pick, "if cached[rank]:", "if False:"),
-    Mutation("random is by the last byte", Ranks._pick, "int.from_bytes(digest)", "digest[-1]"),
-    Mutation("a turn is skipped", Ranks._next, ") % len", " + 1) % len"),
+    Mutation(
+        "the shortest prefix",
+        Ranks._pick,
+        "(-cached[one]",
+        "(cached[one]",
+        "cache_aware",
+    ),
+    Mutation(
+        "prefixes are not looked at",
+        Ranks._pick,
+        "if cached[rank]:",
+        "if False:",
+        "cache_aware",
+    ),
+    Mutation(
+        "random is by the last byte",
+        Ranks._pick,
+        "int.from_bytes(digest)",
+        "digest[-1]",
+        "random",
+    ),
+    Mutation(
+        "a turn is skipped",
+        Ranks._next,
+        ") % len",
+        " + 1) % len",
+        "rr",
+    ),
     Mutation("one more per rank", Ranks.available_in, "< most", "<= most"),
     Mutation("one less per rank", Ranks.available_in, "< most", "< most - 1"),
     Mutation("a closed rank takes requests", Ranks.open_in, "if rank not in self.closed", ""),
@@ -152,11 +182,27 @@ SCHEDULING: Final = (
         "an absent rank takes requests", Ranks.open_in, " if self.world.incarnation(rank) is not None", ""
     ),
     Mutation("proven requests count as unproven", Ranks.occupy, "if not place.proven:", "if True:"),
-    Mutation("prefixes have gaps", affinity.Affinity.has, "if name not in known", "if name in known"),
     Mutation(
-        "prefixes outlive their rank", affinity.Affinity.forget, "self.prefixes.pop(rank, None)", "pass"
+        "prefixes have gaps",
+        affinity.Affinity.has,
+        "if name not in known",
+        "if name in known",
+        "cache_aware",
     ),
-    Mutation("pieces do not contain what is before", affinity.pieces, "name + piece", "piece"),
+    Mutation(
+        "prefixes outlive their rank",
+        affinity.Affinity.forget,
+        "self.prefixes.pop(rank, None)",
+        "pass",
+        "cache_aware",
+    ),
+    Mutation(
+        "pieces do not contain what is before",
+        affinity.pieces,
+        "name + piece",
+        "piece",
+        "cache_aware",
+    ),
 )
 """Mistakes that `dalsegno replay --all` cannot see."""
 

@@ -35,7 +35,9 @@ from tests.conductor.script import SUBJECTS, Script
 
 RANKS: Final = (0, 1, 2)
 KV_TOKENS: Final = {0: 128, 1: 96, 2: 64}
-_PREFIXES: Final = [f"{name * 300}" for name in "pqr"]
+_PIECE: Final = 256
+"""Bytes of a prompt that the choice of a rank by its prefix cache takes together."""
+_PREFIXES: Final = [name * _PIECE for name in "pqr"]
 _WEIGHTS: Final = {"prepare": "1" * 32, "llm": "2" * 32}
 
 
@@ -47,10 +49,22 @@ class RichLog:
     deployment: Deployment
 
 
+class _Clocked(Script):
+    """A script whose clock can jump."""
+
+    jumped_ns = 0
+
+    def store(self, subject: str, data: bytes) -> int:
+        seq = super().store(subject, data)
+        last = self.records[-1]
+        self.records[-1] = msgspec.structs.replace(last, time_ns=last.time_ns + self.jumped_ns)
+        return seq
+
+
 class _Driver:
     def __init__(self, seed: int, policy: Policy) -> None:
         self.random = random.Random(f"{seed} {policy}")
-        self.script = Script(
+        self.script = _Clocked(
             serve=script.deployment(
                 groups=(PlacedGroup(nodes=("prepare", "llm"), walks=None, ranks=tuple(map(Rank, RANKS))),),
                 max_concurrent_requests=6,
@@ -73,13 +87,16 @@ class _Driver:
         for rank in RANKS:
             self.join(rank)
         actions = [
-            (self.submit, 40), (self.burst, 2), (self.answer, 70), (self.lose, 3), (self.join_all, 6),
+            (self.submit, 40), (self.burst, 2), (self.answer, 70), (self.lose, 5), (self.join_all, 6),
             (self.leave, 1), (self.cancel, 3), (self.deadline, 6), (self.lead, 1), (self.fail, 2),
-            (self.refused, 5), (self.again, 3), (self.progress, 4),
+            (self.gap, 1), (self.refused, 5), (self.again, 3), (self.progress, 12),
         ]  # fmt: skip
         doers, weights = zip(*actions, strict=True)
         for _ in range(steps):
             self.random.choices(doers, weights)[0]()
+        self.jump()
+        for _ in range(12):
+            self.again()
         self.join_all()
         for _ in range(40 * steps):
             if not self.script.cluster.open:
@@ -107,13 +124,13 @@ class _Driver:
     def submit(self, **fields: Any) -> None:
         self.asked += 1
         chance = self.random
-        text = chance.choice(_PREFIXES) + str(chance.randrange(3)) * 300
+        text = chance.choice(_PREFIXES) + str(chance.randrange(3)) * _PIECE
         usual: dict[str, Any] = {
             "inputs": Inputs(text=text),
             "params": Params(max_tokens=4, seed=chance.choice([None, 7])),
             "tenant": chance.choice([None, "a", "a", "b", "c"]),
             "priority": chance.choice([0, 0, 0, 1, -1]),
-            "timeout_s": chance.choice([None, None, 0.3, 1.0]),
+            "timeout_s": chance.choice([None, None, 0.05, 0.2, 1.0]),
         }
         self.script.submit(f"r{self.asked}", **usual | fields)
 
@@ -122,12 +139,30 @@ class _Driver:
         for _ in range(9):
             self.submit()
 
+    def gap(self) -> None:
+        """The conductor is dead while requests come; its successor finds them all at once."""
+        self.script.lead = False
+        for _ in range(self.random.randint(1, 8)):
+            self.submit()
+        self.script.lead = True
+        self.lead()
+
+    def jump(self) -> None:
+        """So much later that what has ended is forgotten, except for its digest."""
+        self.script.jumped_ns += 20 * 60 * 1_000_000_000
+        for _ in range(2):
+            for _ in range(30):
+                self.submit(timeout_s=None)
+                for _ in range(3):
+                    self.answer()
+
     def answer(self) -> None:
         if (ready := self._order()) is not None:
             self.script.complete(ready)
 
     def progress(self) -> None:
-        if (ready := self._order()) is not None and ready.on_probation:
+        """A suspect gets further than it was."""
+        if (ready := self._order(is_suspect=True)) is not None:
             self.script.progress(ready)
 
     def fail(self) -> None:
@@ -135,10 +170,18 @@ class _Driver:
             self.script.fail(ready, Failure(code="worker_failed", message="it failed"))
 
     def lose(self) -> None:
-        """A worker dies; some of them take others along."""
+        """A worker dies; some of them take others along, and some die of a suspect."""
+        suspects = [one for one in self.script.cluster.open.values() if one.suspicion.dead_incarnations]
+        if suspects and self.random.random() < 0.7:
+            for rank in self.random.choice(suspects).ranks:
+                if self.script.cluster.world.incarnation(rank) is not None:
+                    self.script.lose(rank)
+            return
+        # Of the orders behind this position, the worker had begun none: their requests are no suspects.
+        read_seq = self.random.choice([None, len(self.script.records) - self.random.randrange(40)])
         for rank in self.random.sample(RANKS, self.random.choice([1, 1, 2])):
             if self.script.cluster.world.incarnation(rank) is not None:
-                self.script.lose(rank)
+                self.script.lose(rank, read_seq=read_seq)
 
     def leave(self) -> None:
         if self.script.cluster.world.incarnation(rank := self.random.choice(RANKS)) is not None:
@@ -190,15 +233,15 @@ class _Driver:
             else:
                 self.script.submit(name, inputs=Inputs(text=f"other {self.asked}"))
 
-    def _order(self) -> NodeReady | None:
-        """A running order that its worker has not answered."""
+    def _order(self, *, is_suspect: bool = False) -> NodeReady | None:
+        """A running order that its worker has not answered; of a suspect only, if there shall be one."""
         open_steps = [
             (request, step, rank)
             for request in self.script.cluster.open.values()
             if request.phase is Phase.RUNNING
             for step in request.running
             for rank in step.incarnations
-            if rank in step.stored and rank not in step.parts
+            if rank in step.stored and rank not in step.parts and step.is_quarantined >= is_suspect
         ]
         if not open_steps:
             return None
@@ -219,6 +262,6 @@ class _Driver:
         self.read = len(self.script.records)
 
 
-def rich_log(seed: int, policy: Policy, steps: int = 400) -> RichLog:
+def rich_log(seed: int, policy: Policy, steps: int = 300) -> RichLog:
     """The log of a seed."""
     return _Driver(seed, policy).run(steps)
