@@ -24,6 +24,7 @@ COMMANDS: Final = {
         "log": "dalsegno.history.command:log",
         "why": "dalsegno.why.command:why",
         "replay": "dalsegno.replay.command:replay",
+        "gate": "dalsegno.gate.command:gate",
         "export": "dalsegno.bundle.export:export",
         "verify": "dalsegno.verify.command:verify",
         "check": "dalsegno.check.command:check",

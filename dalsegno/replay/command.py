@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-import msgspec
 
 from conductor.core.replay import Replayer
 from dalsegno.bundle import bundle_file
 from dalsegno.config import options
-from dalsegno.history import log_source, request_media, request_records, sealed_log, seals
+from dalsegno.history import log_source, request_records, sealed_log, seals
 from dalsegno.history.damage import Damage
 from dalsegno.history.log_source import LogSource
 from dalsegno.replay import inspection, recorded_request, verdicts
@@ -178,15 +177,7 @@ def _history(what: str, where: LogSource, *, with_media: bool = False) -> Histor
     """Read a bundle if there is a file of that name or it cannot be a request id; else the log's request."""
     if what == bundle_file.STDIN or not is_token(what) or (not where.is_named and Path(what).exists()):
         return recorded_request.of_bundle(what)
-    return asyncio.run(_of_log(where, what, with_media=with_media))
-
-
-async def _of_log(where: LogSource, request_id: str, *, with_media: bool) -> History:
-    async with log_source.opened(where) as source:
-        found = await request_records.collect(source.log, source.subjects, request_id)
-        media = await request_media.collect_media(source, found.records) if with_media else []
-    history = recorded_request.of_log(msgspec.structs.replace(found, configs=log_source.configs(where)))
-    return msgspec.structs.replace(history, media=media)
+    return asyncio.run(recorded_request.read(where, what, with_media=with_media))
 
 
 # ---- the control level -----------------------------------------------------------------------------------

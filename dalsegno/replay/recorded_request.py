@@ -9,7 +9,8 @@ from conductor.core.replay import Replayer, Verdict
 from dalsegno.bundle import bundle_file, manifest
 from dalsegno.bundle.bundle_file import LeftOut
 from dalsegno.bundle.export import SUFFIX
-from dalsegno.history import request_media, seals
+from dalsegno.history import log_source, request_media, request_records, seals
+from dalsegno.history.log_source import LogSource
 from dalsegno.history.request_media import RecordedMedium
 from dalsegno.history.request_records import RequestRecords, part_ids
 from dalsegno.replay.timeline import ReplayTimeline
@@ -83,6 +84,19 @@ def of_log(found: RequestRecords) -> History:
         seals=found.seals,
         log=seals.name_of(found.log, found.subjects),
     )
+
+
+async def read(where: LogSource, request_id: str, *, with_media: bool) -> History:
+    """Read a request from a log.
+
+    Raises:
+        ClientError: the log has no submission of it.
+    """
+    async with log_source.opened(where) as source:
+        found = await request_records.collect(source.log, source.subjects, request_id)
+        media = await request_media.collect_media(source, found.records) if with_media else []
+    history = of_log(msgspec.structs.replace(found, configs=log_source.configs(where)))
+    return msgspec.structs.replace(history, media=media)
 
 
 def of_bundle(path: str) -> History:

@@ -143,7 +143,7 @@ class ReplayTimeline:
 
     def difference(self, before: int, after: int) -> list[StateChange]:
         """The values of the state that differ between the indices `before` and `after`."""
-        was, becomes = dict(_leaves(self.state(before))), dict(_leaves(self.state(after)))
+        was, becomes = dict(leaves(self.state(before))), dict(leaves(self.state(after)))
         return [
             StateChange(name=name, before=was.get(name), after=becomes.get(name))
             for name in dict.fromkeys((*was, *becomes))
@@ -219,14 +219,14 @@ def _state(request: Request) -> dict[str, Any]:
     return found
 
 
-def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every value that is neither a map nor a list of maps, with its path."""
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from _leaves(item, f"{name}.{key}" if name else str(key))
+            yield from leaves(item, f"{name}.{key}" if name else str(key))
     elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
         for place, item in enumerate(value):
-            yield from _leaves(item, f"{name}[{place}]")
+            yield from leaves(item, f"{name}[{place}]")
     else:
         yield name, value
 

@@ -1,0 +1,1 @@
+"""`dalsegno gate`: recorded requests held against the installed code and configuration."""
