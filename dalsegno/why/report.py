@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from conductor.core.replay import differences
+from dalsegno.gate.differences import as_json, between, cut
 from dalsegno.history.event_description import stop_of
 from dalsegno.history.summary import Summary, iso
 from dalsegno.replay import verdicts
@@ -182,9 +182,12 @@ def _decision_lines(outcome: ControlResult) -> list[str]:
     mismatch = outcome.verdict.mismatch
     if mismatch is None or mismatch.expected is None or mismatch.recorded is None:
         return [first]
-    found = list(differences(mismatch.expected, mismatch.recorded))
+    found = [
+        f"  differs: {field}: recorded {cut(as_json(recorded))}, decided {cut(as_json(decided))}"
+        for field, recorded, decided in between(mismatch.recorded, mismatch.expected)
+    ]
     more = [f"  and {len(found) - _DIFFERENCES} more"] if len(found) > _DIFFERENCES else []
-    return [first, *(f"  differs: {line}" for line in found[:_DIFFERENCES]), *more]
+    return [first, *found[:_DIFFERENCES], *more]
 
 
 # ---- JSON ----------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from dalsegno.cli import main
+from dalsegno.history.event_description import stop_of
 from dalsegno.history.summary import Summary
 from dalsegno.replay import recorded_request
 from dalsegno.why import report
@@ -73,7 +74,7 @@ def test_a_changed_leaf_of_a_plan_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     lines = report.remarks(explained("plain"))
 
     assert any(line.startswith("decisions: 1 decision matches, then: ") for line in lines)
-    assert "  differs: walks[0].args.max_tokens: recorded 1006, decided 7" in lines
+    assert "  differs: walks[*].args.max_tokens: recorded 1006, decided 7" in lines
 
 
 def test_a_rejection_names_its_code_and_message() -> None:
@@ -84,8 +85,6 @@ def test_a_rejection_names_its_code_and_message() -> None:
 
 
 def test_the_stop_string_of_an_answer_is_named() -> None:
-    from dalsegno.history.event_description import stop_of
-
     assert stop_of([".", None, 7]) == " (by '.', None, token 7)"
     assert stop_of([None]) == stop_of([]) == ""
 
@@ -129,9 +128,7 @@ def test_a_wait_that_is_longer_than_the_others_is_unusual() -> None:
     found = unusual(summary("slow", 1.4), others)
 
     assert [one.what for one in found] == ["wait for admission", "first output after"]
-    assert found[0].text == (
-        "wait for admission 1.400 s: median of 10 others 0.004 s, highest 0.009 s"
-    )
+    assert found[0].text == ("wait for admission 1.400 s: median of 10 others 0.005 s, highest 0.009 s")
 
 
 def test_few_others_or_another_model_make_nothing_unusual() -> None:
