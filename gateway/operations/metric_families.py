@@ -82,7 +82,7 @@ def histogram(
     """A histogram family. Another `prefix` is that of a convention's name."""
     family = HistogramMetricFamily(f"{prefix}{name}", help_, labels=labels)
     for label_values, one in values.items():
-        bounds = [*(f"{bound:g}" for bound in one.bounds), "+Inf"]
+        bounds = [*(f"{bound:.12g}" for bound in one.bounds), "+Inf"]
         buckets = list(zip(bounds, map(float, accumulate(one.counts)), strict=True))
         family.add_metric(label_values, buckets, one.sum)
     return family
