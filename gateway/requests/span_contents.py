@@ -41,7 +41,7 @@ def _messages(inputs: Inputs) -> Iterator[dict[str, Any]]:
     media = [{"type": medium.modality} for medium in inputs.files]
     if inputs.messages is not None:
         for message in inputs.messages:
-            yield {"role": str(message.get("role", "user")), "parts": list(_parts(message))}
+            yield {"role": _string(message.get("role")), "parts": list(_parts(message))}
         return
     texts = [text for text in (inputs.text, *inputs.queries, *(inputs.texts or ())) if isinstance(text, str)]
     parts = [*media, *map(_text, texts)]
@@ -51,33 +51,45 @@ def _messages(inputs: Inputs) -> Iterator[dict[str, Any]]:
 
 
 def _parts(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the parts of a message in OpenAI's format, which the gateway has checked."""
+    """Yield the parts of a message in OpenAI's format. Not all routes check it; what has no form is left out.
+
+    Nothing is copied but strings: a value that is nested too deep is refused later, when it is submitted.
+    """
     content = message.get("content")
     if message.get("role") == "tool":
         yield {
             "type": "tool_call_response",
-            "id": message.get("tool_call_id"),
+            "id": _string(message.get("tool_call_id")),
             "response": "".join(part.get("content", "") for part in _content(content)),
         }
         return
     yield from _content(content)
-    for call in message.get("tool_calls") or ():
-        function = call["function"]
-        yield {
-            "type": "tool_call",
-            "id": call["id"],
-            "name": function["name"],
-            "arguments": function["arguments"],
-        }
+    for call in _objects(message.get("tool_calls")):
+        function = call.get("function")
+        if isinstance(function, dict):
+            yield {
+                "type": "tool_call",
+                "id": _string(call.get("id")),
+                "name": _string(function.get("name")),
+                "arguments": _string(function.get("arguments")),
+            }
 
 
 def _content(content: object) -> Iterator[dict[str, Any]]:
     if isinstance(content, str):
         yield _text(content)
-    elif isinstance(content, list):
-        for part in content:
-            kind = str(part.get("type"))
-            yield _text(str(part.get(_TEXT, ""))) if kind == _TEXT else {"type": kind}
+        return
+    for part in _objects(content):
+        kind = _string(part.get("type"))
+        yield _text(_string(part.get(_TEXT))) if kind == _TEXT else {"type": kind}
+
+
+def _objects(found: object) -> list[dict[str, Any]]:
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _string(found: object) -> str:
+    return found if isinstance(found, str) else ""
 
 
 def _text(content: str) -> dict[str, Any]:

@@ -39,6 +39,26 @@ def test_a_chat_keeps_its_roles_and_tool_calls() -> None:
     ]  # fmt: skip
 
 
+def test_what_is_no_message_is_left_out() -> None:
+    nested: list[Any] = []
+    for _ in range(5000):
+        nested = [nested]
+    broken = [
+        {"role": nested, "content": nested},
+        {"role": "user", "content": ["text", {"type": "text", "text": nested}, {"type": nested}]},
+        {"role": "assistant", "tool_calls": ["x", {"function": "f"}, {"function": {"arguments": nested}}]},
+        {"role": "tool", "content": 5, "tool_call_id": nested},
+    ]
+
+    call = {"type": "tool_call", "id": "", "name": "", "arguments": ""}
+    assert read(input_messages([Inputs(messages=broken)], ROOM)) == [
+        {"role": "", "parts": []},
+        {"role": "user", "parts": [text(""), {"type": ""}]},
+        {"role": "assistant", "parts": [call]},
+        {"role": "tool", "parts": [{"type": "tool_call_response", "id": "", "response": ""}]},
+    ]
+
+
 def test_other_prompts_are_messages_of_a_user() -> None:
     image = Media(modality="image", digest="0" * 64)
     prompts = [
