@@ -43,7 +43,7 @@ def test_what_is_no_message_is_left_out() -> None:
     nested: list[Any] = []
     for _ in range(5000):
         nested = [nested]
-    broken = [
+    broken: list[dict[str, Any]] = [
         {"role": nested, "content": nested},
         {"role": "user", "content": ["text", {"type": "text", "text": nested}, {"type": nested}]},
         {"role": "assistant", "tool_calls": ["x", {"function": "f"}, {"function": {"arguments": nested}}]},
