@@ -5,15 +5,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TypeAlias
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
-from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 PATIENCE_S = 30.0
+
+
+Value: TypeAlias = str | int | float | bool | list[str | int | float | bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """An event of a span; `time_ns` counts from 1970."""
+
+    name: str
+    time_ns: int
+    attributes: dict[str, Value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +40,16 @@ class Collected:
     parent: str
     is_error: bool
     duration_s: float
-    attributes: dict[str, str | int | float | bool]
+    attributes: dict[str, Value]
+    events: tuple[Noted, ...] = ()
 
 
 @dataclass
 class Collector:
-    """The spans exported to `endpoint` so far."""
+    """The spans exported to `endpoint` so far, and the bodies they came in."""
 
     endpoint: str = ""
+    bodies: list[bytes] = field(default_factory=list)
     spans: list[Collected] = field(default_factory=list)
     exports: int = 0
     _news: threading.Condition = field(default_factory=threading.Condition)
@@ -44,6 +59,7 @@ class Collector:
         request.ParseFromString(body)
         with self._news:
             self.exports += 1
+            self.bodies.append(body)
             self.spans += _spans(request)
             self._news.notify_all()
 
@@ -63,6 +79,7 @@ def collecting() -> Iterator[Collector]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             assert self.path == "/v1/traces"
+            assert self.headers["content-encoding"] is None  # so that `bodies` can be searched
             collector.take(self.rfile.read(int(self.headers["content-length"])))
             self.send_response(200)
             self.send_header("content-type", "application/x-protobuf")
@@ -98,10 +115,21 @@ def _spans(request: ExportTraceServiceRequest) -> Iterator[Collected]:
                     is_error=span.status.code == Status.STATUS_CODE_ERROR,
                     duration_s=(span.end_time_unix_nano - span.start_time_unix_nano) / 1e9,
                     attributes=dict(map(_value, span.attributes)),
+                    events=tuple(
+                        Noted(event.name, event.time_unix_nano, dict(map(_value, event.attributes)))
+                        for event in span.events
+                    ),
                 )
 
 
-def _value(pair: KeyValue) -> tuple[str, str | int | float | bool]:
-    kind = pair.value.WhichOneof("value")
+def _value(pair: KeyValue) -> tuple[str, Value]:
+    if pair.value.HasField("array_value"):
+        return pair.key, [_scalar(value) for value in pair.value.array_value.values]
+    return pair.key, _scalar(pair.value)
+
+
+def _scalar(value: AnyValue) -> str | int | float | bool:
+    kind = value.WhichOneof("value")
     assert kind is not None
-    return pair.key, getattr(pair.value, kind)
+    found: str | int | float | bool = getattr(value, kind)
+    return found

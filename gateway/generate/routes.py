@@ -97,6 +97,7 @@ def generate_routes(gateway: Gateway) -> APIRouter:
         group = RequestGroup(
             route=GENERATE,
             requests=[replace(parsed, is_resumed=position.has_any(0))],
+            is_stream=body.streaming,
             media_places=[source.where for source in body.media],
         )
         return AnswerResponse(gateway, group, make_format)

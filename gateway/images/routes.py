@@ -93,6 +93,7 @@ def _answer(
         route=route,
         requests=requests,
         n=len(requests),
+        is_stream=bool(body.stream),
         media_places=[one.where for one in images],
         option_fields=body.option_fields,
     )

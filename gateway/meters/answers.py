@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from gateway.meters.gen_ai import GenAiMeters, operation_of
 from gateway.meters.hops import HopMeters
 from shared.events import FORWARDS, Usage
 from shared.telemetry import timeline, tracing
@@ -35,30 +36,58 @@ class Latency:
 
 
 class Observation:
-    """The observation of one answer, from its beginning to its end."""
+    """The observation of one answer, from its beginning to its end.
 
-    __slots__ = ("_begun_s", "_ended", "_last_token_s", "_latency", "_meter", "_route", "_span", "_tokens")
+    Attributes:
+        first_chunk_s: the time from its beginning to its first chunk; None before that.
+    """
 
-    def __init__(self, meter: "Meter", route: str) -> None:
+    __slots__ = (
+        "_begun_s",
+        "_between_s",
+        "_between_tokens",
+        "_ended",
+        "_first_token_s",
+        "_last_token_s",
+        "_latency",
+        "_meter",
+        "_model",
+        "_route",
+        "_span",
+        "_tokens",
+        "first_chunk_s",
+    )
+
+    def __init__(self, meter: "Meter", route: str, model: str) -> None:
+        self.first_chunk_s: float | None = None
         self._meter = meter
         self._route = route
+        self._model = model
         self._latency = meter.latency[route]
         self._span = tracing.get_current_span()
         self._begun_s = meter.clock()
+        self._first_token_s: float | None = None
         self._last_token_s: dict[int, float] = {}  # by choice
+        self._between_s = 0.0  # from token to token of the same choice, over all choices
+        self._between_tokens = 0
         self._tokens = 0
         self._ended = False
 
     def chunk(self, tokens: int, choice: int = 0) -> None:
         """Count a chunk of so many tokens; the first one ends the time to first token."""
+        now_s = self._meter.clock()
+        if self.first_chunk_s is None:
+            self.first_chunk_s = now_s - self._begun_s
         if not tokens:
             return
-        now_s = self._meter.clock()
-        if not self._last_token_s:
-            self._latency.first_token_s.observe(now_s - self._begun_s)
+        if self._first_token_s is None:
+            self._first_token_s = now_s - self._begun_s
+            self._latency.first_token_s.observe(self._first_token_s)
         if (before_s := self._last_token_s.get(choice)) is not None:
             # The tokens of one chunk share the time since the previous chunk.
             self._latency.inter_token_s.observe((now_s - before_s) / tokens, tokens)
+            self._between_s += now_s - before_s
+            self._between_tokens += tokens
         self._last_token_s[choice] = now_s
         self._tokens += tokens
         self._meter.generated_tokens += tokens
@@ -81,10 +110,19 @@ class Observation:
             )
         if usage is not None:
             self._meter.add(usage)
-        if outcome != FINISHED:
-            tracing.fail(self._span, outcome)
-            return
         took_s = self._meter.clock() - self._begun_s
+        self._meter.gen_ai.observe(
+            operation_of(self._route),
+            self._model,
+            took_s=took_s,
+            error="" if outcome == FINISHED else outcome,
+            first_token_s=self._first_token_s,
+            output_token_s=self._between_s / self._between_tokens if self._between_tokens else None,
+            usage=usage,
+        )
+        if outcome != FINISHED:
+            self._span.set_attributes({"error.type": outcome})  # the middleware decides on the status
+            return
         self._latency.request_s.observe(took_s)
         self._meter.recent.append((took_s, self._tokens))
 
@@ -103,6 +141,7 @@ class Meter:
         requests_resumed: requests, of all gateways, that a conductor placed again.
         workers_lost: incarnations of workers that a conductor declared lost, by rank.
         http: HTTP responses by method, route and status.
+        gen_ai: the same latencies and tokens by OpenTelemetry's conventions.
         timeline: the profile to which answers are written, if one is recorded.
     """
 
@@ -120,6 +159,7 @@ class Meter:
         self.requests_resumed = 0
         self.workers_lost: Counter[int] = Counter()
         self.hops = HopMeters()
+        self.gen_ai = GenAiMeters()
         self.timeline = timeline.recording()
 
     @property
@@ -134,7 +174,7 @@ class Meter:
         if FORWARDS in usage.counts:
             self.diffusion_tokens += usage.completion_tokens
 
-    def begin(self, route: str, *, is_resumed: bool = False) -> Observation:
-        """Begin to observe an answer on `route`, the path's template."""
+    def begin(self, route: str, model: str, *, is_resumed: bool = False) -> Observation:
+        """Begin to observe an answer of `model` on `route`, the path's template."""
         self.resumed[route] += is_resumed
-        return Observation(self, route)
+        return Observation(self, route, model)

@@ -195,7 +195,8 @@ def _group(
         request, len(choices), is_stream=bool(body.stream), id_is_chosen=parsed.id_is_chosen
     )
     choices = [replace(one, is_resumed=position.has_any(number)) for number, one in enumerate(choices)]
-    return RequestGroup(route=route, requests=choices, n=body.answers), position
+    is_stream = bool(body.stream)
+    return RequestGroup(route=route, requests=choices, n=body.answers, is_stream=is_stream), position
 
 
 def _head(

@@ -72,12 +72,17 @@ def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[Lab
 
 
 def histogram(
-    name: str, help_: str, labels: Sequence[str], values: Mapping[LabelValues, Histogram]
+    name: str,
+    help_: str,
+    labels: Sequence[str],
+    values: Mapping[LabelValues, Histogram],
+    *,
+    prefix: str = _PREFIX,
 ) -> Metric:
-    """A histogram family."""
-    family = HistogramMetricFamily(f"{_PREFIX}{name}", help_, labels=labels)
+    """A histogram family. Another `prefix` is that of a convention's name."""
+    family = HistogramMetricFamily(f"{prefix}{name}", help_, labels=labels)
     for label_values, one in values.items():
-        bounds = [*(f"{bound:g}" for bound in one.bounds), "+Inf"]
+        bounds = [*(f"{bound:.12g}" for bound in one.bounds), "+Inf"]
         buckets = list(zip(bounds, map(float, accumulate(one.counts)), strict=True))
         family.add_metric(label_values, buckets, one.sum)
     return family

@@ -58,6 +58,7 @@ _LATENCIES: Final[_Names] = (
     ("inter_token_s", "inter_token_seconds", "From one token to the next of the same choice."),
     ("request_s", "request_seconds", "From the request's body to the end of an answer that finished."),
 )
+_GEN_AI_LABELS: Final = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
 _LOG_CLIENT_GAUGES: Final[_Names] = (
     ("unacked", "unacked_events", "Events published and not acked."),
     ("behind", "log_lag_events", "Events of its subjects that it has not read yet."),
@@ -167,6 +168,7 @@ class Snapshot:
         yield from self._answers()
         yield from self._recoveries()
         yield from self._latencies()
+        yield from self._gen_ai()
         yield from self._log_state()
         yield from self._log_clients()
         yield from self._conductors()
@@ -209,6 +211,37 @@ class Snapshot:
         yield histogram("hop_seconds", help_, ("hop",), took_s)
         help_ = "From the storing of an event to its reading at this gateway."
         yield histogram("log_delivery_seconds", help_, (), {(): hops.delivery_s})
+
+    def _gen_ai(self) -> Iterator[Metric]:
+        """The gateway's latencies and tokens by OpenTelemetry's conventions."""
+        meters = self._meter.gen_ai
+        for name, help_, labels, values in (
+            (
+                "server_request_duration_seconds",
+                "From the request's body to the end of an answer.",
+                (*_GEN_AI_LABELS, "error_type"),
+                meters.request_s,
+            ),
+            (
+                "server_time_to_first_token_seconds",
+                "From the request's body to the first token sent, of answers that finished.",
+                _GEN_AI_LABELS,
+                meters.first_token_s,
+            ),
+            (
+                "server_time_per_output_token_seconds",
+                "Mean time of a token after the first ones, of answers that finished.",
+                _GEN_AI_LABELS,
+                meters.output_token_s,
+            ),
+            (
+                "client_token_usage",
+                "Tokens of prompts (input) and of answers (output) that finished.",
+                (*_GEN_AI_LABELS, "gen_ai_token_type"),
+                meters.tokens,
+            ),
+        ):
+            yield histogram(name, help_, labels, values, prefix="gen_ai_")
 
     # ---- the log -------------------------------------------------------------------------------------
     def _log_state(self) -> Iterator[Metric]:

@@ -18,6 +18,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from gateway.requests.milestones import Milestones
 from gateway.requests.parsed_request import ParsedRequest
 from gateway.requests.relay import AnswerItem
 from gateway.requests.service import Gateway
@@ -69,10 +70,12 @@ class MergedChoices:
 
     Attributes:
         on_attached: called when a choice turns out to have been submitted before.
+        milestones: returns those of a request, for its trace; None if the answer is not traced.
     """
 
     def __init__(self, gateway: Gateway, requests: Sequence[ParsedRequest]) -> None:
         self.on_attached: Callable[[], None] = lambda: None
+        self.milestones: Callable[[str], Milestones] | None = None
         self._gateway = gateway
         self._requests: Final = requests
         self._subscriptions: list[Subscription] = []
@@ -116,10 +119,15 @@ class MergedChoices:
             subscription.release(cancel, grace_s=grace_s)
 
     async def _submit(self, request: ParsedRequest) -> AsyncGenerator[AnswerItem, None]:
-        subscription = await self._gateway.submit(request, self._subscriptions.append)
+        subscription = await self._gateway.submit(request, self._subscribed)
         if subscription.is_attached:
             self.on_attached()
         return subscription.items()
+
+    def _subscribed(self, subscription: Subscription) -> None:
+        self._subscriptions.append(subscription)
+        if self.milestones is not None:
+            subscription.relay.milestones = self.milestones(subscription.relay.request_id)
 
     async def _pump(
         self, choice: int, request: ParsedRequest, arrivals: "asyncio.Queue[ChoiceItem | Exception]"

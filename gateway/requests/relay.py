@@ -14,6 +14,7 @@ earlier request reads it by such a cursor from the beginning.
 
 import asyncio
 import logging
+import time
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -23,6 +24,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from gateway.meters.hops import HopMeters, RequestHops
+from gateway.requests.milestones import Milestones
 from shared.checkpoints import is_checkpoint
 from shared.epoch_fence import EpochFence
 from shared.errors import ClientError
@@ -159,12 +161,17 @@ class OutputFold:
 
 
 class Relay:
-    """One client's answer, filled by the router, or by a cursor of its own if the client is slower."""
+    """One client's answer, filled by the router, or by a cursor of its own if the client is slower.
+
+    Attributes:
+        milestones: what the records say for the request's trace; None if it is not traced.
+    """
 
     def __init__(self, log: Log, subjects: Subjects, request_id: str) -> None:
         self.request_id = request_id
         self.output = OutputFold()
         self.hops: RequestHops | None = None
+        self.milestones: Milestones | None = None
         self.buffered_bytes = 0
         self._log = log
         self._subjects = subjects
@@ -178,17 +185,19 @@ class Relay:
         return self._rest is not None
 
     # ---- called by the router: nothing here waits ---------------------------------------------------
-    def add(self, seq: int, address: Address, event: AnyEvent, epoch: int) -> None:
+    def add(self, record: StoredRecord, address: Address, event: AnyEvent, epoch: int) -> None:
         """Apply one record, or note its position if the buffer is full."""
         if self.is_behind:
             return
         if self.buffered_bytes >= BUFFER_BYTES:
-            self.reread(seq, epoch)
+            self.reread(record.seq, epoch)
             return
-        self._put(self._fold(seq, address, event))
+        self._put(self._fold(record, address, event))
 
     def submitted_at(self, seq: int) -> None:
-        """Set our submission's position."""
+        """Set our submission's position, when its ack arrives."""
+        if self.milestones is not None:
+            self.milestones.submitted(time.time_ns())
         self._put(self.output.submitted_at(seq))
 
     def reread(self, seq: int, epoch: int) -> None:
@@ -202,8 +211,11 @@ class Relay:
             self.output.ended = True
             self._put([Failed(failure)])
 
-    def _fold(self, seq: int, address: Address, event: AnyEvent) -> list[AnswerItem]:
+    def _fold(self, record: StoredRecord, address: Address, event: AnyEvent) -> list[AnswerItem]:
         """Fold one record; warn of a chunk whose writer may not write this output, once for each reason."""
+        seq = record.seq
+        if self.milestones is not None and not isinstance(event, OutputChunk):
+            self.milestones.observe(event, record.time_ns)
         objections = self.output.output.objections
         known = len(objections)
         items = self.output.fold(seq, address, event)
@@ -252,7 +264,7 @@ class Relay:
                 event = decode_or_none(record, address) if address is not None else None
                 if address is None or event is None or not fence.admits(event):
                     continue
-                for item in self._fold(record.seq, address, event):
+                for item in self._fold(record, address, event):
                     yield await self._explained(item)
                 if self.output.ended:
                     return
@@ -317,7 +329,7 @@ class RecordRouter:
         for relay in list(relays):
             if relay.hops is not None:
                 self._hops.observe(relay.hops, event)
-            relay.add(record.seq, address, event, self._fence.epoch)
+            relay.add(record, address, event, self._fence.epoch)
             if relay.is_behind or relay.output.ended:
                 self.close(relay)
 

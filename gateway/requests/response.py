@@ -26,6 +26,7 @@ from gateway import errors
 from gateway.errors import HttpError
 from gateway.meters.answers import FINISHED
 from gateway.requests.choices import MergedChoices
+from gateway.requests.generation_span import GenerationSpan
 from gateway.requests.parsed_request import ParsedRequest
 from gateway.requests.relay import Answered, Failed
 from gateway.requests.service import Gateway
@@ -118,6 +119,7 @@ class RequestGroup:
         route: the path's template, for the meter.
         requests: one for each choice (`gateway.requests.choices.split`).
         n: the number of choices for each prompt.
+        is_stream: the client asks for the answer in pieces, as they are made.
         media_places: the places of the requests' media in the body, for errors.
         text_places: for each request, those of its texts; `query_places` are those of their queries.
         option_fields: the fields of the body that became options of another name, by the option.
@@ -126,6 +128,7 @@ class RequestGroup:
     route: str
     requests: Sequence[ParsedRequest]
     n: int = 1
+    is_stream: bool = False
     media_places: Sequence[str] = ()
     text_places: Sequence[Sequence[str]] = ()
     query_places: Sequence[str] = ()
@@ -166,9 +169,13 @@ class AnswerResponse(Response):
         self.status_code = 200
         self._gateway = gateway
         self._group = group
-        self._choices = MergedChoices(gateway, group.requests)
+        self._span = GenerationSpan.begin(group.route, group.requests, group.n, is_stream=group.is_stream)
+        self._choices = MergedChoices(gateway, group.requests if self._span is None else self._span.requests)
+        self._choices.milestones = None if self._span is None else self._span.milestones
         self._tally = UsageTally(group.n)
-        self._observation = gateway.meter.begin(group.route, is_resumed=group.is_resumed)
+        self._observation = gateway.meter.begin(
+            group.route, group.requests[0].model, is_resumed=group.is_resumed
+        )
         self._make_format = make_format
         self._made_format: AnswerFormat | None = None
         self._scope: Scope = {}
@@ -189,7 +196,14 @@ class AnswerResponse(Response):
                 _LOGGER.info("request %s: the client left", self._group.request_id)
             finally:
                 self._close_format()
-                self._observation.end(DISCONNECTED)  # does nothing if the observation has ended
+                self._note_end(DISCONNECTED)  # does nothing if the end is noted
+
+    def _note_end(self, outcome: str, usage: Usage | None = None) -> None:
+        """Note the end of the answer for metrics and traces: `finished`, or the code of its error."""
+        self._observation.end(outcome, usage)
+        if self._span is not None:
+            error = None if outcome == FINISHED else outcome
+            self._span.end(error, usage, self._observation.first_chunk_s)
 
     def _close_format(self) -> None:
         made: object = self._made_format
@@ -220,7 +234,7 @@ class AnswerResponse(Response):
             grace_s = self._group.requests[0].disconnect_grace_s
             self._choices.release(_LEFT if self._gone else "", grace_s=grace_s)
         if error is not None:
-            self._observation.end(error.code)
+            self._note_end(error.code)
             errors.note_code(self._scope, error.code)
             await self._fail(error)
 
@@ -267,17 +281,21 @@ class AnswerResponse(Response):
                 await self._write(self._format.advice(choice, item))
         elif isinstance(item, OutputChunk):
             self._observation.chunk(len(item.token_ids), choice)
+            if self._span is not None:
+                self._span.chunk(choice, item)
             await self._write(self._format.chunk(choice, item))
             faults.reach("gateway.chunk.relayed")
         else:
             self._tally.add(choice, item.usage)
+            if self._span is not None:
+                self._span.choice_ended(choice, item.finish_reason)
             await self._write(self._format.ended(choice, item.finish_reason))
 
     async def _end(self) -> None:
         if isinstance(self._format, PreparesEnd):
             await self._format.prepare()
         usage = self._tally.usage
-        self._observation.end(FINISHED, usage)
+        self._note_end(FINISHED, usage)
         faults.reach("gateway.end.relaying")
         await self._write(self._format.complete(usage), last=True)
         faults.reach("gateway.end.relayed")

@@ -254,8 +254,12 @@ class Submissions:
                 f"request_id {request_id!r} is taken by a request with another body (sequence {seq} "
                 "of the log); send the same body to attach to it, or choose another id"
             )
+        milestones = subscription.relay.milestones
         subscription.relay = Relay(self._log, self._subjects, request_id)
         subscription.relay.output.submission_seq = seq
+        if milestones is not None:
+            milestones.submitted(time_ns)
+            subscription.relay.milestones = milestones
         state = await self._log.state()
         subscription.relay.reread(max(1, state.first_seq), epoch=0)
         subscription.recorded = self._recorded(original.created_s or time_ns // 10**9)

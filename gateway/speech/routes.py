@@ -57,7 +57,11 @@ def speech_routes(gateway: Gateway) -> APIRouter:
             answer_format = SpeechFile(
                 body.response_format, is_stream=body.is_stream, pcm_format=pcm_format, had_bytes=had_bytes
             )
-        group = RequestGroup(route=SPEECH, requests=[replace(parsed, is_resumed=is_resumed)])
+        group = RequestGroup(
+            route=SPEECH,
+            requests=[replace(parsed, is_resumed=is_resumed)],
+            is_stream=body.stream_format == "sse" or body.is_stream,
+        )
         return AnswerResponse(gateway, group, lambda _: answer_format)
 
     @router.get(VOICES, summary="The voices of the served model, the usual one first")

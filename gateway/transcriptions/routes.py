@@ -77,7 +77,11 @@ def _answer(
             body.response_format, body.task, with_segments="segment" in lists, with_words="word" in lists
         )
     group = RequestGroup(
-        route=route, requests=[parsed], media_places=[FILE], option_fields=body.option_fields
+        route=route,
+        requests=[parsed],
+        is_stream=isinstance(body, TranscriptionRequest) and bool(body.stream),
+        media_places=[FILE],
+        option_fields=body.option_fields,
     )
     return AnswerResponse(gateway, group, lambda _: answer_format)
 

@@ -3,16 +3,19 @@
 A trace is a tree of spans over all processes. Each event of a request carries the W3C `traceparent` that
 links them. A request that came over NATS without one has no spans, and neither has a replay.
 
-    gateway: the answer ─traceparent─┬─> conductor: each decision, from the record it rests on to its ack
-                                     └─> worker: each order, and in it each walk
+    gateway: the HTTP request, and in it the answer
+                                 └─traceparent─┬─> conductor: each decision, from its cause to its ack
+                                               └─> worker: each order, and in it each walk
 
 Each process has one tracer, which its entry point sets up (`set_up`). Without one every function returns
-`INVALID_SPAN`, which ignores all calls, and no SDK is imported. No attribute contains a client's text.
+`INVALID_SPAN`, which ignores all calls, and no SDK is imported. Of a client's text, an attribute contains the
+path of the request and the texts that end an answer; prompts and answers only if the operator configures it
+(`traces.contents`).
 """
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -40,13 +43,14 @@ if TYPE_CHECKING:
 
 __all__ = ["INVALID_SPAN", "Span", "get_current_span"]  # re-exported; the rest is public by name
 
-Attributes: TypeAlias = Mapping[str, str | int | float | bool]
+Attributes: TypeAlias = Mapping[str, str | int | float | bool | Sequence[str]]
 
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 FLUSH_S: Final = 2.0
 """The time limit for the export of the last spans when the process ends."""
 
 _export: "OtlpExport | None" = None
+_content_bytes = 0
 
 
 class TracesError(ClientError):
@@ -61,7 +65,7 @@ def set_up(settings: TraceSettings, role: str) -> None:
     Raises:
         TracesError: the OpenTelemetry SDK or its exporter is not installed.
     """
-    global _export
+    global _export, _content_bytes
     shut_down()
     if settings.endpoint is None:
         return
@@ -73,12 +77,13 @@ def set_up(settings: TraceSettings, role: str) -> None:
             "pip install 'dalsegno[traces]', or remove the endpoint"
         ) from error
     _export = OtlpExport(settings, role)
+    _content_bytes = settings.max_content_bytes if settings.contents else 0
 
 
 def shut_down() -> None:
     """Export the remaining spans, within `FLUSH_S`, and stop tracing."""
-    global _export
-    export, _export = _export, None
+    global _export, _content_bytes
+    export, _export, _content_bytes = _export, None, 0
     if export is not None:
         export.shut_down(FLUSH_S)
 
@@ -86,6 +91,11 @@ def shut_down() -> None:
 def is_on() -> bool:
     """Return whether this process traces."""
     return _export is not None
+
+
+def content_bytes() -> int:
+    """Return the maximum size of recorded prompts and answers; 0 if they are not recorded."""
+    return _content_bytes
 
 
 def valid_traceparent(header: str | None) -> str | None:
@@ -123,11 +133,16 @@ def start_span(
     return _export.tracer.start_span(name, _context(parent), attributes=attributes, start_time=start_ns)
 
 
-def start_child(parent: Span, name: str) -> Span:
-    """Start a span within `parent`."""
+def start_child(parent: Span, name: str, attributes: Attributes | None = None) -> Span:
+    """Start a span within `parent`; `INVALID_SPAN` if that is not recorded."""
     if _export is None or not parent.is_recording():
         return INVALID_SPAN
-    return _export.tracer.start_span(name, set_span_in_context(parent, Context()))
+    return _export.tracer.start_span(name, set_span_in_context(parent, Context()), attributes=attributes)
+
+
+def exportable(text: str, max_chars: int) -> str:
+    """Return the beginning of `text`, in Unicode: OTLP could not encode half of a surrogate pair."""
+    return text[:max_chars].encode("utf-8", "replace").decode()
 
 
 @contextmanager

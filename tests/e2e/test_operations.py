@@ -73,6 +73,7 @@ OF_NODES_IN_STEPS: Final = {
     "dalsegno_worker_node_batch_gain",
 }
 """Without a sample where no node runs in steps; `tests/gateway/operations` reads their labels."""
+OURS: Final = ("dalsegno_", "gen_ai_")
 VARIABLE: Final = "DALSEGNO_TRACES_ENDPOINT"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -108,7 +109,7 @@ def test_the_table_is_what_is_exported(families: dict[str, Metric]) -> None:
         for names, type_, labels, _ in rows(PAGE, "## Series")[1:]
         for name in named(names)
     }
-    ours = {name: one for name, one in told.items() if name.startswith("dalsegno_")}
+    ours = {name: one for name, one in told.items() if name.startswith(OURS)}
     of_the_process = set(told) - set(ours)
 
     assert ours == {
@@ -117,7 +118,7 @@ def test_the_table_is_what_is_exported(families: dict[str, Metric]) -> None:
             set().union(*(sample.labels for sample in family.samples)) - {"le"},
         )
         for family in families.values()
-        if family.name.startswith("dalsegno_") and family.name not in OF_NODES_IN_STEPS
+        if family.name.startswith(OURS) and family.name not in OF_NODES_IN_STEPS
     } | {name: told[name] for name in OF_NODES_IN_STEPS}
     assert {name: families[name].type for name in OF_NODES_IN_STEPS} == {
         name: told[name][0] for name in OF_NODES_IN_STEPS
@@ -125,7 +126,7 @@ def test_the_table_is_what_is_exported(families: dict[str, Metric]) -> None:
     assert of_the_process == {
         f"{name}_total" if families[name].type == "counter" else name
         for name in families
-        if not name.startswith("dalsegno_")
+        if not name.startswith(OURS)
     }
 
 
@@ -225,9 +226,8 @@ def traced(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> It
 def is_whole(spans: list[Collected]) -> bool:
     """True if all processes of a request have exported their last span."""
     names = [span.name for span in spans]
-    return {"POST /v1/chat/completions", "decide request.finished", "walk decode"} <= set(names) and (
-        names.count("order") == 2
-    )
+    last = {"POST /v1/chat/completions", "chat demo", "decide request.finished", "walk decode"}
+    return last <= set(names) and names.count("order") == 2
 
 
 def test_a_request_is_one_trace_through_every_role_and_its_replay_is_none(
@@ -237,15 +237,20 @@ def test_a_request_is_one_trace_through_every_role_and_its_replay_is_none(
     answer = httpx.post(f"{traced.url}/v1/chat/completions", json=CHAT, headers=sampled, timeout=60).json()
     spans = collector.until(is_whole)
 
-    [root] = [span for span in spans if span.service == "dalsegno-gateway"]
+    by_name = {span.name: span for span in spans if span.service == "dalsegno-gateway"}
+    assert set(by_name) == {"POST /v1/chat/completions", "chat demo"}
+    root, answered = by_name["POST /v1/chat/completions"], by_name["chat demo"]
     assert {span.trace for span in spans} == {TRACE}
-    assert root.parent == PARENT
+    assert (root.parent, answered.parent) == (PARENT, root.id)
+    queued, admitted = answered.events
+    assert (queued.name, admitted.name) == ("queued", "admitted")
+    assert queued.time_ns <= admitted.time_ns
     decided = [span for span in spans if span.service == "dalsegno-conductor"]
     assert sorted(span.name for span in decided) == [
         "decide node.ready", "decide node.ready", "decide request.admitted", "decide request.finished",
     ]  # fmt: skip
     orders = [span for span in spans if span.name == "order"]
-    assert {span.parent for span in (*decided, *orders)} == {root.id}
+    assert {span.parent for span in (*decided, *orders)} == {answered.id}
     walks = {span.name: span for span in spans if span.name.startswith("walk ")}
     assert set(walks) == {"walk prepare", "walk prefill", "walk decode"}
     assert {span.parent for span in walks.values()} == {span.id for span in orders}
@@ -253,7 +258,9 @@ def test_a_request_is_one_trace_through_every_role_and_its_replay_is_none(
     usage = answer["usage"]
     assert walks["walk prepare"].attributes["dalsegno.prompt_tokens"] == usage["prompt_tokens"]
     assert walks["walk decode"].attributes["dalsegno.completion_tokens"] == usage["completion_tokens"]
-    assert {span.attributes["dalsegno.request_id"] for span in (root, *decided, *orders)} == {answer["id"]}
+    assert answered.attributes["gen_ai.usage.output_tokens"] == usage["completion_tokens"]
+    told = (root, answered, *decided, *orders)
+    assert {span.attributes["dalsegno.request_id"] for span in told} == {answer["id"]}
     assert not [span for span in spans if span.is_error]
     assert "len" not in " ".join(str(span) for span in spans)  # the question's word
 

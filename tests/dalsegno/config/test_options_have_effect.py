@@ -63,6 +63,7 @@ from shared.sealing.keys import SigningKey
 from shared.subjects import Subjects
 from shared.telemetry import tracing
 from shared.telemetry.log_fields import PROMPT
+from tests.collector import collecting
 from tests.conductor.script import SUBJECTS, Script
 from tests.conductor.shell import Watcher, beating, conducting, join, until_it_says
 from tests.gateway.http.test_connection import GET, HALF, Client, Endless, serving
@@ -694,6 +695,18 @@ async def whether_it_traces(config: DeploymentConfig) -> bool:
         await asyncio.to_thread(tracing.shut_down)
 
 
+async def size_of_a_traced_prompt(config: DeploymentConfig) -> str:
+    """The size of the recorded prompt: none, whole, or cut to `max_content_bytes`."""
+    with collecting() as collector:
+        tracing.set_up(msgspec.structs.replace(config.traces, endpoint=collector.endpoint), "test")
+        async with gateway(config) as world:
+            long = {"role": "user", "content": "word " * 4000}
+            await world.client.post(CHAT_PATH, json=CHAT | {"messages": [long]})
+        await asyncio.to_thread(tracing.shut_down)
+    sizes = [len(str(span.attributes.get("gen_ai.input.messages", ""))) for span in collector.spans]
+    return {0: "none"}.get(max(sizes), f"{max(sizes) // 1000} kB")
+
+
 async def whether_a_trace_is_recorded(config: DeploymentConfig) -> bool:
     tracing.set_up(config.traces, "test")
     try:
@@ -1176,6 +1189,22 @@ TABLE: Final = [
         without=True,
         with_=False,
         also=ENDPOINT,
+    ),
+    Row(
+        key="traces.contents",
+        said="true",
+        observe=size_of_a_traced_prompt,
+        without="none",
+        with_="16 kB",
+        also=ENDPOINT,
+    ),
+    Row(
+        key="traces.max_content_bytes",
+        said="5050",
+        observe=size_of_a_traced_prompt,
+        without="16 kB",
+        with_="5 kB",
+        also=ENDPOINT | {"DALSEGNO_TRACES_CONTENTS": "true"},
     ),
     Row(
         key="nats.url",

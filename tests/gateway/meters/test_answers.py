@@ -45,7 +45,7 @@ class TestMeter:
     def test_an_answer_is_timed_from_its_beginning_to_its_first_token_and_to_its_end(self) -> None:
         clock = Clock()
         meter = Meter(clock)
-        answer = meter.begin(ROUTE)
+        answer = meter.begin(ROUTE, "demo")
         clock.now_s += 0.2
         answer.chunk(1)
         clock.now_s += 0.7
@@ -65,7 +65,7 @@ class TestMeter:
     def test_tokens_of_one_chunk_share_the_time_since_the_one_before(self) -> None:
         clock = Clock()
         meter = Meter(clock)
-        answer = meter.begin(ROUTE)
+        answer = meter.begin(ROUTE, "demo")
         answer.chunk(3)
         clock.now_s += 0.08
         answer.chunk(4)
@@ -77,7 +77,7 @@ class TestMeter:
     def test_choices_wait_for_themselves_and_not_for_one_another(self) -> None:
         clock = Clock()
         meter = Meter(clock)
-        answer = meter.begin(ROUTE)
+        answer = meter.begin(ROUTE, "demo")
         for _ in range(3):
             answer.chunk(1, choice=0)
             clock.now_s += 0.02
@@ -90,13 +90,13 @@ class TestMeter:
 
     def test_a_chunk_without_tokens_is_no_first_token(self) -> None:
         meter = Meter(Clock())
-        meter.begin(ROUTE).chunk(0)
+        meter.begin(ROUTE, "demo").chunk(0)
 
         assert meter.latency[ROUTE].first_token_s.count == 0
 
     def test_an_answer_that_fails_counts_under_its_code_and_tells_nothing_of_latency(self) -> None:
         meter = Meter(Clock())
-        answer = meter.begin(ROUTE)
+        answer = meter.begin(ROUTE, "demo")
         answer.chunk(2)
         answer.end("worker_lost")
 
@@ -107,7 +107,7 @@ class TestMeter:
 
     def test_an_answer_ends_once(self) -> None:
         meter = Meter(Clock())
-        answer = meter.begin(ROUTE)
+        answer = meter.begin(ROUTE, "demo")
         answer.end("finished", Usage(prompt_tokens=1))
         answer.end("client_left", Usage(prompt_tokens=1))
 
@@ -117,7 +117,7 @@ class TestMeter:
     def test_averages_are_over_the_last_answers_alone(self) -> None:
         meter = Meter(Clock())
         for _ in range(WINDOW + 3):
-            meter.begin(ROUTE).end("finished")
+            meter.begin(ROUTE, "demo").end("finished")
 
         assert len(meter.recent) == WINDOW
 

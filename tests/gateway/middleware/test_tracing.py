@@ -26,8 +26,9 @@ def collector() -> Iterator[Collector]:
 
 
 def exported(collector: Collector) -> list[Collected]:
+    """The spans of HTTP requests; those of answers are in `tests.gateway.requests.test_generation_span`."""
     tracing.shut_down()
-    return collector.spans
+    return [span for span in collector.spans if "gen_ai.operation.name" not in span.attributes]
 
 
 def submitted(world: World) -> RequestSubmitted:
@@ -43,16 +44,22 @@ async def test_an_answer_is_a_span_and_its_request_belongs_to_it(collector: Coll
         )
         event = submitted(world)
     [span] = exported(collector)
+    [answer] = [one for one in collector.spans if one is not span]
 
     assert (span.service, span.name, span.trace, span.parent) == (
         "dalsegno-gateway", f"POST {ROUTE}", TRACE, PARENT,
     )  # fmt: skip
-    assert event.trace == f"00-{TRACE}-{span.id}-01"
+    assert answer.parent == span.id
+    assert event.trace == f"00-{TRACE}-{answer.id}-01"
     assert not span.is_error
     assert span.attributes == {
         "http.request.method": "POST",
         "http.route": ROUTE,
         "http.response.status_code": 200,
+        "url.path": ROUTE,
+        "url.scheme": "http",
+        "network.protocol.version": "1.1",
+        "server.address": "127.0.0.1",
         "dalsegno.request_id": response.json()["id"],
         "dalsegno.outcome": "finished",
         "dalsegno.tokens": 4,
@@ -89,6 +96,38 @@ async def test_an_answer_that_fails_in_the_middle_is_a_failed_span(collector: Co
     assert response.status_code == 200
     assert span.is_error
     assert (span.attributes["dalsegno.outcome"], span.attributes["error.type"]) == ("worker_lost",) * 2
+
+
+async def test_a_refusal_has_the_code_of_its_error_and_is_no_failed_span(collector: Collector) -> None:
+    async with deployment() as world:
+        response = await world.client.post(ROUTE, json=CHAT | {"temperature": -1})
+    [span] = exported(collector)
+
+    assert response.status_code == 400
+    assert not span.is_error
+    assert span.attributes["http.response.status_code"] == 400
+    assert span.attributes["error.type"] == response.json()["error"]["code"] == "invalid_value"
+    assert collector.spans == [span]
+
+
+async def test_an_answer_that_the_server_cannot_give_is_a_failed_span(collector: Collector) -> None:
+    async with deployment() as world:
+        world.server.stop()
+        response = await world.client.post(ROUTE, json=CHAT)
+    [span] = exported(collector)
+
+    assert response.status_code == 503
+    assert span.is_error
+    assert span.attributes["error.type"] == response.json()["error"]["code"] == "log_unavailable"
+
+
+async def test_a_path_that_is_no_unicode_is_exported(collector: Collector) -> None:
+    async with deployment() as world:
+        await world.client.post("/v1/%ff%ed%a0%80" + "x" * 300, json={})
+    [span] = exported(collector)
+
+    assert str(span.attributes["url.path"]).startswith("/v1/")
+    assert len(str(span.attributes["url.path"])) == 200
 
 
 async def test_looking_after_the_gateway_is_not_traced(collector: Collector) -> None:
