@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from dalsegno.config import options
-from dalsegno.history import log_source
+from dalsegno.history import log_source, refused
 from dalsegno.history.event_description import summary_of, type_of, writer_of
 from dalsegno.history.log_source import LogSource
 from dalsegno.history.summary import COLUMNS, iso, summaries
@@ -29,12 +29,16 @@ from shared.subjects import Subjects
 @click.option(
     "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Newest requests shown."
 )
+@click.option(
+    "--refused", "is_refused", is_flag=True, help="Requests that gateways refused: counts, samples."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @options.of_reader
 def log(
     request_id: str | None,
     follow: bool,
     limit: int,
+    is_refused: bool,
     as_json: bool,
     nats: str | None,
     data_dir: Path | None,
@@ -46,7 +50,11 @@ def log(
     description.
     """
     source = LogSource(nats=nats, data_dir=data_dir, prefix=prefix)
-    if request_id is None and not follow:
+    if is_refused:
+        if follow:
+            raise click.UsageError("--refused lists what is stored: leave --follow out")
+        asyncio.run(refused.show(source, request_id, limit, as_json=as_json))
+    elif request_id is None and not follow:
         asyncio.run(_recent(source, limit, as_json=as_json))
     else:
         asyncio.run(_events(source, request_id, follow=follow, as_json=as_json))
@@ -80,7 +88,8 @@ async def _events(source: LogSource, request_id: str | None, *, follow: bool, as
                 shown += 1
     if not shown:
         raise ClientError(
-            f"the log holds nothing of request {request_id!r}; `dalsegno log` lists what it has"
+            f"the log holds nothing of request {request_id!r}; `dalsegno log` lists what it has, and "
+            "`dalsegno log --refused` what gateways refused"
         )
 
 

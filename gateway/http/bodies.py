@@ -12,9 +12,12 @@ from gateway.http.content_types import check_json
 from shared.closest_match import closest_match
 from shared.errors import ClientError
 from shared.events import Params
+from shared.ids import is_token
 from shared.validation_errors import described, validation_problem
 
 _T = TypeVar("_T")
+CHOSEN_ID: Final = "chosen_id"
+"""The entry of `scope["state"]` with the id that the body chooses for its request, if it is a valid one."""
 _BOM: Final = b"\xef\xbb\xbf"
 """The mark that editors and tools on Windows put before a text; JSON has none."""
 
@@ -33,7 +36,11 @@ async def read_object(request: Request) -> dict[str, Any]:
         MalformedBodyError: the body is something else.
     """
     check_json(request)
-    return parse_object(await request.body())
+    found = parse_object(await request.body())
+    chosen = found.get("request_id")
+    if isinstance(chosen, str) and is_token(chosen):
+        request.scope.setdefault("state", {})[CHOSEN_ID] = chosen
+    return found
 
 
 def parse_object(data: bytes | str, what: str = "the body") -> dict[str, Any]:

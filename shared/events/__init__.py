@@ -92,6 +92,11 @@ from shared.events.params import (
     Guide,
     Params,
 )
+from shared.events.refusals import (
+    Refusal,
+    RefusalCount,
+    RequestsRefused,
+)
 from shared.events.requests import (
     ForkedFrom,
     Priority,
@@ -154,6 +159,8 @@ __all__ = [
     "Pins",
     "Priority",
     "PublicEvent",
+    "Refusal",
+    "RefusalCount",
     "RequestAdmitted",
     "RequestCancel",
     "RequestCancelled",
@@ -163,6 +170,7 @@ __all__ = [
     "RequestResumed",
     "RequestSubmitted",
     "RequestWatched",
+    "RequestsRefused",
     "SequenceHandover",
     "StreamSent",
     "StreamTaken",
