@@ -145,6 +145,7 @@ def create_app(
     ):
         router = routes(gateway)
         app.include_router(router)
+        app.known_paths |= {one.path for one in router.routes if isinstance(one, APIRoute)}
         _answer_head_requests(app, router)
     for kind, handler in _HANDLERS:
         app.add_exception_handler(kind, handler)

@@ -27,12 +27,15 @@ _AUTHORIZATION: Final = b"authorization"
 
 
 class RefusalRecord(Middleware):
-    """Adds each refused request to `add`, once its exchange has ended."""
+    """Adds each refused request to `add`, once its exchange has ended.
 
-    def __init__(self, app: ASGIApp, *, add: AddRefusal) -> None:
+    `known_paths` are those of the routes. An unknown path is a client's text, and is not recorded.
+    """
+
+    def __init__(self, app: ASGIApp, *, add: AddRefusal, known_paths: frozenset[str]) -> None:
         super().__init__(app)
         self._add = add
-        self._paths: frozenset[str] | None = None
+        self._known_paths = known_paths
 
     def handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         own_id: str | None = None
@@ -66,16 +69,9 @@ class RefusalRecord(Middleware):
         )
 
     def _route(self, scope: Scope) -> str:
-        """The path's template. A request that was refused before the router saw it has a known path, or none.
-
-        An unknown path is the client's text, which may be anything.
-        """
-        route = route_of(scope)
-        if route != OTHER:
-            return route
-        if self._paths is None:
-            self._paths = frozenset(getattr(one, "path", "") for one in scope["app"].routes)
-        return scope["path"] if scope["path"] in self._paths else OTHER
+        """The path's template, or the path of a request that was refused before the router saw it."""
+        route, path = route_of(scope), str(scope["path"])
+        return path if route == OTHER and path in self._known_paths else route
 
 
 def unread(add: AddRefusal) -> Callable[[DalSegnoError, str], None]:

@@ -66,6 +66,7 @@ class GatewayApp(fastapi.FastAPI):
     keys: Sequence[ApiKey] = ()
     logs_requests: bool = True
     takes_media: bool = False
+    known_paths: frozenset[str] = frozenset()
 
     def build_middleware_stack(self) -> ASGIApp:
         return with_middleware(
@@ -74,6 +75,7 @@ class GatewayApp(fastapi.FastAPI):
             self.keys,
             logs_requests=self.logs_requests,
             upload_paths=UPLOAD_PATHS if self.takes_media else UPLOAD_PATHS[:1],
+            known_paths=self.known_paths,
         )
 
 
@@ -84,6 +86,7 @@ def with_middleware(
     *,
     logs_requests: bool,
     upload_paths: Sequence[str],
+    known_paths: frozenset[str],
 ) -> ASGIApp:
     """`app` inside the middleware that the gateway's settings ask for."""
     settings = gateway.settings
@@ -112,7 +115,7 @@ def with_middleware(
     app = OriginCheck(app, settings=settings)
     if settings.security_headers:
         app = SecurityHeaders(app, cross_origin=bool(settings.cors_origins))
-    app = RefusalRecord(app, add=gateway.refusals.add)
+    app = RefusalRecord(app, add=gateway.refusals.add, known_paths=known_paths)
     app = AccessLog(app, logs_requests=logs_requests)
     app = UnreadBody(app)
     app = CorrelationId(app)
