@@ -161,7 +161,7 @@ CHANNELS: Final = (
         address=_SUBJECTS.refused("{gateway}"),
         summary="Requests that a gateway refused and did not publish: counts and samples, for people.",
         writers={"gateway": [events.RequestsRefused]},
-        readers=[],
+        readers=["service"],
     ),
     Channel(
         name="worker",

@@ -2,8 +2,9 @@
 
 Pure, and bounded whatever clients send. An event has at most `MAX_ROWS` counts and `MAX_SAMPLES` samples, and
 all of its texts are cut. There is one count for each combination of code, status and tenant; all three are
-ours, not the client's. The samples are the first of each combination: so a flood of one kind hides no other
-kind, nor another tenant's. What does not fit waits for the next event.
+ours, not the client's. The samples are the first of each combination, and among them different routes and
+fields come before repetitions: so a flood of one kind hides no other kind, nor another tenant's. What does
+not fit waits for the next event.
 """
 
 from dataclasses import dataclass, field
@@ -29,6 +30,18 @@ class _Row:
     count: int = 0
     samples: list[Refusal] = field(default_factory=list)
 
+    def add(self, refusal: Refusal) -> None:
+        """Count a refusal. A new route or field takes the place of the last sample that repeats one."""
+        self.count += 1
+        if len(self.samples) < SAMPLES_PER_ROW:
+            self.samples.append(refusal)
+            return
+        found = [(one.route, one.param) for one in self.samples]
+        repeated = [place for place, kind in enumerate(found) if kind in found[:place]]
+        if repeated and (refusal.route, refusal.param) not in found:
+            del self.samples[repeated[-1]]
+            self.samples.append(refusal)
+
 
 class RefusalTally:
     """The refusals that no event tells of yet."""
@@ -41,12 +54,8 @@ class RefusalTally:
 
     def add(self, refusal: Refusal) -> None:
         """Count a refusal, and keep it as a sample if it is one of the first of its kind."""
-        row = self._rows.setdefault(
-            (refusal.code, refusal.status, refusal.tenant), _Row(since_ns=refusal.time_ns)
-        )
-        row.count += 1
-        if len(row.samples) < SAMPLES_PER_ROW:
-            row.samples.append(refusal)
+        key = (refusal.code, refusal.status, refusal.tenant)
+        self._rows.setdefault(key, _Row(since_ns=refusal.time_ns)).add(refusal)
 
     def take(self, event_id: str, writer: str) -> RequestsRefused | None:
         """Return the next event, whose refusals are then forgotten here; None if there are none."""

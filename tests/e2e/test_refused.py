@@ -144,4 +144,4 @@ def test_what_was_refused_last_is_stored_when_the_deployment_ends(running: Runni
     lines = [json.loads(line) for line in ended.stdout.splitlines()]
 
     assert sum(one["count"] for one in lines if one["kind"] == "count") == before + 1
-    assert [one["correlation"] for one in lines if one["kind"] == "sample"][0] == "the-last"
+    assert next(one["correlation"] for one in lines if one["kind"] == "sample") == "the-last"

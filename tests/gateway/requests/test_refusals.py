@@ -54,6 +54,18 @@ def test_the_samples_are_the_first_of_each_kind_in_order_of_time() -> None:
     ]  # fmt: skip
 
 
+def test_a_field_that_is_rarely_wrong_has_a_sample_beside_one_that_is_often_wrong() -> None:
+    tally = RefusalTally()
+    fields = ["messages"] * 1000 + ["temperature"] + ["messages"] * 9 + ["top_p", "top_k", "seed"]
+    for number, name in enumerate(fields):
+        tally.add(sample("invalid_value", 400, "wrong", time_ns=number, param=name))
+    event = taken(tally)
+
+    assert [one.param for one in event.samples] == ["messages", "temperature", "top_p", "top_k"]
+    assert [one.time_ns for one in event.samples] == [0, 1000, 1010, 1011]
+    assert event.counts[0].count == len(fields)
+
+
 def test_many_kinds_have_a_sample_each_before_one_has_two() -> None:
     tally = RefusalTally()
     for number in range(2 * MAX_SAMPLES):
