@@ -56,6 +56,8 @@ ERROR_CODE: Final = "error_code"
 """The entry of `scope["state"]` with the code of the error that answered a request, for the access log."""
 REFUSAL: Final = "refusal"
 """The entry of `scope["state"]` with the `HttpError` of a request of which nothing is on the log."""
+CHOSEN_ID: Final = "chosen_id"
+"""The entry of `scope["state"]` with the id that the body chose for its request, for such errors."""
 _PUBLISHED: Final = "is_published"
 RETRY_AFTER_S: Final[Mapping[int, int]] = {429: 1, 503: 2}
 """The header `retry-after` of temporary errors, in seconds."""
@@ -155,6 +157,11 @@ def note_error(scope: Scope, error: HttpError) -> None:
     state[ERROR_CODE] = error.code
     if not (error.is_logged or state.get(_PUBLISHED, False)):
         state[REFUSAL] = error
+
+
+def note_chosen_id(scope: Scope, request_id: str) -> None:
+    """Note the valid id that the body chose for its request, before anything else of the body is checked."""
+    scope.setdefault("state", {})[CHOSEN_ID] = request_id
 
 
 def note_published(scope: Scope) -> None:

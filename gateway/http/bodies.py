@@ -16,8 +16,6 @@ from shared.ids import is_token
 from shared.validation_errors import described, validation_problem
 
 _T = TypeVar("_T")
-CHOSEN_ID: Final = "chosen_id"
-"""The entry of `scope["state"]` with the id that the body chooses for its request, if it is a valid one."""
 _BOM: Final = b"\xef\xbb\xbf"
 """The mark that editors and tools on Windows put before a text; JSON has none."""
 
@@ -39,7 +37,7 @@ async def read_object(request: Request) -> dict[str, Any]:
     found = parse_object(await request.body())
     chosen = found.get("request_id")
     if isinstance(chosen, str) and is_token(chosen):
-        request.scope.setdefault("state", {})[CHOSEN_ID] = chosen
+        errors.note_chosen_id(request.scope, chosen)
     return found
 
 

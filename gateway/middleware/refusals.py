@@ -12,8 +12,7 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.client_key import key_name
-from gateway.errors import REFUSAL, HttpError
-from gateway.http.bodies import CHOSEN_ID
+from gateway.errors import CHOSEN_ID, REFUSAL, HttpError
 from gateway.middleware import request_id
 from gateway.middleware.api_keys import bearer
 from gateway.middleware.exchange import Exchange, Middleware, header
