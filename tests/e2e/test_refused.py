@@ -47,7 +47,10 @@ def ask(running: Running, tenant: str, **request: Any) -> httpx.Response:
 async def until_counted(running: Running, count: int) -> None:
     """Wait until the log tells of so many refused requests."""
     subjects, found = Subjects(running.prefix), 0
-    async with clients.service(running) as log, aclosing(log.read([subjects.refused("*")], 1)) as records:
+    async with (
+        clients.log_of(running, running.reader) as log,
+        aclosing(log.read([subjects.refused("*")], 1)) as records,
+    ):
         while found < count:
             _, event = read_event(await anext(records), subjects)
             assert isinstance(event, RequestsRefused)
@@ -96,7 +99,7 @@ async def test_refusals_of_each_kind_are_listed_with_code_and_tenant(running: Ru
     samples = [one for one in lines if one["kind"] == "sample"]
     times = [one["time"] for one in samples]
     assert times == sorted(times, reverse=True)
-    by_name = {one["correlation"]: one for one in samples}
+    by_name = {one[name]: one for name in ("correlation", "request_id") for one in samples}
     for answer in told:
         found, error = by_name[answer.headers["x-request-id"]], answer.json()["error"]
         assert (found["code"], found["status"], found["param"]) == (
