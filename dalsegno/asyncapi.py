@@ -46,6 +46,7 @@ _PARAMETERS: Final[dict[str, dict[str, Any]]] = {
         "enum": ["epoch", "lost"],
         "description": "An epoch begins, or a worker's incarnation is declared lost.",
     },
+    "gateway": {"description": "The name of a gateway's process.", "examples": ["g-1f0a2b3c"]},
     "role": {"enum": ["worker", "conductor"], "description": "The role that sends the heartbeat."},
     "name": {"description": "A worker's rank, a conductor's name.", "examples": ["0", "c-1f0a2b3c"]},
 }
@@ -154,6 +155,13 @@ CHANNELS: Final = (
         summary="LoRA adapters that were loaded and unloaded at run time.",
         writers={"gateway": [events.AdapterLoaded, events.AdapterUnloaded]},
         readers=["gateway", "conductor"],
+    ),
+    Channel(
+        name="refused",
+        address=_SUBJECTS.refused("{gateway}"),
+        summary="Requests that a gateway refused and did not publish: counts and samples, for people.",
+        writers={"gateway": [events.RequestsRefused]},
+        readers=["service"],
     ),
     Channel(
         name="worker",

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ from gateway.generate.routes import generate_routes
 from gateway.http import server
 from gateway.images.routes import image_routes
 from gateway.media.file_routes import file_routes
+from gateway.middleware.refusals import unread
 from gateway.middleware.stack import GatewayApp
 from gateway.openai.routes import openai_routes
 from gateway.operations.adapter_routes import adapter_routes
@@ -48,13 +50,15 @@ from shared.closest_match import closest_match
 from shared.errors import DalSegnoError
 from shared.log.nats import jetstream
 from shared.log.nats.credentials import ANONYMOUS, Credentials
-from shared.log.port import DurabilityError, LogRegressedError, LogUnavailableError
+from shared.log.port import DurabilityError, Log, LogRegressedError, LogUnavailableError
 from shared.media import jetstream as media_jetstream
 from shared.media.store import MediaStore
 from shared.subjects import Subjects
 
 _LOGGER: Final = logging.getLogger(__name__)
 _RETRY_S: Final = 0.2
+_LAST_REFUSALS_S: Final = 2.0
+"""The time in which a gateway that ends may store what it has refused."""
 _LONGEST_PATH: Final = 200
 _NEAR: Final = 0.8
 _METHODS: Final = ("DELETE", "GET", "HEAD", "POST", "PUT")
@@ -93,17 +97,22 @@ async def run(options: GatewayOptions, listening: Callable[[str], None] | None =
         listening(server.url_of(listener))
     async with asyncio.TaskGroup() as tasks:
         following = tasks.create_task(_follow(gateway, options), name="log")
+        open_log = partial(_log_with_room, gateway, options)
+        recording = tasks.create_task(gateway.refusals.run(open_log), name="refusals")
         async with server.serving(
             app,
             listener,
             settings,
             logs_requests=options.config.logs.requests,
             websockets=serves_actions(gateway),
+            on_refusal=unread(gateway.refusals.add),
         ):
             try:
                 await asyncio.Event().wait()  # until cancelled
             finally:
                 await _drain(gateway, settings.drain_s)
+                await gateway.refusals.finish(open_log, _LAST_REFUSALS_S)
+                recording.cancel()
                 following.cancel()  # answers still in progress end with a typed error, then the server ends
                 await asyncio.wait({following})
 
@@ -136,6 +145,7 @@ def create_app(
     ):
         router = routes(gateway)
         app.include_router(router)
+        app.known_paths |= {one.path for one in router.routes if isinstance(one, APIRoute)}
         _answer_head_requests(app, router)
     for kind, handler in _HANDLERS:
         app.add_exception_handler(kind, handler)
@@ -182,6 +192,28 @@ async def _follow(gateway: Gateway, options: GatewayOptions) -> None:
         finally:
             await log.close()
         await asyncio.sleep(_RETRY_S)
+
+
+@asynccontextmanager
+async def _log_with_room(gateway: Gateway, options: GatewayOptions) -> AsyncGenerator[Log, None]:
+    """The log over a connection of its own, for one event that requests can do without.
+
+    Raises:
+        CapacityError: the log has no room for new requests, or does not answer.
+        DalSegnoError: it cannot be connected to.
+    """
+    gateway.connection.room.require_capacity()
+    log = await jetstream.connect(
+        options.nats_url,
+        credentials=options.credentials,
+        subjects=gateway.subjects,
+        name=f"gateway {gateway.origin}, refusals",
+        durability=options.config.nats.durability,
+    )
+    try:
+        yield log
+    finally:
+        await log.close()
 
 
 @asynccontextmanager

@@ -54,6 +54,11 @@ _STATUSES: Final[Mapping[str, int]] = {
 _NAMED: Final = re.compile(r"(files|texts|queries)\[(\d{1,6})\]", re.ASCII)
 ERROR_CODE: Final = "error_code"
 """The entry of `scope["state"]` with the code of the error that answered a request, for the access log."""
+REFUSAL: Final = "refusal"
+"""The entry of `scope["state"]` with the `HttpError` of a request of which nothing is on the log."""
+CHOSEN_ID: Final = "chosen_id"
+"""The entry of `scope["state"]` with the id that the body chose for its request, for such errors."""
+_PUBLISHED: Final = "is_published"
 RETRY_AFTER_S: Final[Mapping[int, int]] = {429: 1, 503: 2}
 """The header `retry-after` of temporary errors, in seconds."""
 _NO_RETRY: Final = frozenset({409, 504})
@@ -81,13 +86,17 @@ class NotSupportedError(InvalidParamError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpError:
-    """An error as a client sees it."""
+    """An error as a client sees it.
+
+    `is_logged`: it is the failure of a request on the log.
+    """
 
     status: int
     code: str
     message: str
     param: str | None = None
     retry_after_s: int = 0
+    is_logged: bool = False
 
     @property
     def body(self) -> dict[str, Any]:
@@ -135,16 +144,29 @@ class ErrorResponse(Response):
     def __init__(self, error: HttpError, headers: Mapping[str, str] | None = None) -> None:
         fields = {"cache-control": "no-store", **error.headers, **(headers or {})}
         super().__init__(error.json, error.status, fields, media_type="application/json")
-        self._code = error.code
+        self._error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        note_code(scope, self._code)
+        note_error(scope, self._error)
         await super().__call__(scope, receive, send)
 
 
-def note_code(scope: Scope, code: str) -> None:
-    """Note, for the access log, that an error answers the request."""
-    scope.setdefault("state", {})[ERROR_CODE] = code
+def note_error(scope: Scope, error: HttpError) -> None:
+    """Note that an error answers the request, for the access log and the record of refused requests."""
+    state = scope.setdefault("state", {})
+    state[ERROR_CODE] = error.code
+    if not (error.is_logged or state.get(_PUBLISHED, False)):
+        state[REFUSAL] = error
+
+
+def note_chosen_id(scope: Scope, request_id: str) -> None:
+    """Note the valid id that the body chose for its request, before anything else of the body is checked."""
+    scope.setdefault("state", {})[CHOSEN_ID] = request_id
+
+
+def note_published(scope: Scope) -> None:
+    """Note that a request is on the log: an error from here on is no refusal."""
+    scope.setdefault("state", {})[_PUBLISHED] = True
 
 
 def raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
@@ -172,7 +194,12 @@ def of_failure(
     elif param is not None and (field := option_fields.get(param)) is not None:
         message, param = f"{field} ({param}): {message.removeprefix(f'{param}: ')}", field
     return HttpError(
-        status=status, code=failure.code, message=message, param=param, retry_after_s=failure.retry_after_s
+        status=status,
+        code=failure.code,
+        message=message,
+        param=param,
+        retry_after_s=failure.retry_after_s,
+        is_logged=True,
     )
 
 

@@ -30,6 +30,7 @@ from shared.events import (
     RequestFinished,
     RequestRejected,
     RequestResumed,
+    RequestsRefused,
     RequestSubmitted,
     RequestWatched,
     StreamSent,
@@ -68,6 +69,7 @@ EVENT_TYPES: Final[dict[str, tuple[type, ...]]] = {  # by kind of subject
     "worker": (WorkerJoined, WorkerLeaving),
     "conductor": (EpochOpened, WorkerLost, LogSealed),
     "adapter": (AdapterLoaded, AdapterUnloaded),
+    "refused": (RequestsRefused,),
     "output": (OutputChunk, OutputFence),
 }
 
@@ -128,6 +130,8 @@ def _writer(address: Address) -> str | None:
             return None
         case "output":
             return address.writer
+        case "refused":
+            return address.name
         case "done" | "edge" | "worker" if address.rank is not None:
             return worker_writer(address.rank)
         case _:
@@ -163,6 +167,7 @@ WRITERS: Final[dict[type, Writer]] = {
     ),
     RequestSubmitted: Writer("client", "the first under its id; another one is refused"),
     RequestCancel: Writer("client", "the request is open; its id is its secret"),
+    RequestsRefused: Writer("gateway", "never: people read it, by the gateway's subject"),
     RequestWatched: Writer("gateway", "delays the cancel of an answer that nobody reads, at gateways only"),
     WorkerJoined: Writer(
         "worker", "its own rank: a new incarnation, placed only if the deployment has the rank"

@@ -12,6 +12,7 @@ Model names are in the payloads, because they contain dots.
     <prefix>.edge.<to_rank>.<from_rank>.<request_id>     worker: node.fired, stream.*, tensors.released
     <prefix>.worker.<rank>                               worker: joined, leaving
     <prefix>.adapter.<name>                              gateway: adapter.loaded, adapter.unloaded
+    <prefix>.refused.<gateway>                           gateway: requests.refused
     <prefix>.output.<origin>.<request_id>.<writer>       worker: chunk (w<rank>); conductor: fence
     <prefix>.beat.<role>.<name>                          core NATS, no stream
 
@@ -90,6 +91,10 @@ class Subjects:
     def adapter(self, name: str) -> str:
         return f"{self.prefix}.adapter.{name}"
 
+    def refused(self, gateway: str) -> str:
+        """The subject of the requests that a gateway refused. Only people read it (`dalsegno log`)."""
+        return f"{self.prefix}.refused.{gateway}"
+
     def walk(self, request_id: str) -> str:
         return f"{self.prefix}.walk.{request_id}"
 
@@ -133,7 +138,8 @@ class Subjects:
     def logged(self) -> list[str]:
         """The log's subjects."""
         kinds = (
-            "request", "control", "conductor", "walk", "ready", "done", "edge", "worker", "adapter", "output",
+            "request", "control", "conductor", "walk", "ready", "done", "edge", "worker", "adapter",
+            "refused", "output",
         )  # fmt: skip
         return [f"{self.prefix}.{kind}.>" for kind in kinds]
 
@@ -218,7 +224,7 @@ def _address(kind: str, rest: list[str]) -> Address | None:
             )
         case 1 if kind == "worker" and _is_rank(rest[0]):
             return Address(kind=kind, rank=Rank(int(rest[0])))
-        case 1 if kind in {"conductor", "adapter"}:
+        case 1 if kind in {"conductor", "adapter", "refused"}:
             return Address(kind=kind, name=rest[0])
         case _:
             return None

@@ -51,6 +51,7 @@ from shared.events import (
     RequestFinished,
     RequestRejected,
     RequestResumed,
+    RequestsRefused,
     RequestSubmitted,
     RequestWatched,
     StreamSent,
@@ -409,6 +410,7 @@ class Cluster:
         LogSealed: _nothing,
         AdapterLoaded: _adapter_loaded,
         AdapterUnloaded: _adapter_unloaded,
+        RequestsRefused: _nothing,
     }
 
     # ---- bookkeeping -------------------------------------------------------------------------------

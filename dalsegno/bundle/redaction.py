@@ -22,11 +22,13 @@ from shared.events import (
     OutputChunk,
     Params,
     ProcessEnd,
+    Refusal,
     RequestAdmitted,
     RequestCancel,
     RequestCancelled,
     RequestFailed,
     RequestRejected,
+    RequestsRefused,
     RequestSubmitted,
     SequenceHandover,
     StreamSent,
@@ -91,6 +93,9 @@ class Redaction:
                 )
             case RequestRejected() | RequestFailed():
                 return msgspec.structs.replace(event, failure=self._failure(event.failure))
+            case RequestsRefused():
+                samples = [self._refusal(one) for one in event.samples]
+                return msgspec.structs.replace(event, samples=samples)
             case OutputChunk():
                 return self._chunk(event)
             case WalkCompleted():
@@ -220,6 +225,14 @@ class Redaction:
         if failure.status >= _BUGS_FROM:
             return failure
         return msgspec.structs.replace(failure, message=self.text(failure.message))
+
+    def _refusal(self, refusal: Refusal) -> Refusal:
+        return msgspec.structs.replace(
+            refusal,
+            message=refusal.message if refusal.status >= _BUGS_FROM else self.text(refusal.message),
+            param=self.text(refusal.param) if refusal.param else refusal.param,
+            correlation=self.text(refusal.correlation) if refusal.correlation else refusal.correlation,
+        )
 
     def _result(self, result: WalkResult) -> WalkResult:
         facts, outputs = self._plain(result.facts), self._handles(result.outputs)

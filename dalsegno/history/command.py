@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from dalsegno.config import options
-from dalsegno.history import filter_options, log_source
+from dalsegno.history import filter_options, log_source, refused
 from dalsegno.history.event_description import summary_of, type_of, writer_of
 from dalsegno.history.log_source import LogSource
 from dalsegno.history.request_filter import RequestFilter
@@ -35,6 +35,9 @@ from shared.subjects import Subjects
 @click.option(
     "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Newest requests shown."
 )
+@click.option(
+    "--refused", "is_refused", is_flag=True, help="Requests that gateways refused: counts, samples."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @click.option("--no-index", is_flag=True, help="Read the whole log, and keep no index of its requests.")
 @filter_options.of_requests
@@ -43,6 +46,7 @@ def log(
     request_id: str | None,
     follow: bool,
     limit: int,
+    is_refused: bool,
     as_json: bool,
     no_index: bool,
     nats: str | None,
@@ -58,6 +62,12 @@ def log(
     """
     source = LogSource(nats=nats, data_dir=data_dir, prefix=prefix)
     wanted = filter_options.filter_of(**choice)
+    if is_refused:
+        if follow or wanted.chooses:
+            what = "--follow" if follow else "--outcome, --text and the like"
+            raise click.UsageError(f"--refused lists what is stored of refusals: leave {what} out")
+        asyncio.run(refused.show(source, request_id, limit, as_json=as_json))
+        return
     if request_id is None and not follow:
         asyncio.run(_recent(source, wanted, limit, as_json=as_json, is_indexed=not no_index))
         return
@@ -103,7 +113,8 @@ async def _events(source: LogSource, request_id: str | None, *, follow: bool, as
                 shown += 1
     if not shown:
         raise ClientError(
-            f"the log holds nothing of request {request_id!r}; `dalsegno log` lists what it has"
+            f"the log holds nothing of request {request_id!r}; `dalsegno log` lists what it has, and "
+            "`dalsegno log --refused` what gateways refused"
         )
 
 

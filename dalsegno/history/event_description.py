@@ -25,6 +25,7 @@ from shared.events import (
     RequestFinished,
     RequestRejected,
     RequestResumed,
+    RequestsRefused,
     RequestSubmitted,
     RequestWatched,
     StreamSent,
@@ -158,6 +159,9 @@ def summary_of(event: AnyEvent) -> str:  # one branch per event type
             return f"{event.adapter.name} is {event.adapter.digest[:12]} in {event.adapter.folder}"
         case AdapterUnloaded():
             return f"{event.name} is no adapter"
+        case RequestsRefused():
+            kinds = sorted(event.counts, key=lambda one: -one.count)
+            return _short(", ".join(f"{one.count} {one.code}" for one in kinds))
         case _:
             assert_never(event)
 

@@ -12,6 +12,7 @@ from gateway.http.content_types import check_json
 from shared.closest_match import closest_match
 from shared.errors import ClientError
 from shared.events import Params
+from shared.ids import is_token
 from shared.validation_errors import described, validation_problem
 
 _T = TypeVar("_T")
@@ -33,7 +34,11 @@ async def read_object(request: Request) -> dict[str, Any]:
         MalformedBodyError: the body is something else.
     """
     check_json(request)
-    return parse_object(await request.body())
+    found = parse_object(await request.body())
+    chosen = found.get("request_id")
+    if isinstance(chosen, str) and is_token(chosen):
+        errors.note_chosen_id(request.scope, chosen)
+    return found
 
 
 def parse_object(data: bytes | str, what: str = "the body") -> dict[str, Any]:

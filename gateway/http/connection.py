@@ -22,6 +22,7 @@ shortest of them: one check of thousands of connections costs less than a timer 
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, cast
@@ -39,7 +40,7 @@ from gateway.http.half_closing_transport import HalfClosingTransport
 from gateway.http.parser import UpgradeIgnoringParser
 from gateway.http.request_head import HOST, NotHttpError, check_head, origin_form
 from gateway.middleware import access_log, request_id
-from shared.errors import CapacityError, ClientError
+from shared.errors import CapacityError, ClientError, DalSegnoError
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 _FRAMING_PER_BYTE: Final = 16
@@ -74,6 +75,7 @@ class ConnectionLimits:
 
     `logs_requests`: log a line for each request that is refused here, before it reaches the application.
     `websockets`: connections may become WebSockets, which uvicorn serves from then on.
+    `on_refusal`: called with the error of each of those requests, and with its name in the response.
     """
 
     connections: int
@@ -81,6 +83,7 @@ class ConnectionLimits:
     send_timeout_s: float
     logs_requests: bool = True
     websockets: bool = False
+    on_refusal: Callable[[DalSegnoError, str], None] | None = None
 
     @property
     def check_every_s(self) -> float:
@@ -307,6 +310,8 @@ class HttpConnection(HttpToolsProtocol):
         answer = _written(errors.of_exception(error), name)
         if self._limits.logs_requests:
             access_log.log_refusal(error, name, self.client, len(answer))
+        if self._limits.on_refusal is not None:
+            self._limits.on_refusal(error, name)
         self.client_transport.request_is_open = not at_end
         self.client_transport.write(answer)
         self.client_transport.close()

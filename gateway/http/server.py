@@ -9,7 +9,7 @@ import errno
 import resource
 import socket
 import time
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Final, cast
@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from configs.deployment import GatewaySettings
 from gateway.http.connection import ConnectionLimits, HttpConnection
-from shared.errors import CapacityError, ClientError
+from shared.errors import CapacityError, ClientError, DalSegnoError
 
 CUT_S: Final = 2
 """The time in which connections must close after the last answers."""
@@ -106,6 +106,7 @@ async def serving(
     *,
     logs_requests: bool = True,
     websockets: bool = False,
+    on_refusal: Callable[[DalSegnoError, str], None] | None = None,
 ) -> AsyncIterator[None]:
     """Serve `app` within the block. At its end the remaining connections are closed.
 
@@ -115,6 +116,8 @@ async def serving(
         settings: of the gateway.
         logs_requests: log requests that are refused before they reach the application.
         websockets: accept WebSockets, too; otherwise their offers are ignored.
+        on_refusal: called with the error of each request that is refused before it reaches the application,
+            and with the request's name in the response.
     """
     settings = settings or GatewaySettings()
     limits = ConnectionLimits(
@@ -123,6 +126,7 @@ async def serving(
         send_timeout_s=settings.send_timeout_s,
         logs_requests=logs_requests,
         websockets=websockets,
+        on_refusal=on_refusal,
     )
     config = uvicorn.Config(
         app,

@@ -4,6 +4,7 @@
     CorrelationId     adds a name to every response, errors included
     UnreadBody        closes the connection after an answer before the end of the body
     AccessLog         logs one line for each request
+    RefusalRecord     records refused requests for the log
     SecurityHeaders   on errors too
     OriginCheck       refuses pages of other origins, and requests for another host
     CORS              a page may read errors; a preflight needs no key
@@ -34,6 +35,7 @@ from gateway.middleware.body_limit import BodyLimit, UnreadBody
 from gateway.middleware.http_metrics import HttpMetrics
 from gateway.middleware.origins import OriginCheck
 from gateway.middleware.rate_limit import RateLimit
+from gateway.middleware.refusals import RefusalRecord
 from gateway.middleware.request_id import CorrelationId
 from gateway.middleware.security_headers import SecurityHeaders
 from gateway.middleware.tracing import ServerSpan
@@ -64,6 +66,7 @@ class GatewayApp(fastapi.FastAPI):
     keys: Sequence[ApiKey] = ()
     logs_requests: bool = True
     takes_media: bool = False
+    known_paths: frozenset[str] = frozenset()
 
     def build_middleware_stack(self) -> ASGIApp:
         return with_middleware(
@@ -72,6 +75,7 @@ class GatewayApp(fastapi.FastAPI):
             self.keys,
             logs_requests=self.logs_requests,
             upload_paths=UPLOAD_PATHS if self.takes_media else UPLOAD_PATHS[:1],
+            known_paths=self.known_paths,
         )
 
 
@@ -82,6 +86,7 @@ def with_middleware(
     *,
     logs_requests: bool,
     upload_paths: Sequence[str],
+    known_paths: frozenset[str],
 ) -> ASGIApp:
     """`app` inside the middleware that the gateway's settings ask for."""
     settings = gateway.settings
@@ -110,6 +115,7 @@ def with_middleware(
     app = OriginCheck(app, settings=settings)
     if settings.security_headers:
         app = SecurityHeaders(app, cross_origin=bool(settings.cors_origins))
+    app = RefusalRecord(app, add=gateway.refusals.add, known_paths=known_paths)
     app = AccessLog(app, logs_requests=logs_requests)
     app = UnreadBody(app)
     app = CorrelationId(app)

@@ -235,7 +235,9 @@ class AnswerResponse(Response):
             self._choices.release(_LEFT if self._gone else "", grace_s=grace_s)
         if error is not None:
             self._note_end(error.code)
-            errors.note_code(self._scope, error.code)
+            if self._choices.recorded is not None:
+                errors.note_published(self._scope)
+            errors.note_error(self._scope, error)
             await self._fail(error)
 
     async def _relay(self, tasks: asyncio.TaskGroup) -> HttpError | None:

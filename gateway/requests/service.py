@@ -16,6 +16,7 @@ from gateway.meters.answers import Meter
 from gateway.requests.liveness import Liveness
 from gateway.requests.log_follower import LogConnection, LogFollower
 from gateway.requests.parsed_request import ParsedRequest
+from gateway.requests.refusal_writer import RefusalWriter
 from gateway.requests.submission import Subscription
 from gateway.served_model import ServedModel
 from models.text.tool_calls import CallFormat
@@ -96,6 +97,7 @@ class Gateway:
         self.started_s = int(time.time())
         self.liveness = Liveness(served.ranks)
         self.in_flight = InFlightAnswers()
+        self.refusals = RefusalWriter(subjects, origin)
         self.is_draining = False
         self._numbers = count(1)
         self.follower = LogFollower(

@@ -93,6 +93,11 @@ from shared.events.params import (
     Guide,
     Params,
 )
+from shared.events.refusals import (
+    Refusal,
+    RefusalCount,
+    RequestsRefused,
+)
 from shared.events.requests import (
     ForkedFrom,
     Priority,
@@ -162,6 +167,8 @@ __all__ = [
     "Priority",
     "ProcessEnd",
     "PublicEvent",
+    "Refusal",
+    "RefusalCount",
     "RequestAdmitted",
     "RequestCancel",
     "RequestCancelled",
@@ -171,6 +178,7 @@ __all__ = [
     "RequestResumed",
     "RequestSubmitted",
     "RequestWatched",
+    "RequestsRefused",
     "SequenceHandover",
     "StreamSent",
     "StreamTaken",

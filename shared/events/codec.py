@@ -21,6 +21,7 @@ from shared.events.edges import NodeFired, StreamSent, StreamTaken, TensorsRelea
 from shared.events.membership import EpochOpened, WorkerJoined, WorkerLeaving, WorkerLost
 from shared.events.orders import NodeReady, WalkStop
 from shared.events.outputs import OutputChunk, OutputFence
+from shared.events.refusals import RequestsRefused
 from shared.events.requests import PublicEvent, RequestCancel, RequestSubmitted, RequestWatched, check_public
 from shared.events.results import WalkBegun, WalkCompleted, WalkFailed, WalkProgressed, WalkStopped
 from shared.events.seals import LogSealed
@@ -51,8 +52,8 @@ WorkerEvent: TypeAlias = (
     | OutputChunk
 )
 EdgeEvent: TypeAlias = NodeFired | StreamSent | StreamTaken | TensorsReleased
-AdapterEvent: TypeAlias = AdapterLoaded | AdapterUnloaded
-AnyEvent: TypeAlias = ConductorEvent | WorkerEvent | EdgeEvent | PublicEvent | AdapterEvent
+GatewayEvent: TypeAlias = AdapterLoaded | AdapterUnloaded | RequestsRefused
+AnyEvent: TypeAlias = ConductorEvent | WorkerEvent | EdgeEvent | PublicEvent | GatewayEvent
 
 
 class _UntaggedCancel(RequestCancel, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=False):

@@ -112,6 +112,9 @@ def contents(aim: Aim) -> dict[str, dict[str, Any]]:
         "request.watched.v1": {"is_over": True},
         "adapter.loaded.v1": {"adapter": {"name": "forged", "digest": "00", "folder": "/forged"}},
         "adapter.unloaded.v1": {"name": "forged"},
+        "requests.refused.v1": {
+            "since_ns": 1, "counts": [{"code": "forged", "status": 400, "count": 99}],
+        },
         "log.sealed.v1": {"first_seq": 1, "last_seq": 2, "previous": NO_HISTORY, "chain": NO_HISTORY},
     }  # fmt: skip
 
@@ -133,6 +136,7 @@ def subjects(aim: Aim) -> dict[str, str]:
         "lost": f"{PREFIX}.conductor.lost",
         "sealed": f"{PREFIX}.conductor.sealed",
         "adapter": f"{PREFIX}.adapter.forged",
+        "refused": f"{PREFIX}.refused.g-1",
     }
 
 
@@ -157,6 +161,7 @@ HOMES: Final[dict[str, str]] = {
     "epoch.opened.v1": "epoch",
     "log.sealed.v1": "sealed",
     **dict.fromkeys(("adapter.loaded.v1", "adapter.unloaded.v1"), "adapter"),
+    "requests.refused.v1": "refused",
     "request.submitted.v1": "request",
     **dict.fromkeys(("request.cancel.v1", "request.watched.v1"), "control"),
 }  # fmt: skip

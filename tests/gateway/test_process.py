@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -15,11 +16,15 @@ from configs.checks import resolve
 from configs.deployment import GatewaySettings
 from gateway.app import GatewayOptions, run
 from gateway.http import server
+from gateway.requests import refusal_writer
 from shared.errors import ClientError
-from shared.events import RequestCancel, RequestSubmitted, WorkerJoined, decode, encode
+from shared.events import RequestCancel, RequestsRefused, RequestSubmitted, WorkerJoined, decode, encode
 from shared.log.nats import jetstream
+from shared.log.nats.credentials import Credentials
+from shared.log.nats.permissions import authorization
 from shared.log.nats.private_server import NatsServer
 from shared.log.port import Log
+from shared.subject_rules import read_event
 from shared.subjects import Subjects
 from tests.gateway.world import CHAT, Performance
 
@@ -38,11 +43,11 @@ def free_port() -> int:
 
 @asynccontextmanager
 async def gateway_process(
-    nats: NatsServer, drain_s: float = 5.0
+    nats: NatsServer, drain_s: float = 5.0, credentials: Credentials | None = None
 ) -> AsyncIterator[tuple[str, asyncio.Task[None]]]:
     """`gateway.app.run`; gives its URL and its task."""
     config = msgspec.structs.replace(resolve("demo"), gateway=GatewaySettings(port=0, drain_s=drain_s))
-    options = GatewayOptions(config=config, nats_url=nats.url, credentials=nats.credentials)
+    options = GatewayOptions(config=config, nats_url=nats.url, credentials=credentials or nats.credentials)
     async with asyncio.TaskGroup() as tasks:
         url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         process = tasks.create_task(run(options, listening=url.set_result))
@@ -180,3 +185,137 @@ def test_a_host_that_is_not_ours_is_one_clear_line() -> None:
         server.bind("no.such.host.invalid", 0)
     with pytest.raises(server.ListenError, match=r"cannot listen on 192\.0\.2\.1:0: .*choose another"):
         server.bind("192.0.2.1", 0)
+
+
+# ---- requests that are refused ---------------------------------------------------------------------------
+BURST = 10_000
+_CONNECTIONS = 5
+
+
+async def flood(url: str, count: int) -> int:
+    """Send `count` requests that are refused, one after the other on one connection; return their number."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = f"POST /generate HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+    refused = 0
+    for _ in range(count):
+        writer.write(f"{head}content-length: 2\r\n\r\n{{}}".encode())
+        answer = await reader.readuntil(b"\r\n\r\n")
+        length = int(answer.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        await reader.readexactly(length)
+        refused += answer.startswith(b"HTTP/1.1 400")
+    writer.close()
+    return refused
+
+
+async def refusals(log: Log) -> list[RequestsRefused]:
+    async with aclosing(log.history([SUBJECTS.refused("*")])) as records:
+        found = [read_event(record, SUBJECTS)[1] async for record in records]
+    return [one for one in found if isinstance(one, RequestsRefused)]
+
+
+async def test_a_burst_of_refusals_is_counted_exactly_in_a_few_events(nats: NatsServer) -> None:
+    nats.start()
+    try:
+        async with stage(nats) as performing, gateway_process(nats) as (url, process):
+            async with httpx.AsyncClient(base_url=url, timeout=20) as client:
+                await health(client, "log", "connected")
+            started_s = time.monotonic()
+            async with asyncio.TaskGroup() as tasks:
+                floods = [tasks.create_task(flood(url, BURST // _CONNECTIONS)) for _ in range(_CONNECTIONS)]
+            took_s = time.monotonic() - started_s
+            process.cancel()
+            await asyncio.wait({process})
+            found = await refusals(performing.log)
+    finally:
+        nats.stop()
+
+    assert sum(one.result() for one in floods) == BURST
+    assert sum(count.count for event in found for count in event.counts) == BURST
+    assert {count.code for event in found for count in event.counts} == {"missing_required_parameter"}
+    assert 1 <= len(found) <= 2 + took_s / refusal_writer.INTERVAL_S  # the first, and the one at the end
+    assert all(len(encode(event)) < 4096 for event in found)
+
+
+async def test_a_stream_of_an_earlier_version_takes_requests_and_later_the_refusals(
+    nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it is provisioned again it has no place for refusals; nothing else is disturbed."""
+    monkeypatch.setattr(refusal_writer, "DELAY_S", 0.0)
+    monkeypatch.setattr(refusal_writer, "INTERVAL_S", 0.1)
+    monkeypatch.setattr(refusal_writer, "WRITE_S", 0.5)
+    now = Subjects.logged
+    nats.start()
+    try:
+        with monkeypatch.context() as earlier:
+            earlier.setattr(
+                Subjects, "logged", lambda self: [one for one in now(self) if ".refused." not in one]
+            )
+            await jetstream.provision(nats.url, nats.credentials, SUBJECTS)
+        log = await jetstream.connect(nats.url, credentials=nats.credentials, subjects=SUBJECTS, name="x")
+        joined = WorkerJoined(writer="w0", rank=0, model="decoder_lm", nodes=[], device="cpu")
+        await log.publish(SUBJECTS.worker(0), encode(joined))
+        async with gateway_process(nats) as (url, _), httpx.AsyncClient(base_url=url, timeout=20) as client:
+            await health(client, "log", "connected")
+            assert await flood(url, 3) == 3
+            assert await refusals(log) == []
+            performing = Stage(log)
+            for number in range(3):  # submissions go on while the refusals wait
+                async with asyncio.TaskGroup() as tasks:
+                    body = CHAT | {"request_id": f"r-{number}"}
+                    asking = tasks.create_task(client.post("/v1/chat/completions", json=body))
+                    async with aclosing(log.read([SUBJECTS.request(f"r-{number}")], 1)) as records:
+                        record = await anext(records)
+                    event = decode(record.data)
+                    assert isinstance(event, RequestSubmitted)
+                    answer = Performance(performing, SUBJECTS, event, record.seq)  # type: ignore[arg-type]
+                    answer.say("answered")
+                    answer.finish()
+                assert asking.result().status_code == 200
+            await jetstream.provision(nats.url, nats.credentials, SUBJECTS)
+            counted = 0
+            async with aclosing(log.read([SUBJECTS.refused("*")], 1)) as records:
+                while counted < 3:
+                    event = decode((await anext(records)).data)
+                    assert isinstance(event, RequestsRefused)
+                    counted += sum(one.count for one in event.counts)
+        await log.close()
+    finally:
+        nats.stop()
+
+    assert counted == 3
+
+
+async def test_without_the_permission_requests_are_served_and_the_operator_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the nats-server.conf of an earlier version a client must not be able to end the gateway."""
+    monkeypatch.setattr(refusal_writer, "DELAY_S", 0.0)
+    monkeypatch.setattr(refusal_writer, "INTERVAL_S", 0.1)
+    roles = {name: Credentials(user=name, password=name) for name in ("provisioner", "gateway", "worker-0")}
+    earlier = authorization(roles, SUBJECTS).replace(', "ds.refused.*"', "")
+    nats = NatsServer(tmp_path, port=free_port(), authorization=earlier)
+    nats.start()
+    try:
+        await jetstream.provision(nats.url, roles["provisioner"], SUBJECTS)
+        worker = await jetstream.connect(
+            nats.url, credentials=roles["worker-0"], subjects=SUBJECTS, name="worker-0"
+        )
+        joined = WorkerJoined(writer="w0", rank=0, model="decoder_lm", nodes=[], device="cpu")
+        await worker.publish(SUBJECTS.worker(0), encode(joined))
+        async with (
+            gateway_process(nats, credentials=roles["gateway"]) as (url, process),
+            httpx.AsyncClient(base_url=url, timeout=20) as client,
+        ):
+            await health(client, "log", "connected")
+            assert await flood(url, 3) == 3
+            while "refused requests cannot be recorded now" not in caplog.text:  # noqa: ASYNC110 - a log line
+                await asyncio.sleep(0.01)
+            state = await health(client, "log", "connected")
+            assert not process.done()
+        await worker.close()
+    finally:
+        nats.stop()
+
+    assert state["log"]["connected"]
+    assert "ds.refused.g-" in caplog.text

@@ -14,6 +14,7 @@ from configs.deployment import GatewaySettings, MediaSettings
 from configs.secrets import ApiKey
 from gateway.app import create_app
 from gateway.http import server
+from gateway.middleware.refusals import unread
 from gateway.policy.routes import serves_actions
 from gateway.requests.service import Gateway
 from gateway.served_model import ServedModel
@@ -360,5 +361,11 @@ async def listening(world: World, keys: Sequence[ApiKey] = ()) -> AsyncIterator[
     listener = server.bind("127.0.0.1", 0)
     url = server.url_of(listener)
     app, settings = create_app(world.gateway, keys), world.gateway.settings
-    async with server.serving(app, listener, settings, websockets=serves_actions(world.gateway)):
+    async with server.serving(
+        app,
+        listener,
+        settings,
+        websockets=serves_actions(world.gateway),
+        on_refusal=unread(world.gateway.refusals.add),
+    ):
         yield url

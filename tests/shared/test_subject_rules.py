@@ -16,6 +16,7 @@ from shared.events import (
     OutputTotals,
     RequestCancel,
     RequestFinished,
+    RequestsRefused,
     Usage,
     WalkStopped,
     WorkerJoined,
@@ -47,6 +48,7 @@ FINISHED = RequestFinished(
 OPENED = EpochOpened(writer=CONDUCTOR_WRITER, epoch=9, conductor="c", core="x")
 JOINED = WorkerJoined(id="w0.joined", rank=0, model="demo", nodes=["llm"], device="cpu")
 LOST = WorkerLost(writer=CONDUCTOR_WRITER, epoch=9, rank=0, incarnation=1, reason="silent")
+REFUSED = RequestsRefused(writer="g-1", since_ns=1, counts=[])
 
 ITS_OWN = [
     (SUBJECTS.output("g", "r1", "w0"), CHUNK),
@@ -56,6 +58,7 @@ ITS_OWN = [
     (SUBJECTS.worker(0), JOINED),
     (SUBJECTS.lost, LOST),
     (SUBJECTS.control("r1"), RequestCancel(request_id="r1")),
+    (SUBJECTS.refused("g-1"), REFUSED),
 ]
 NOT_ITS_OWN = [
     (SUBJECTS.output("g", "r1", "w0"), FINISHED),
@@ -65,6 +68,12 @@ NOT_ITS_OWN = [
     (SUBJECTS.edge(1, 0, "r1"), FINISHED),
     (SUBJECTS.done(0, "r1"), FINISHED),
     (SUBJECTS.done(1, "r1"), WalkStopped(request_id="r1", rank=0, steps_after=0)),
+    (SUBJECTS.refused("g-2"), REFUSED),
+    (SUBJECTS.refused("g-1"), RequestCancel(request_id="r1")),
+    (SUBJECTS.request("r1"), REFUSED),
+    (SUBJECTS.control("r1"), REFUSED),
+    (SUBJECTS.output("g", "r1", "w0"), REFUSED),
+    (SUBJECTS.worker(1), REFUSED),
     (SUBJECTS.worker(1), JOINED),
     (SUBJECTS.worker(1), WorkerLeaving(rank=0)),
     (SUBJECTS.worker(1), LOST),

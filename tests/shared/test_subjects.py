@@ -19,6 +19,7 @@ R1 = RequestId("r1")
         (SUBJECTS.done(3, "r1"), Address(kind="done", request_id=R1, rank=Rank(3))),
         (SUBJECTS.worker(3), Address(kind="worker", rank=Rank(3))),
         (SUBJECTS.epoch, Address(kind="conductor", name="epoch")),
+        (SUBJECTS.refused("g-1"), Address(kind="refused", name="g-1")),
         (SUBJECTS.output("g", "r1", "w0"), Address(kind="output", origin="g", request_id=R1, writer="w0")),
     ],
 )
@@ -69,6 +70,7 @@ def test_every_subject_that_is_written_is_in_the_stream() -> None:
         SUBJECTS.done(0, "r"),
         SUBJECTS.worker(0),
         SUBJECTS.epoch,
+        SUBJECTS.refused("g-1"),
         SUBJECTS.output("g", "r", "w0"),
     ]
     assert all(any(matches(p, subject) for p in SUBJECTS.logged()) for subject in written)
@@ -79,6 +81,11 @@ def test_who_reads_outputs_reads_epochs_too() -> None:
     """Otherwise two readers could disagree on the valid fences (ADR 3)."""
     for wanted in (SUBJECTS.for_gateway("g"), SUBJECTS.for_conductor(), SUBJECTS.replayed("r")):
         assert any(matches(pattern, SUBJECTS.epoch) for pattern in wanted)
+
+
+def test_no_role_reads_what_gateways_refused() -> None:
+    for wanted in (SUBJECTS.for_gateway("g"), SUBJECTS.for_conductor(), SUBJECTS.for_worker(0)):
+        assert not any(matches(pattern, SUBJECTS.refused("g")) for pattern in wanted)
 
 
 def test_a_worker_reads_its_own_orders_and_nobody_elses() -> None:

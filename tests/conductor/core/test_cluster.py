@@ -5,7 +5,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from conductor.core import retention
+from conductor.core import retention, snapshot
 from conductor.core.cluster import Cluster
 from conductor.core.lifecycle import Phase
 from conductor.core.replay import Replayer, Verdict
@@ -23,6 +23,7 @@ from shared.events import (
     RequestFinished,
     RequestRejected,
     RequestResumed,
+    RequestsRefused,
     WalkStop,
     WorkerJoined,
     encode,
@@ -40,6 +41,20 @@ def script() -> Script:
 
 def test_every_kind_of_event_has_its_handler() -> None:
     assert set(Cluster.HANDLERS) == set(get_args(AnyEvent))
+
+
+def test_what_gateways_refused_changes_nothing(script: Script) -> None:
+    script.submit()
+    before = snapshot.dump(script.cluster)
+    seq, now_ns = script.cluster.seq, script.cluster.now_ns
+    script.say(SUBJECTS.refused("g-1"), RequestsRefused(writer="g-1", since_ns=1, counts=[]))
+    assert script.folded[-1].decisions == ()
+    assert script.cluster.seq == seq + 1
+    script.cluster.seq, script.cluster.now_ns = (
+        seq,
+        now_ns,
+    )  # the position in the log, which each record moves
+    assert snapshot.dump(script.cluster) == before
 
 
 def test_a_request_walks_from_submission_to_its_end(script: Script) -> None:

@@ -18,8 +18,11 @@ from shared.events import (
     NodeReady,
     OutputChunk,
     Params,
+    Refusal,
+    RefusalCount,
     RequestCancel,
     RequestFinished,
+    RequestsRefused,
     RequestSubmitted,
     Tool,
     WalkCompleted,
@@ -254,3 +257,23 @@ def test_nothing_of_what_a_node_tells_of_its_progress_is_left() -> None:
     found = Redaction([])(chunk, "r1")
     assert isinstance(found, OutputChunk)
     assert found.metadata == {"node": "denoiser", "progress": {}}
+
+
+def test_of_a_refused_request_the_kind_is_left_and_what_quotes_the_client_is_not() -> None:
+    secret = "a secret"
+    refused = Refusal(
+        time_ns=5, code="model_not_found", status=404, tenant="alice", route="POST /generate",
+        message=f"no model {secret!r}", param=secret, request_id="r-1", correlation=secret,
+    )  # fmt: skip
+    ours = Refusal(time_ns=6, code="overloaded", status=503, message="try again")
+    counts = [RefusalCount(code="model_not_found", status=404, tenant="alice", count=7)]
+    event = RequestsRefused(writer="g-1", since_ns=5, counts=counts, samples=[refused, ours])
+    found = Redaction([])(event, None)
+
+    assert isinstance(found, RequestsRefused)
+    assert secret not in str(found)
+    assert found.counts == counts
+    assert [(one.code, one.status, one.tenant, one.request_id) for one in found.samples] == [
+        ("model_not_found", 404, "alice", "r-1"), ("overloaded", 503, None, None),
+    ]  # fmt: skip
+    assert found.samples[1].message == "try again"
