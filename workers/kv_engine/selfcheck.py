@@ -165,6 +165,7 @@ def _paged_logits(node: KVNode, ids: list[int], kernel: AttentionKernel | None =
         block_size=_BLOCK_SIZE,
         device=node.device,
         has_states=bool(node.layout.states),
+        has_indexers=node.layout.has_indexers,
     )
     slots = _BLOCK_SIZE * (len(_TEXT_BLOCKS) + len(_OTHER_BLOCKS))
     pool = PagedPool.of(node, slots=slots, kernel=kernel, states=2)
