@@ -11,7 +11,8 @@ function and to the next layer. Under its own attention function a module comput
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,6 +27,7 @@ _ROTATIONS: Final = ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave")
 """The functions by which transformers' indexers rotate queries and keys."""
 _CHECKED_TOKENS: Final = 12
 _CHECKED_TOP: Final = 4
+_ALL: Final = 2**31 - 1
 _TOLERANCE: Final = 1e-4
 """Of the check of an indexer's class, in standard deviations of the scores."""
 
@@ -133,11 +135,29 @@ def attach_indexers(model: torch.nn.Module) -> None:
     Raises:
         UnsupportedArchitectureError: an indexer is of an unknown kind.
     """
-    found = [module for module in model.modules() if all(hasattr(module, name) for name in _PARTS)]
+    found = _indexers_in(model)
     for kind in {type(module): module for module in found}.values():
         _check(kind)
     for module in found:
         module.forward = Indexer(module).forward
+
+
+def _indexers_in(model: torch.nn.Module) -> list[Any]:
+    return [module for module in model.modules() if all(hasattr(module, name) for name in _PARTS)]
+
+
+@contextmanager
+def choosing_all(model: torch.nn.Module) -> Iterator[None]:
+    """Inside, the indexers of a model choose all keys, also in transformers' own computation."""
+    found = _indexers_in(model)
+    own = [module.index_topk for module in found]
+    try:
+        for module in found:
+            module.index_topk = _ALL
+        yield
+    finally:
+        for module, top in zip(found, own, strict=True):
+            module.index_topk = top
 
 
 def _check(module: Any) -> None:
