@@ -73,7 +73,7 @@ class Indexer:
         UnsupportedArchitectureError: it rotates its queries in a way that is not known.
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, model_name: str) -> None:
         self._module = module
         self._own_forward: Final = module.forward
         self._stock: str = module.config._attn_implementation  # noqa: SLF001 - no public reader
@@ -81,8 +81,8 @@ class Indexer:
         names = [name for name in own.__code__.co_names if name.startswith("apply_rotary")]
         if len(names) != 1 or names[0] not in _ROTATIONS:
             raise UnsupportedArchitectureError(
-                f"{type(module).__name__} is not served: it rotates its queries by {names}, expected one of "
-                f"{list(_ROTATIONS)}"
+                f"{model_name} is not served: its {type(module).__name__} rotates queries by {names}, "
+                f"expected one of {list(_ROTATIONS)}"
             )
         self._rotate: Final[Callable[..., Any]] = own.__globals__[names[0]]
 
@@ -136,10 +136,11 @@ def attach_indexers(model: torch.nn.Module) -> None:
         UnsupportedArchitectureError: an indexer is of an unknown kind.
     """
     found = _indexers_in(model)
-    for kind in {type(module): module for module in found}.values():
-        _check(kind)
+    name = type(model).__name__
+    for one in {type(module): module for module in found}.values():
+        _check(one, name)
     for module in found:
-        module.forward = Indexer(module).forward
+        module.forward = Indexer(module, name).forward
 
 
 def _indexers_in(model: torch.nn.Module) -> list[Any]:
@@ -160,7 +161,7 @@ def choosing_all(model: torch.nn.Module) -> Iterator[None]:
             module.index_topk = top
 
 
-def _check(module: Any) -> None:
+def _check(module: Any, model_name: str) -> None:
     """Compare the choices of a small indexer of the same class with those of its own method.
 
     The self-check of the engine does not: its text is shorter than what real models choose. Of keys with
@@ -182,7 +183,7 @@ def _check(module: Any) -> None:
             _random(by, 1, tokens, width) for width in (config.hidden_size, config.q_lora_rank)
         )
         given = (hidden, residual, (both.cos(), both.sin()))
-        indexed = Indexer(small).indexed(*given)
+        indexed = Indexer(small, model_name).indexed(*given)
         own = small.forward(*given, seen, None, past_key_values=None).long()
         every = scores(
             indexed.queries[None], indexed.weights[None], indexed.keys[None], scale=indexed.scale
@@ -190,14 +191,14 @@ def _check(module: Any) -> None:
         best, chosen = every.topk(indexed.top).values, every.gather(-1, own).sort(descending=True).values
     except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as failure:
         raise UnsupportedArchitectureError(
-            f"{name} is not served: it cannot be computed over packed tokens "
+            f"{model_name} is not served: its {name} cannot be computed over packed tokens "
             f"({type(failure).__name__}: {failure})"
         ) from failure
     error = float(torch.where(best == chosen, 0.0, best - chosen).abs().max() / every[seen].std())
     if not error <= _TOLERANCE:
         raise UnsupportedArchitectureError(
-            f"{name} is not served: computed over packed tokens it chooses other keys than by its own "
-            f"method, with scores that differ by {error:.2g} standard deviations"
+            f"{model_name} is not served: computed over packed tokens its {name} chooses other keys than by "
+            f"its own method, with scores that differ by {error:.2g} standard deviations"
         )
 
 

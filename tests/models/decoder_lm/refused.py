@@ -30,6 +30,13 @@ _OWN_ATTENTION: Final = "attention that does not go through transformers' interf
 
 REFUSED: Final = (
     _named(
+        "HYV4ForCausalLM",
+        "hy_v4",
+        "its HYV4Indexer chooses other keys than by its own method",
+        "an indexer that rotates other channels than those of the served ones",
+        index_topk=8,
+    ),
+    _named(
         "PhimoeForCausalLM",
         "phimoe",
         "is masked by a window of 24 in transf",
