@@ -279,7 +279,8 @@ class CellShape:
 
     Attributes:
         heads: the KV heads.
-        key, value: the numbers of a head's key, and of its value.
+        key, value: the numbers of a head's key, and of its value. At the end of a key stands that of the
+            layer's indexer, if it has one.
         is_latent: a value is the beginning of its key, so that keys alone are stored (latent attention).
     """
 
@@ -310,6 +311,10 @@ class StateShape:
         return math.prod(self.shape) * (4 if self.is_float32 else itemsize)
 
 
+INDEXES: Final = "indexes"
+"""The form of attention to the keys that an indexer chooses (`KVLayout.needs`)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayout:
     """The shape of a KV node's keys and values, and of its recurrent states.
@@ -332,6 +337,11 @@ class KVLayout:
     def state_bytes(self, itemsize: int) -> int:
         """The bytes of a sequence's recurrent states, of all layers."""
         return sum(state.nbytes(itemsize) for layer in self.states for state in layer)
+
+    @property
+    def has_indexers(self) -> bool:
+        """True if layers attend to the keys that an indexer chooses."""
+        return INDEXES in self.needs
 
     @property
     def shapes(self) -> tuple[CellShape, ...]:

@@ -3,6 +3,7 @@
     latent attention     keys and values are one compressed row per token (DeepSeek V2, V3)
     chunks               tokens see no key before their range of the text (Llama 4)
     tuned queries        queries grow with their position (Llama 4)
+    chosen keys          tokens see the keys that an indexer has chosen (DeepSeek V3.2; `indexers`)
 
 A form is attached to the modules of a model before it is served. The attention over the paged pool asks it
 for the queries that the stored keys are compared with, and gives it the outputs (`form_of`). Under its own
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+
+from models.transformers_lm.indexers import attach_indexers
 
 SINKS: Final = "sinks"
 CHUNKS: Final = "chunks"
@@ -105,6 +108,7 @@ def attach_forms(model: torch.nn.Module) -> None:
     """Attach their forms to the attention modules of a model of transformers."""
     _keep_latents(model)
     _keep_chunks(model)
+    attach_indexers(model)
 
 
 def _keep_latents(model: torch.nn.Module) -> None:

@@ -4,6 +4,7 @@ The modules are transformers' own. The node knows no pool and no requests: the e
 function of its layers.
 """
 
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from models.base import KVLayout, TokenStep
 from models.transformers_lm.adapters import AdaptedModules
 from models.transformers_lm.architecture import body_name_of, body_of
+from models.transformers_lm.indexers import choosing_all
 
 
 class DecoderLM:
@@ -97,6 +99,9 @@ class DecoderLM:
         # By the model's own `forward`: some models scale or cap their logits after the matrix.
         logits: torch.Tensor = self._head(inputs_embeds=hidden.index_select(0, indices)[None]).logits[0]
         return logits.float()
+
+    def choosing_all(self) -> AbstractContextManager[None]:
+        return choosing_all(self._model)
 
     @torch.inference_mode()
     def reference(self, token_ids: torch.Tensor) -> torch.Tensor:

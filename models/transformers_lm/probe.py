@@ -16,10 +16,11 @@ from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, cache_utils
 
-from models.base import CellShape, KVLayout, StateShape
+from models.base import INDEXES, CellShape, KVLayout, StateShape
 from models.checkpoints.files import UnsupportedArchitectureError
 from models.transformers_lm.architecture import body_of
 from models.transformers_lm.attention_forms import CELLS, CHUNKS, SINKS, attach_forms, form_of
+from models.transformers_lm.indexers import Indexed
 from models.transformers_lm.recurrent import Recurrence, attach_recurrences, mixing_by
 
 _PROBE: Final = "dalsegno_probe"
@@ -81,7 +82,13 @@ class _Probe:
             complain(f"layer {layer} attends twice")
         form = form_of(module)
         is_latent = form is not None and form.latents is not None
-        self.shapes[layer] = CellShape(key.shape[1], key.shape[3], value.shape[3], is_latent)
+        implemented, width = _IMPLEMENTED, key.shape[3]
+        indexed = kwargs.get("indices")
+        if is_latent and isinstance(indexed, Indexed):
+            implemented |= {"indices"}
+            self.needs.add(INDEXES)
+            width += indexed.keys.shape[-1] if indexed.layer == layer else 0
+        self.shapes[layer] = CellShape(key.shape[1], width, value.shape[3], is_latent)
         if value.shape[:3] != key.shape[:3]:
             complain(f"layer {layer}: keys {tuple(key.shape)} and values {tuple(value.shape)} differ")
         if not getattr(module, "is_causal", True):
@@ -93,7 +100,7 @@ class _Probe:
         given = {k for k, v in kwargs.items() if v is not None and k not in _IGNORED}
         if not kwargs.get("dropout"):
             given.discard("dropout")
-        for what in sorted(given - _IMPLEMENTED):
+        for what in sorted(given - implemented):
             complain(f"layer {layer} needs {what}")
         self._windows[layer] = self._effective(kwargs.get("sliding_window"))
         if form is not None and form.chunk is not None and form.chunk < self._max_positions:

@@ -41,7 +41,13 @@ from models.transformers_lm.architecture import body_name_of, body_of
 _COLUMNS: Final = frozenset({"colwise", "colwise_gather_output", "colwise_rep"})
 _ROWS: Final = frozenset({"rowwise", "rowwise_split_input", "rowwise_rep"})
 _WHOLE: Final = frozenset(
-    {"replicate", "replicated_with_grad_allreduce", "embedding_rowwise", "embedding_colwise"}
+    {
+        "replicate",
+        "replicated_with_grad_allreduce",
+        "embedding_rowwise",
+        "embedding_colwise",
+        "mla_kv_a_proj",  # of latent attention: whole, but for its gradient
+    }
 )
 _PACKED: Final = "packed_colwise"
 _EXPERTS: Final = "moe_tp_experts"

@@ -1,4 +1,7 @@
-"""A model with recurrent states over two ranks: states move between them, and survive their processes."""
+"""Models that keep more than keys and values, over two ranks: it moves between them, and survives them.
+
+Qwen3-Next has recurrent states, and DeepSeek V3.2 the keys of its indexers.
+"""
 
 import asyncio
 import os
@@ -14,7 +17,7 @@ from shared.tensors import read_ids
 from tests.e2e import clients, deploy
 from tests.e2e.clients import Answer
 from tests.e2e.deploy import Running
-from tests.tiny import tiny_checkpoint
+from tests.tiny import Family, tiny_checkpoint
 from tests.workers.kv_engine.oracle import generate
 
 TOKENS: Final = 96
@@ -29,22 +32,28 @@ node_groups:
 """
 
 
+@pytest.fixture(scope="module", params=["qwen3_next", "deepseek_v32"])
+def family(request: pytest.FixtureRequest) -> Family:
+    found: Family = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("config") / "hybrid.yaml"
-    file.write_text(CONFIG.format(checkpoint=tiny_checkpoint("qwen3_next")))
+def config(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("config") / f"{family}.yaml"
+    file.write_text(CONFIG.format(checkpoint=tiny_checkpoint(family)))
     return file
 
 
 @pytest.fixture(scope="module")
-def running(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with deploy.serve(tmp_path_factory.mktemp("hybrid"), model=str(config)) as running:
+def running(family: Family, config: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with deploy.serve(tmp_path_factory.mktemp(family), model=str(config)) as running:
         yield running
 
 
 @pytest.mark.slow
 async def test_answers_are_those_of_generate_though_each_rank_is_killed(
-    running: Running, config: Path
+    running: Running, config: Path, family: Family
 ) -> None:
     texts = [f"Tell me of the number {number}." for number in range(4)]
     for killed in ("0", "1"):
@@ -64,7 +73,7 @@ async def test_answers_are_those_of_generate_though_each_rank_is_killed(
             events = await reader.events(f"{killed}-0")
         call = next(e for e in events if isinstance(e, NodeReady) and e.walks[0].name == "prefill").walks[0]
         prompt = list(read_ids(call.inputs["token_ids"]))
-        assert waiting[0].token_ids == generate("qwen3_next", prompt, TOKENS)
+        assert waiting[0].token_ids == generate(family, prompt, TOKENS)
         assert len({tuple(answer.token_ids) for answer in waiting}) == len(texts)
 
     replayed = clients.run_on(running, "replay", "1-1", "--execute", "--config", str(config))

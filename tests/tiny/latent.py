@@ -7,26 +7,26 @@ from tests.tiny.mixtures import experts, gate
 from tests.tiny.model import COMMON, HEADS, HIDDEN, Draw, Model, Tensors, ends, mlp, norms, signed_ends
 from tests.tiny.qwen import CHATML_VOCABULARY
 
-_Q_RANK: Final = 32
-_RANK: Final = 24
-_ROTATED: Final = 8
+Q_RANK: Final = 32
+RANK: Final = 24
+ROTATED: Final = 8
 _PLAIN: Final = 16
 _VALUE: Final = 12
 _EXPERTS: Final = 4
 
-_NORMS: Final = ("input_layernorm", "post_attention_layernorm")
+LATENT_NORMS: Final = ("input_layernorm", "post_attention_layernorm")
 _LAYOUT: Final = KVLayout(
     layers=2,
     kv_heads=1,
-    head_dim=_RANK + _ROTATED,
-    cells=(CellShape(1, _RANK + _ROTATED, _RANK, is_latent=True),) * 2,
+    head_dim=RANK + ROTATED,
+    cells=(CellShape(1, RANK + ROTATED, RANK, is_latent=True),) * 2,
     needs=frozenset({"cells"}),
 )
 
 
-def _attention(draw: Draw, layer: int, *, q_rank: int | None = _Q_RANK) -> Tensors:
+def latent_attention(draw: Draw, layer: int, *, q_rank: int | None = Q_RANK) -> Tensors:
     at = f"model.layers.{layer}.self_attn"
-    queries = HEADS * (_PLAIN + _ROTATED)
+    queries = HEADS * (_PLAIN + ROTATED)
     if q_rank is None:
         found = {f"{at}.q_proj.weight": draw.matrix(queries, HIDDEN)}
     else:
@@ -36,43 +36,43 @@ def _attention(draw: Draw, layer: int, *, q_rank: int | None = _Q_RANK) -> Tenso
             f"{at}.q_b_proj.weight": draw.matrix(queries, q_rank),
         }
     return found | {
-        f"{at}.kv_a_proj_with_mqa.weight": draw.matrix(_RANK + _ROTATED, HIDDEN),
-        f"{at}.kv_a_layernorm.weight": draw.norm(_RANK),
-        f"{at}.kv_b_proj.weight": draw.matrix(HEADS * (_PLAIN + _VALUE), _RANK),
+        f"{at}.kv_a_proj_with_mqa.weight": draw.matrix(RANK + ROTATED, HIDDEN),
+        f"{at}.kv_a_layernorm.weight": draw.norm(RANK),
+        f"{at}.kv_b_proj.weight": draw.matrix(HEADS * (_PLAIN + _VALUE), RANK),
         f"{at}.o_proj.weight": draw.matrix(HIDDEN, HEADS * _VALUE),
     }
 
 
 def _v2_weights(draw: Draw) -> Tensors:
-    first = norms(draw, 0, _NORMS) | _attention(draw, 0, q_rank=None) | mlp(draw, 0)
-    second = norms(draw, 1, _NORMS) | _attention(draw, 1, q_rank=None)
+    first = norms(draw, 0, LATENT_NORMS) | latent_attention(draw, 0, q_rank=None) | mlp(draw, 0)
+    second = norms(draw, 1, LATENT_NORMS) | latent_attention(draw, 1, q_rank=None)
     return ends(draw) | first | second | gate(draw, 1, bias=False) | experts(draw, 1, shared=True)
 
 
 def _v3_weights(draw: Draw) -> Tensors:
-    first = norms(draw, 0, _NORMS) | _attention(draw, 0) | mlp(draw, 0)
-    second = norms(draw, 1, _NORMS) | _attention(draw, 1)
+    first = norms(draw, 0, LATENT_NORMS) | latent_attention(draw, 0) | mlp(draw, 0)
+    second = norms(draw, 1, LATENT_NORMS) | latent_attention(draw, 1)
     return ends(draw) | first | second | gate(draw, 1) | experts(draw, 1, shared=True)
 
 
 def _dense_weights(draw: Draw) -> Tensors:
     tensors = signed_ends(draw)
     for layer in range(2):
-        tensors |= norms(draw, layer, _NORMS) | _attention(draw, layer) | mlp(draw, layer)
+        tensors |= norms(draw, layer, LATENT_NORMS) | latent_attention(draw, layer) | mlp(draw, layer)
     return tensors
 
 
 _LATENT: Final = COMMON | {
     "attention_bias": False,
     "attention_dropout": 0.0,
-    "kv_lora_rank": _RANK,
+    "kv_lora_rank": RANK,
     "num_key_value_heads": HEADS,
-    "q_lora_rank": _Q_RANK,
+    "q_lora_rank": Q_RANK,
     "qk_nope_head_dim": _PLAIN,
-    "qk_rope_head_dim": _ROTATED,
+    "qk_rope_head_dim": ROTATED,
     "v_head_dim": _VALUE,
 }
-_MIXTURE: Final = _LATENT | {
+MIXTURE: Final = _LATENT | {
     "first_k_dense_replace": 1,
     "moe_intermediate_size": 64,
     "n_group": 2,
@@ -85,11 +85,20 @@ _MIXTURE: Final = _LATENT | {
     "topk_group": 1,
     "topk_method": "noaux_tc",
 }
+YARN: Final = {
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "factor": 8,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 64,
+    "type": "yarn",
+}
 
 DEEPSEEK_V2: Final = Model(
     architecture="DeepseekV2ForCausalLM",
     proves="latent attention, groups of experts; queries of full rank",
-    config=_MIXTURE
+    config=MIXTURE
     | {
         "model_type": "deepseek_v2",
         "norm_topk_prob": False,
@@ -107,20 +116,12 @@ DEEPSEEK_V2: Final = Model(
 DEEPSEEK_V3: Final = Model(
     architecture="DeepseekV3ForCausalLM",
     proves="latent attention, YaRN; a bias of the gate",
-    config=_MIXTURE
+    config=MIXTURE
     | {
         "ep_size": 1,
         "model_type": "deepseek_v3",
         "num_nextn_predict_layers": 1,
-        "rope_scaling": {
-            "beta_fast": 32,
-            "beta_slow": 1,
-            "factor": 8,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "original_max_position_embeddings": 64,
-            "type": "yarn",
-        },
+        "rope_scaling": YARN,
     },
     vocabulary=CHATML_VOCABULARY,
     weights=_v3_weights,
@@ -130,7 +131,7 @@ DEEPSEEK_V3: Final = Model(
 GLM4_LITE: Final = Model(
     architecture="Glm4MoeLiteForCausalLM",
     proves="latent attention, as in GLM-4.7-Flash",
-    config=_MIXTURE
+    config=MIXTURE
     | {
         "mlp_layer_types": ["dense", "sparse"],
         "model_type": "glm4_moe_lite",

@@ -136,6 +136,7 @@ class KVEngine:
                 position_axes=position_axes_of(node),
                 position_dtype=position_dtype_of(node),
                 has_states=bool(node.layout.states),
+                has_indexers=node.layout.has_indexers,
             ),
             towers=all_towers,
             max_sequences=config.max_sequences,
@@ -371,6 +372,9 @@ class KVEngine:
         self._work.count_step(
             sequences=len(spans) + len(passes), computed=computed, sampled=sampled, took_s=took_s
         )
+        for span, tie in zip(spans, result.ties, strict=False):
+            if tie is not None:
+                span.sequence.bind(span.start + tie)
         self._scheduler.advance(spans, took_s, [(one.key, one.span.count) for one in passes])
         values = self._fed.take(spans, result.made) if self._fed is not None and result.made else ()
         outcome = self._outputs.build(
@@ -459,6 +463,7 @@ def _scheduler(node: KVNode, config: KVEngineConfig) -> Scheduler:
         prefill_budget=budget,
         max_part_tokens=_max_part_tokens(node, config),
         state_snapshots=config.state_snapshots if node.layout.states else None,
+        has_bounds=node.layout.has_indexers,
     )
 
 

@@ -16,7 +16,8 @@ The last two parts are optional. `position_axes_of`, `embed_width_of`, `masks_of
 of any node.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
@@ -280,6 +281,12 @@ def towers_of(node: Backbone) -> Mapping[str, KVNode]:
 def adapted_modules_of(node: Backbone) -> "AdaptedModules | None":
     """Return the modules of a node that LoRA adapters may change; None for a node that takes none."""
     return getattr(node, "adapted_modules", None)
+
+
+def choosing_all_of(node: Backbone) -> AbstractContextManager[None]:
+    """Return a context in which the indexers of a node, if it has any, choose all keys."""
+    own: Callable[[], AbstractContextManager[None]] = getattr(node, "choosing_all", nullcontext)
+    return own()
 
 
 def splice(node: Backbone, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> Any:

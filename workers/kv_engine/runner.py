@@ -57,6 +57,8 @@ class ForwardResult:
         pass_results: the states or logits of the passes of programs, in their order (`results_of`).
         made: what a fed node made of the sampled tokens.
         states: the tensors per computed token that go into streams.
+        ties: of each span, its first token whose choice of keys depends on the prompt's length, or None;
+            empty for a node without indexers.
         failures: the errors of sequences without a valid token, by key.
     """
 
@@ -67,6 +69,7 @@ class ForwardResult:
     failures: dict[str, DalSegnoError] = field(default_factory=dict)
     made: AfterTokens | None = None
     states: list[StateOutput] = field(default_factory=list)
+    ties: Items[int | None] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,11 +210,12 @@ class Runner:
         if self._laps is not None:
             self._laps.lap("build")
         states: Mapping[str, torch.Tensor] = {}
+        ties: Items[int | None] = ()
         if recorded is not None:
             hidden, logits = recorded.forward(len(spans))
         else:
             with (
-                attention_context(self._pool, step),
+                attention_context(self._pool, step) as attended,
                 self._adapters.computing(spans),
                 self._followers.computing(step) if self._followers is not None else nullcontext(),
             ):
@@ -219,6 +223,8 @@ class Runner:
                     hidden, states = forward_with_states(self._node, step)
                 else:
                     hidden = self._node.forward(inputs_of(self._node, step), step)
+            if self._node.layout.has_indexers:
+                ties = attended.ties()
         self._pool_states(spans, hidden)
         pass_results = [*results_of(passes, hidden, partial(head_of, self._node)), *of_towers]
         if self._laps is not None:
@@ -239,6 +245,7 @@ class Runner:
                     prompt_scores,
                     pass_results,
                     partial(states_to_send, spans, states, step=self.forwards),
+                    ties,
                 ),
             )
         if recorded is None:
@@ -269,6 +276,7 @@ class Runner:
                 pass_results=pass_results,
                 made=made,
                 states=states_to_send(spans, states, step=number) if states else [],
+                ties=ties,
             )
             if masks is not None:
                 result.failures.update({key: as_dalsegno_error(error) for key, error in failures.items()})
@@ -330,11 +338,14 @@ def _finish(
     prompt_scores: list[TokenScore],
     pass_results: list[torch.Tensor],
     states: Callable[[], list[StateOutput]],
+    ties: Items[int | None] = (),
 ) -> ForwardResult:
     """Wait for a step that samples nothing: its duration is measured."""
     if hidden.is_cuda:
         torch.cuda.current_stream(hidden.device).synchronize()
-    return ForwardResult(tokens=[], prompt_scores=prompt_scores, pass_results=pass_results, states=states())
+    return ForwardResult(
+        tokens=[], prompt_scores=prompt_scores, pass_results=pass_results, states=states(), ties=ties
+    )
 
 
 def _raise(error: Exception) -> ForwardResult:

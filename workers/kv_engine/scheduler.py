@@ -54,6 +54,7 @@ class Scheduler:
         max_part_tokens: how many tokens more a step may have for a full part of a prompt, which is never cut.
         state_snapshots: the slots for snapshots of recurrent states, after one for each sequence; None for a
             node without recurrent states.
+        has_bounds: keys and values may depend on the length of a sequence's prompt (`Sequence.bound_from`).
 
     Attributes:
         barrier: sequences that arrived after this number are not admitted; None admits all. Set while
@@ -71,6 +72,7 @@ class Scheduler:
         prefill_budget: PrefillBudget | None = None,
         max_part_tokens: int = 0,
         state_snapshots: int | None = None,
+        has_bounds: bool = False,
     ) -> None:
         if max_sequences < 1 or max_step_tokens < max_sequences:
             raise ValueError(
@@ -83,6 +85,7 @@ class Scheduler:
         if self.cache is not None and state_snapshots is not None:
             self._snapshots = StateSnapshots(range(max_sequences, max_sequences + state_snapshots))
             self.cache.on_forgotten = self._snapshots.drop
+        self._has_bounds = has_bounds
         self.prefill_budget = prefill_budget
         self.max_step_tokens = max_step_tokens
         self.max_positions = max_positions
@@ -296,7 +299,7 @@ class Scheduler:
         """Return how many of a sequence's first tokens are in the prefix cache."""
         if self.cache is None:
             return 0
-        path = self._reusable([*sequence.contents, 0], sequence.spec.shared_root)  # the last is never matched
+        path = self._reusable(sequence, [*sequence.contents, 0])  # the last is never matched
         return len(path) * self.blocks.block_size
 
     def hide_from_cache(self, sequence: Sequence) -> None:
@@ -364,12 +367,13 @@ class Scheduler:
         """Return the cached path of a sequence; none if it imports its own or needs its prompt's states."""
         if self.cache is None or sequence.computed or sequence.needs_prompt_states:
             return []
-        return self._reusable(sequence.contents, sequence.spec.shared_root)
+        return self._reusable(sequence, sequence.contents)
 
-    def _reusable(self, contents: Items[Hashable], root: Hashable) -> list[PrefixNode]:
+    def _reusable(self, sequence: Sequence, contents: Items[Hashable]) -> list[PrefixNode]:
         """Return the cached path of contents: with recurrent states, up to its last snapshot."""
         assert self.cache is not None
-        path = self.cache.match(contents, root)
+        bound = sequence.bound if self._has_bounds else None
+        path = self.cache.match(contents, sequence.spec.shared_root, bound=bound)
         return path if self._snapshots is None else self._snapshots.usable(path)
 
     def _is_being_computed(self, sequence: Sequence, path: list[PrefixNode]) -> bool:
@@ -438,11 +442,21 @@ class Scheduler:
         self.counters.hits += len(path) * self.blocks.block_size
         if path:
             sequence.computed = len(path) * self.blocks.block_size
+        if self._has_bounds:
+            self._find_bound(sequence)
         sequence.work.admit(cached=len(path) * self.blocks.block_size, computed=sequence.computed)
         if self._snapshots is not None:
             self._want_states(self._snapshots, sequence)
         self.running.append(sequence)
         self._announce(sequence)
+
+    def _find_bound(self, sequence: Sequence) -> None:
+        """Note from where on an admitted sequence shares, or brings, what its prompt's length may decide."""
+        if sequence.imported:
+            sequence.bind(0)  # another engine knows where
+        bound = (number for number, node in enumerate(sequence.cached_path) if node.is_bound)
+        if (first := next(bound, None)) is not None:
+            sequence.bind(first * self.blocks.block_size)
 
     def _evict(self, sequence: Sequence) -> None:
         assert sequence.row is not None
@@ -492,11 +506,14 @@ class Scheduler:
         self._withdraw(sequence)
         while len(sequence.cached_path) < sequence.computed // self.blocks.block_size:
             number = len(sequence.cached_path)
-            node = self.cache.insert(
-                self._cache_end(self.cache, sequence, sequence.cached_path),
-                self.cache.content(sequence.contents, number),
-                sequence.blocks[number],
-            )
+            content = self.cache.content(sequence.contents, number)
+            if (
+                sequence.bound_from is not None
+                and sequence.bound_from < (number + 1) * self.blocks.block_size
+            ):
+                content = (*content, sequence.bound)
+            end = self._cache_end(self.cache, sequence, sequence.cached_path)
+            node = self.cache.insert(end, content, sequence.blocks[number])
             if node is None:  # an equal block was cached meanwhile: later blocks belong after that one
                 if self._snapshots is None:
                     sequence.is_cacheable = False

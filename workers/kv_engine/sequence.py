@@ -10,7 +10,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from workers.kv_engine.cache.prefix_cache import PrefixNode
+from workers.kv_engine.cache.prefix_cache import Bound, PrefixNode
 from workers.kv_engine.guide_state import GuideState
 from workers.kv_engine.prompt_parts import Contents, PromptParts
 from workers.kv_engine.sequence_spec import SequenceSpec, tokens_in
@@ -86,6 +86,8 @@ class Sequence:
         work: the record of its work, which its caller reads.
         fed: the state of a fed sequence (`workers.kv_engine.feeding.sequences.FedState`); None for any other.
         states: what it has of snapshots of recurrent states; None without recurrent states.
+        bound_from: its first token whose keys and values depend on the length of its prompt; None if there is
+            none so far. It is of nodes with indexers alone.
     """
 
     spec: SequenceSpec
@@ -108,6 +110,7 @@ class Sequence:
     fed: object | None = None
     states: "SequenceStates | None" = None
     adapter: "AdapterWeights | None" = None
+    bound_from: int | None = None
     work: EngineWork = field(init=False)
 
     def __post_init__(self) -> None:
@@ -127,6 +130,15 @@ class Sequence:
     def contents(self) -> Items[Hashable]:
         """The content of each token for the prefix cache: equal ones have equal keys and values."""
         return self.ids if self.parts is None else Contents(self.parts.contents, self.ids)
+
+    @property
+    def bound(self) -> Bound:
+        """What other sequences must have to share its blocks from `bound_from` on."""
+        return Bound(len(self.spec.prompt_ids))
+
+    def bind(self, token: int) -> None:
+        """Note a token whose keys and values depend on the length of the prompt."""
+        self.bound_from = token if self.bound_from is None else min(self.bound_from, token)
 
     @property
     def needs_prompt_states(self) -> bool:

@@ -46,6 +46,7 @@ class Spans:
     full_starts: Int32s | None = None  # (T,), as in `Step`
     first_keys: Int32s | None = None  # (B,), the first key that a span's tokens see; None: 0
     states: "StateMoves | None" = None  # of a node with recurrent states
+    prompt_lengths: Int32s | None = None  # (B,), tokens of the prompts, in a step of a node with indexers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +144,7 @@ class StepBuilder:
         position_axes: the number of positions of a token.
         position_dtype: int32, or float32, which has as many bytes.
         has_states: the node has recurrent states.
+        has_indexers: layers of the node attend to the keys that an indexer chooses.
     """
 
     def __init__(
@@ -157,8 +159,10 @@ class StepBuilder:
         position_axes: int = 1,
         position_dtype: torch.dtype = torch.int32,
         has_states: bool = False,
+        has_indexers: bool = False,
     ) -> None:
         self._has_states = has_states
+        self._has_indexers = has_indexers
         self._axes = position_axes
         self._position_dtype = position_dtype
         self._block_size = block_size
@@ -219,6 +223,9 @@ class StepBuilder:
         step = self._views(batch, total, sampling, scored, adjusted, width=rows)
         if self._has_states:
             step = replace(step, spans=replace(step.spans, states=_state_moves(spans)))
+        if self._has_indexers:
+            lengths = [len(span.sequence.spec.prompt_ids) for span in spans]
+            step = replace(step, spans=replace(step.spans, prompt_lengths=np.array(lengths, np.int32)))
         changed = [
             (offset, span)
             for offset, span in with_parts

@@ -26,12 +26,16 @@ def _named(name: str, model_type: str, reason: str, why: str, with_: str = "", *
     return Refused(f"`{name}`{with_}", changes, rf"{name} is not served: .*{reason}", why)
 
 
-_INDEXED: Final = "attention to an indexer's choice of keys"
 _OWN_ATTENTION: Final = "attention that does not go through transformers' interface"
 
 REFUSED: Final = (
-    _named("DeepseekV32ForCausalLM", "deepseek_v32", "layer 0 needs indices", _INDEXED, index_topk=8),
-    _named("GlmMoeDsaForCausalLM", "glm_moe_dsa", "layer 0 needs indices", _INDEXED),
+    _named(
+        "HYV4ForCausalLM",
+        "hy_v4",
+        "its HYV4Indexer chooses other keys than by its own method",
+        "an indexer that rotates other channels than those of the served ones",
+        index_topk=8,
+    ),
     _named(
         "PhimoeForCausalLM",
         "phimoe",

@@ -14,7 +14,7 @@ from models.transformers_lm.sharding import Cut
 from tests.peers import Circle, together
 from tests.tiny import Family, tiny_checkpoint
 
-SHARED: Sequence[Family] = ("llama", "qwen2", "qwen3", "phi3", "mixtral", "qwen3_moe")
+SHARED: Sequence[Family] = ("llama", "qwen2", "qwen3", "phi3", "mixtral", "qwen3_moe", "glm4_lite")
 """Models without and with biases, head norms, concatenated outputs, and experts under two names."""
 
 

@@ -72,7 +72,8 @@ def forms_of(kernel: AttentionKernel) -> frozenset[str]:
     """Return the forms of attention that a kernel computes, of those that a layout may need.
 
     `sinks` are logits that take part in the softmax alone, `chunks` are ranges of the text whose tokens see
-    no earlier range, and `cells` are layers whose keys and values are of other shapes.
+    no earlier range, `cells` are layers whose keys and values are of other shapes, and `indexes` layers whose
+    tokens see the keys that an indexer has chosen.
     """
     forms: frozenset[str] = getattr(kernel, "forms", frozenset())
     return forms

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import local
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -30,8 +30,10 @@ from transformers import AttentionInterface
 
 from models.programs import FRAMES_SUFFIX
 from models.transformers_lm.attention_forms import form_of
+from models.transformers_lm.indexers import Indexed
 from models.transformers_lm.recurrent import mixing_by
 from shared.errors import BugError
+from workers.kv_engine.attention.choices import ChosenKeys
 from workers.kv_engine.attention.encoder_cells import EncoderGroups
 from workers.kv_engine.attention.kernels import AttentionKernel, masks_of, warn_of_mask
 from workers.kv_engine.attention.pool import PagedPool
@@ -72,6 +74,7 @@ class _Context:
         self._longest: Final = int(step.spans.kv_lengths.max())
         self._groups: Final[dict[tuple[int | None, int | None], Sequence[Group]]] = {}
         self._encoder_groups: EncoderGroups | None = None
+        self._chosen: ChosenKeys | None = None
 
     def groups(self, window: int | None, chunk: int | None = None) -> Sequence[Group]:
         """Return the groups for layers with this window or chunk; they are made at the first call."""
@@ -84,6 +87,16 @@ class _Context:
             found = group_spans(self._spans, window, chunk=chunk, device=device, dtype=dtype)
             self._groups[window, chunk] = found
         return self._groups[window, chunk]
+
+    def chosen(self, indexed: Indexed, groups: Sequence[Group]) -> Sequence[Group]:
+        """Return the groups for layers with this choice of keys, from those for layers without."""
+        if self._chosen is None:
+            self._chosen = ChosenKeys(self._spans, self.slots.device)
+        return self._chosen.groups(indexed, self.pool.keys[indexed.layer], groups)
+
+    def ties(self) -> list[int | None]:
+        """Return of each span its first token whose choice of keys depends on the prompt's length."""
+        return [None] * len(self._spans.kv_lengths) if self._chosen is None else self._chosen.ties()
 
     def encoder_groups(self) -> EncoderGroups:
         """Return the groups for a model whose sequences begin with cells of an encoder."""
@@ -103,13 +116,24 @@ def _kernel_for(pool: PagedPool, step: Step) -> AttentionKernel | None:
 _thread: Final = local()
 
 
+class Attended(Protocol):
+    """What is known of a step's attention after its forward."""
+
+    def ties(self) -> list[int | None]:
+        """Return of each span its first token whose choice of keys depends on the prompt's length.
+
+        Tokens of a span count from 0. It is None for a span without one, and of nodes without indexers.
+        """
+        ...
+
+
 @contextmanager
-def attention_context(pool: PagedPool, step: Step) -> Iterator[None]:
+def attention_context(pool: PagedPool, step: Step) -> Iterator[Attended]:
     """Inside, attention in this thread reads and writes `pool` for `step`."""
-    _thread.context = _Context(pool, step)
+    _thread.context = context = _Context(pool, step)
     try:
         with nullcontext() if pool.states is None else _mixing(pool.states, step):
-            yield
+            yield context
     finally:
         _thread.context = None
 
@@ -148,11 +172,12 @@ def paged_attention(
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     after_frames: bool = False,
+    indices: Indexed | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute one layer's attention. `kwargs` were checked when the checkpoint was loaded.
 
-    `s_aux` is transformers' name for sinks.
+    `s_aux` is transformers' name for sinks, and `indices` that for the choice of an indexer.
 
     `after_frames` is given by the decoder of an encoder-decoder model (`encoder_cells`): tokens attend to the
     cells after those of their sequence's frames.
@@ -162,6 +187,8 @@ def paged_attention(
         raise BugError("paged attention was called outside of an engine step")
     layer: Any = module.layer_idx
     keys, values = context.pool.keys[layer], context.pool.values[layer]  # (slots, K, D)
+    if indices is not None and indices.layer == layer:  # its keys are the end of this layer's rows
+        key = torch.cat([key, indices.keys[None, None]], dim=-1)
     keys.index_copy_(0, context.slots, key[0].transpose(0, 1))
     if not context.is_latent[layer]:
         values.index_copy_(0, context.slots, value[0].transpose(0, 1))
@@ -174,7 +201,7 @@ def paged_attention(
     if form is None:
         return _over_pool(context, queries, layer, scores, sliding_window)[None], None
     queries = form.queries(queries, context.step.positions)
-    out = _over_pool(context, queries, layer, scores, sliding_window, form.chunk)
+    out = _over_pool(context, queries, layer, scores, sliding_window, form.chunk, indices)
     return form.outputs(out)[None], None
 
 
@@ -195,10 +222,11 @@ def _over_pool(
     scores: Scores,
     window: int | None,
     chunk: int | None = None,
+    indices: Indexed | None = None,
 ) -> torch.Tensor:
     """Attend by the step's kernel, or by torch: (T, H, D) from queries of that shape.
 
-    Kernels are not chosen for models with sinks or chunks (`kernels.kernel_for`).
+    Kernels are not chosen for models with sinks, chunks or indexers (`kernels.kernel_for`).
     """
     keys, values = context.pool.keys[layer], context.pool.values[layer]
     if (windows := getattr(_thread, "windows", None)) is not None:
@@ -214,6 +242,9 @@ def _over_pool(
             softcap=scores.softcap,
         )
     groups = context.groups(window, chunk)
+    if indices is not None:
+        groups = context.chosen(indices, groups)
+        keys = keys[..., : queries.shape[-1]]  # without those of the indexer
     if len(groups) == 1:  # the group has all tokens, in order
         return _attend(queries, keys, values, groups[0], scores)
     out = queries.new_empty((*queries.shape[:-1], values.shape[-1]))

@@ -4,6 +4,9 @@ The edge to a node is the content of one block (its token ids, and the media tha
 path from the root is the content of a prefix. So two sequences share exactly the blocks of their common
 prefix. Contents are compared: another prefix never matches. Of a medium its digest is compared.
 
+A block may be *bound*: its keys and values are right for sequences with one property alone, such as a length
+of the prompt, and so are those of all blocks after it (`workers.kv_engine.attention.choices`).
+
 A tree belongs to one pool, and so to one set of weights, positions and masks. Sequences with different roots
 share nothing, even if their tokens are equal.
 
@@ -22,6 +25,13 @@ Content: TypeAlias = tuple[Hashable, ...]
 """The contents of a block's tokens (`workers.kv_engine.sequence.Sequence.contents`)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The last entry of the content of a bound block: what a sequence must have to share it."""
+
+    to: Hashable
+
+
 @dataclass(slots=True, eq=False)
 class PrefixNode:
     """A cached block, or a root, which has no block.
@@ -36,6 +46,11 @@ class PrefixNode:
     parent: "PrefixNode | None"
     children: dict[Content, "PrefixNode"] = field(default_factory=dict)
     computing: dict[Content, object] = field(default_factory=dict)
+
+    @property
+    def is_bound(self) -> bool:
+        """True if only some sequences may share the block."""
+        return bool(self.content) and isinstance(self.content[-1], Bound)
 
 
 _NO_BLOCK: Final = -1
@@ -63,15 +78,20 @@ class PrefixCache:
         """The number of cached blocks, with and without users."""
         return len(self._nodes)
 
-    def match(self, contents: Sequence[Hashable], root: Hashable = None) -> list[PrefixNode]:
-        """Return the longest cached path that is a prefix of `contents`.
+    def match(
+        self, contents: Sequence[Hashable], root: Hashable = None, *, bound: Bound | None = None
+    ) -> list[PrefixNode]:
+        """Return the longest cached path that is a prefix of `contents`, also of blocks with this bound.
 
         The last token is never part of it: it has to be computed, for the next token is sampled after it.
         """
         found: list[PrefixNode] = []
         node = self.root(root)
         for number in range((len(contents) - 1) // self._pool.block_size):
-            child = node.children.get(self.content(contents, number))
+            content = self.content(contents, number)
+            child = node.children.get(content)
+            if child is None and bound is not None:
+                child = node.children.get((*content, bound))
             if child is None:
                 break
             found.append(child)

@@ -49,6 +49,7 @@ class DraftModel:
             max_blocks=min(num_blocks, self._blocks.blocks_for(node.max_positions)),
             block_size=block_size,
             device=node.device,
+            has_indexers=node.layout.has_indexers,
         )
         self._pool = PagedPool.of(node, slots=self._blocks.capacity_tokens, kernel=kernel)
         self._key = node_key(served)

@@ -7,7 +7,7 @@ import pytest
 
 from shared.errors import BugError
 from workers.kv_engine.cache.blocks import BlockManager
-from workers.kv_engine.cache.prefix_cache import PrefixCache
+from workers.kv_engine.cache.prefix_cache import Bound, PrefixCache
 
 SIZE = 2
 
@@ -44,6 +44,25 @@ def test_a_match_is_the_full_blocks_of_the_common_prefix() -> None:
     assert found(cache, [1, 2, 3, 9, 9]) == blocks[:1]
     assert found(cache, [1, 9, 3, 4, 5]) == []
     assert found(cache, [3, 4, 5]) == []
+
+
+def test_a_bound_block_and_those_after_it_match_only_what_they_are_bound_to() -> None:
+    cache, pool = cache_of()
+    ids, end, blocks = [1, 2, 3, 4, 5, 6, 7], cache.root(), pool.allocate(5)
+    for number, block, bound in ((0, 0, ()), (1, 1, (Bound(7),)), (2, 2, (Bound(7),))):
+        node = cache.insert(end, (*cache.content(ids, number), *bound), blocks[block])
+        assert node is not None
+        assert node.is_bound == bool(bound)
+        end = node
+    other = cache.insert(
+        cache.match(ids[:3])[0], (*cache.content(ids, 1), Bound(9)), blocks[3]
+    )  # the same tokens in another prompt
+
+    assert found(cache, ids) == blocks[:1]
+    assert [node.block for node in cache.match(ids, bound=Bound(7))] == blocks[:3]
+    assert other is not None
+    assert [node.block for node in cache.match(ids, bound=Bound(9))] == [blocks[0], other.block]
+    assert [node.block for node in cache.match(ids, bound=Bound(8))] == blocks[:1]
 
 
 def test_at_least_one_token_of_an_equal_sequence_is_left_to_compute() -> None:

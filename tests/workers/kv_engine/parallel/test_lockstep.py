@@ -56,7 +56,7 @@ def halves() -> list[DecoderLM]:
     return parts("qwen3")
 
 
-@pytest.mark.parametrize("family", ["llama", "mixtral", "qwen3_5", "kimi_linear"])
+@pytest.mark.parametrize("family", ["llama", "mixtral", "qwen3_5", "kimi_linear", "deepseek_v32", "glm_dsa"])
 def test_two_that_share_a_node_answer_as_generate_does(family: Family) -> None:
     """Nine tokens per step: prompts are chunked and batched with decodes."""
     texts, expected = zip(*(clear_text(family, length, TOKENS) for length in (6, 38, 66)), strict=True)
@@ -206,6 +206,18 @@ def test_members_get_the_slots_of_recurrent_states() -> None:
     assert states is not None
     assert (states.sources.tolist(), states.rows.tolist()) == ([-1, 7, 1], [2, 0, 1])
     assert states.copies.tolist() == [[0, 4, 6], [0, 8, 5]]
+
+
+def test_members_get_the_lengths_of_prompts() -> None:
+    builder = StepBuilder(
+        max_sequences=3, max_step_tokens=32, max_blocks=6, block_size=4, device=CPU, has_indexers=True
+    )
+    step = builder.build([Span(row("a", 9, [5, 2, 4], 2), 4, 5), Span(row("b", 6, [1, 3], 0), 5, 1)])
+
+    lengths = unpack_step(bytearray(pack_step(step)), CPU).spans.prompt_lengths
+
+    assert lengths is not None
+    assert lengths.tolist() == [9, 6]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

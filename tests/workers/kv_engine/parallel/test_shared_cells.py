@@ -74,7 +74,9 @@ def test_a_group_hands_over_to_one_of_another_size(four_heads: Path, first: int,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["deepseek_v3", "gemma3", "gemma4", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "family", ["deepseek_v2", "deepseek_v3", "deepseek_v32", "gemma3", "gemma4", "glm_dsa", "qwen3_moe"]
+)
 @pytest.mark.parametrize(("first", "second"), [(2, 1), (1, 2)])
 def test_layers_of_other_shapes_are_handed_over(family: Family, first: int, second: int) -> None:
     text, expected = clear_text(family, LENGTH, TOKENS)
