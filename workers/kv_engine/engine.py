@@ -37,6 +37,7 @@ from workers.kv_engine.node import (
     position_axes_of,
     position_dtype_of,
     programs_of,
+    rotary_change_of,
     token_programs_of,
 )
 from workers.kv_engine.node_parts import prompt_parts_of
@@ -136,6 +137,7 @@ class KVEngine:
                 position_axes=position_axes_of(node),
                 position_dtype=position_dtype_of(node),
                 has_states=bool(node.layout.states),
+                has_long_factors=rotary_change_of(node) is not None,
             ),
             towers=all_towers,
             max_sequences=config.max_sequences,
@@ -238,7 +240,7 @@ class KVEngine:
             self._work.sequences += 1
             return
         self._check_streams(spec)
-        sequence = Sequence(spec)
+        sequence = Sequence(spec, rotary_change=rotary_change_of(self.node))
         if spec.adapter is not None:
             sequence.adapter = self._adapters.weights(spec.adapter, self._sequences.values())
         self._add_inputs(sequence)
@@ -458,6 +460,7 @@ def _scheduler(node: KVNode, config: KVEngineConfig) -> Scheduler:
         prefill_budget=budget,
         max_part_tokens=_max_part_tokens(node, config),
         state_snapshots=config.state_snapshots if node.layout.states else None,
+        rotary_change=rotary_change_of(node),
     )
 
 
