@@ -363,6 +363,8 @@ class TokenStep(Protocol):
             several axes, and float32 for one with positions between whole numbers.
         routes: (T,) int8, the set of weights of each token, in a node that has several
             (`models.programs.Pass.routes`); None: 0 for all.
+        long_factors: (T,) int32, 1 for the tokens of sequences beyond the node's `rotary_change`; None for a
+            node without.
     """
 
     @property
@@ -371,6 +373,8 @@ class TokenStep(Protocol):
     def positions(self) -> "torch.Tensor": ...
     @property
     def routes(self) -> "torch.Tensor | None": ...
+    @property
+    def long_factors(self) -> "torch.Tensor | None": ...
 
 
 class Peers(Protocol):

@@ -19,6 +19,12 @@ _LENGTHS: Final = ("max_position_embeddings", "max_sequence_length", "n_position
 """The names of the longest sequence in a `config.json`: of most models, of LLaDA, and of GPT-2."""
 
 
+RECOMPUTED_AT_CHANGE: Final = frozenset({"Phi3ForCausalLM", "PhimoeForCausalLM"})
+"""Architectures whose `generate` computes all keys again when a text outgrows its rotary factors.
+
+All others keep keys with short factors beside keys with long ones."""
+
+
 class CheckpointError(ClientError):
     """A checkpoint folder cannot be served: a file is missing, damaged or unsupported.
 
@@ -100,13 +106,15 @@ def context_length(config: Mapping[str, Any]) -> int | None:
     """The longest sequence of a model, in tokens, by its `config.json`; None if it is not stated.
 
     It is less than `max_position_embeddings` for models whose long sequences use other rotary factors than
-    short ones (`long_factor`, as in Phi-3's 128k models): all keys would have to be computed again when a
-    sequence grows past the change, so sequences are limited to that length.
+    short ones (`long_factor`), unless they are served with both (`RECOMPUTED_AT_CHANGE`): sequences are
+    limited to those with short factors.
     """
-    config = text_config(config)
+    whole, config = config, text_config(config)
     length = next((config[name] for name in _LENGTHS if name in config), None)
     if not isinstance(length, int):
         return None
+    if whole is config and RECOMPUTED_AT_CHANGE.intersection(config.get("architectures") or ()):
+        return length
     ropes = [config.get("rope_scaling"), config.get("rope_parameters")]
     ropes += [part for rope in ropes if isinstance(rope, dict) for part in rope.values()]
     changes = [

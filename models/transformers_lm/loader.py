@@ -16,6 +16,7 @@ from models.checkpoints.progress import Progress, silent
 from models.checkpoints.weights import read_shards, weights_digest
 from models.transformers_lm.architecture import choose_dtype, config_of, max_positions_of, model_class_of
 from models.transformers_lm.attention_forms import attach_forms
+from models.transformers_lm.longrope import rotary_change_of
 from models.transformers_lm.node import DecoderLM
 from models.transformers_lm.probe import probe_layout
 from models.transformers_lm.quantised import quantised_of
@@ -68,6 +69,7 @@ def load_decoder(
         layout=layout,
         max_positions=max_positions,
         weights_digest=weights_digest(shards),
+        rotary_change=rotary_change_of(model_class.__name__, config),
     )
 
 

@@ -4,7 +4,7 @@ The modules are transformers' own. The node knows no pool and no requests: the e
 function of its layers.
 """
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +17,7 @@ from models.base import KVLayout, TokenStep
 from models.transformers_lm.adapters import AdaptedModules
 from models.transformers_lm.architecture import body_name_of, body_of
 from models.transformers_lm.indexers import choosing_all
+from models.transformers_lm.longrope import LongFactors
 
 
 class DecoderLM:
@@ -24,6 +25,7 @@ class DecoderLM:
 
     Attributes:
         weights_digest: a digest that distinguishes checkpoints (hex).
+        rotary_change: the longest sequence with short rotary factors (`models.transformers_lm.longrope`).
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class DecoderLM:
         layout: KVLayout,
         max_positions: int,
         weights_digest: str,
+        rotary_change: int | None = None,
     ) -> None:
         self.name: Final = name
         self.layout: Final = layout
@@ -42,6 +45,10 @@ class DecoderLM:
         self.architecture: Final = type(model).__name__
         self.kernels: Final = "torch"
         self._model = model
+        self.rotary_change: Final = rotary_change
+        self._long_factors: LongFactors | None = None
+        if rotary_change is not None:
+            self._long_factors = LongFactors(body_of(model).rotary_emb, rotary_change)
         self._head = _head_of(model)
         self._stock_attention: str = body_of(model).config._attn_implementation  # noqa: SLF001 - no public reader
         # A mask of four dimensions is used as it is. Without one, transformers looks for packed sequences in
@@ -84,9 +91,14 @@ class DecoderLM:
 
     def forward(self, inputs: torch.Tensor, step: TokenStep) -> torch.Tensor:
         given = {"inputs_embeds" if inputs.is_floating_point() else "input_ids": inputs[None]}
-        output = body_of(self._model)(
-            **given, position_ids=step.positions.unsqueeze(-2), attention_mask=self._no_mask, use_cache=False
-        )
+        chosen = nullcontext() if self._long_factors is None else self._long_factors.of(step.long_factors)
+        with chosen:
+            output = body_of(self._model)(
+                **given,
+                position_ids=step.positions.unsqueeze(-2),
+                attention_mask=self._no_mask,
+                use_cache=False,
+            )
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
 

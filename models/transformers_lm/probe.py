@@ -252,7 +252,7 @@ def _run_on_meta(model_class: Any, config: Any, probe: _Probe) -> None:
     try:
         with torch.device("meta"), torch.inference_mode():
             # A copy, because the model writes to it.
-            model = model_class(deepcopy(config)).eval()
+            model = model_class(_without_longrope(deepcopy(config))).eval()
             body = body_of(model)
             # For all hidden states, a model computes all layers for all tokens, with the masks as they are.
             body.config.output_hidden_states = True
@@ -275,6 +275,14 @@ def _run_on_meta(model_class: Any, config: Any, probe: _Probe) -> None:
     finally:
         torch.set_default_dtype(previous)
         Distribution.set_default_validate_args(validates)
+
+
+def _without_longrope(config: Any) -> Any:
+    """The config with plain rotary angles: Phimoe chooses by the values of positions, which `meta` lacks."""
+    rope = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        rope["rope_type"] = "default"
+    return config
 
 
 def _refuse_late_positions(body: Any, name: str) -> None:

@@ -57,7 +57,9 @@ class Checkpoint:
     @property
     def max_positions(self) -> int:
         """The longest sequence of its language model."""
-        return max_positions_of(self.config.get_text_config(decoder=True), text_config(self.raw))
+        # Without its class: among media, a sequence cannot be computed again when it outgrows rotary factors.
+        raw = {**text_config(self.raw), "architectures": None}
+        return max_positions_of(self.config.get_text_config(decoder=True), raw)
 
 
 def language_half(model_class: Any) -> Any:

@@ -18,7 +18,7 @@ from tests.tiny.model import (
 )
 from tests.tiny.vocabulary import Vocabulary
 
-_CHANGE: Final = 192
+CHANGE: Final = 192
 """Where the angles change from short to long factors; 4096 as published."""
 
 _VOCABULARY: Final = Vocabulary(
@@ -78,7 +78,7 @@ PHI3_LONGROPE: Final = Model(
     proves="longrope",
     config=_CONFIG
     | {
-        "original_max_position_embeddings": _CHANGE,
+        "original_max_position_embeddings": CHANGE,
         "rope_scaling": {
             "long_factor": [1.5, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0],
             "short_factor": [1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 1.8, 2.0],
@@ -88,5 +88,4 @@ PHI3_LONGROPE: Final = Model(
     },
     vocabulary=_VOCABULARY,
     weights=_weights,
-    max_positions=_CHANGE,
 )

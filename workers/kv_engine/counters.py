@@ -41,6 +41,7 @@ class CacheCounters:
         queries: tokens of admitted sequences, all of which were looked up in the prefix cache.
         hits: those of them that were cached.
         preemptions: how often a sequence had to give its blocks back.
+        changed_factors: how often a sequence was computed again because it grew past a change of factors.
         unread_blocks: blocks that sequences gave back because they lay before every layer's window.
         drafted: drafted tokens.
         accepted: those of them that the model sampled, too.
@@ -49,6 +50,7 @@ class CacheCounters:
     queries: int = 0
     hits: int = 0
     preemptions: int = 0
+    changed_factors: int = 0
     unread_blocks: int = 0
     drafted: int = 0
     accepted: int = 0

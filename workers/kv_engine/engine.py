@@ -37,6 +37,7 @@ from workers.kv_engine.node import (
     position_axes_of,
     position_dtype_of,
     programs_of,
+    rotary_change_of,
     token_programs_of,
 )
 from workers.kv_engine.node_parts import prompt_parts_of
@@ -137,6 +138,7 @@ class KVEngine:
                 position_dtype=position_dtype_of(node),
                 has_states=bool(node.layout.states),
                 has_indexers=node.layout.has_indexers,
+                has_long_factors=rotary_change_of(node) is not None,
             ),
             towers=all_towers,
             max_sequences=config.max_sequences,
@@ -239,7 +241,7 @@ class KVEngine:
             self._work.sequences += 1
             return
         self._check_streams(spec)
-        sequence = Sequence(spec)
+        sequence = Sequence(spec, rotary_change=rotary_change_of(self.node))
         if spec.adapter is not None:
             sequence.adapter = self._adapters.weights(spec.adapter, self._sequences.values())
         self._add_inputs(sequence)
@@ -464,6 +466,7 @@ def _scheduler(node: KVNode, config: KVEngineConfig) -> Scheduler:
         max_part_tokens=_max_part_tokens(node, config),
         state_snapshots=config.state_snapshots if node.layout.states else None,
         has_bounds=node.layout.has_indexers,
+        rotary_change=rotary_change_of(node),
     )
 
 

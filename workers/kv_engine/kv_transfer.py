@@ -103,12 +103,8 @@ class KVTransfer:
             if spec.kv is None:
                 continue
             try:
-                tokens = tokens_in(spec.kv.shape)
-                cells = self._cells(sequence, tokens)
-                if self._shared is not None:
-                    self._shared.write(cells, [*_planes_in(spec.kv, self._layout, self._device)])
-                else:
-                    import_kv(self._pool, cells, spec.kv, row=sequence.row)
+                if sequence.imported:
+                    self._import(sequence, spec.kv)
                 if spec.on_kv_read is not None:
                     spec.on_kv_read()
             except GroupLostError:
@@ -118,6 +114,13 @@ class KVTransfer:
             # Drop the reference: after `on_kv_read` the memory may be reused for another tensor.
             sequence.spec = replace(spec, kv=None, on_kv_read=None)
         return failures
+
+    def _import(self, sequence: Sequence, kv: Array | DeviceArray) -> None:
+        cells = self._cells(sequence, tokens_in(kv.shape))
+        if self._shared is not None:
+            self._shared.write(cells, [*_planes_in(kv, self._layout, self._device)])
+        else:
+            import_kv(self._pool, cells, kv, row=sequence.row)
 
     @torch.inference_mode()
     def export(self, sequence: Sequence) -> Handle | None:

@@ -14,6 +14,9 @@ function separates the sequences in it. All methods are called in the engine's t
 
 The last two parts are optional. `position_axes_of`, `embed_width_of`, `masks_of` and `programs_of` read them
 of any node.
+
+A backbone whose long sequences have other rotary angles than short ones has the attribute `rotary_change`
+(`rotary_change_of`), and reads in `TokenStep.long_factors` which tokens belong to long ones.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -222,6 +225,15 @@ def position_axes_of(node: Backbone) -> int:
 def position_dtype_of(node: Backbone) -> torch.dtype:
     """Return the type of a node's positions."""
     return torch.float32 if getattr(node, "fractional_positions", False) else torch.int32
+
+
+def rotary_change_of(node: Backbone) -> int | None:
+    """Return the length of the longest sequence with short rotary factors, in tokens.
+
+    All keys of a sequence have the same factors. None for a node whose factors do not depend on the length.
+    """
+    change: int | None = getattr(node, "rotary_change", None)
+    return change
 
 
 def embed_width_of(node: Backbone) -> int:

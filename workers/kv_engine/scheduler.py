@@ -19,6 +19,9 @@ The policy, in order:
 If all layers have a sliding window (`Scheduler.free_before`), a sequence gives back the blocks that no later
 token reads, and its prompt gets blocks from step to step: texts may be longer than the pool.
 
+A sequence that grows past the node's change of rotary factors is computed again, like a preempted one: what
+is cached of it stays a beginning of short sequences only.
+
 A held sequence takes part in no step and keeps its row and blocks. A sequence that could never fit is
 refused. `tests/workers/kv_engine/test_scheduler.py` simulates the scheduler without a model.
 """
@@ -55,6 +58,7 @@ class Scheduler:
         state_snapshots: the slots for snapshots of recurrent states, after one for each sequence; None for a
             node without recurrent states.
         has_bounds: keys and values may depend on the length of a sequence's prompt (`Sequence.bound_from`).
+        rotary_change: the longest sequence with short rotary factors (`workers.kv_engine.node`); None: all.
 
     Attributes:
         barrier: sequences that arrived after this number are not admitted; None admits all. Set while
@@ -73,6 +77,7 @@ class Scheduler:
         max_part_tokens: int = 0,
         state_snapshots: int | None = None,
         has_bounds: bool = False,
+        rotary_change: int | None = None,
     ) -> None:
         if max_sequences < 1 or max_step_tokens < max_sequences:
             raise ValueError(
@@ -95,6 +100,7 @@ class Scheduler:
         self.max_sequences = max_sequences
         self._max_uncut_tokens = max_step_tokens + max_part_tokens
         self.barrier: int | None = None
+        self._rotary_change = rotary_change
         self._window: int | None = None
         self._reserved_rows = 0
         self._free_rows = deque(range(max_sequences))
@@ -225,6 +231,8 @@ class Scheduler:
 
     def schedule(self) -> list[Span]:
         """Admit sequences, allocate blocks, and return the spans of the next step: decodes first."""
+        if self._rotary_change is not None:
+            self._change_factors()
         self._admit()
         self._grow()
         decodes: list[Span] = []
@@ -373,7 +381,7 @@ class Scheduler:
         """Return the cached path of contents: with recurrent states, up to its last snapshot."""
         assert self.cache is not None
         bound = sequence.bound if self._has_bounds else None
-        path = self.cache.match(contents, sequence.spec.shared_root, bound=bound)
+        path = self.cache.match(contents, sequence.shared_root, bound=bound)
         return path if self._snapshots is None else self._snapshots.usable(path)
 
     def _is_being_computed(self, sequence: Sequence, path: list[PrefixNode]) -> bool:
@@ -499,6 +507,14 @@ class Scheduler:
         self.waiting.append(sequence)
         self.counters.preemptions += 1
 
+    def _change_factors(self) -> None:
+        """Let the sequences that have grown past the change of rotary factors be computed again."""
+        for sequence in [one for one in self.running if one.outgrows_factors and not one.held]:
+            self._evict(sequence)
+            sequence.long_factors, sequence.computed = True, 0
+            self.waiting.append(sequence)
+            self.counters.changed_factors += 1
+
     # ---- the prefix cache --------------------------------------------------------------------------
     def _cache_blocks(self, sequence: Sequence) -> None:
         """Put the full blocks of a sequence into the prefix cache."""
@@ -546,7 +562,7 @@ class Scheduler:
         if not sequence.is_cacheable:
             return
         assert self.cache is not None
-        known = self.cache.match(sequence.contents, sequence.spec.shared_root)
+        known = self.cache.match(sequence.contents, sequence.shared_root)
         ends = {len(known) * size, (len(sequence.ids) - 1) // size * size}
         states.wanted = sorted(end for end in ends if end > sequence.computed)
 
@@ -616,7 +632,7 @@ class Scheduler:
     @staticmethod
     def _cache_end(cache: PrefixCache, sequence: Sequence, path: list[PrefixNode]) -> PrefixNode:
         """Return the cache node after which a sequence's next block is inserted."""
-        return path[-1] if path else cache.root(sequence.spec.shared_root)
+        return path[-1] if path else cache.root(sequence.shared_root)
 
     # ---- spans of prompts --------------------------------------------------------------------------
     def _prefills(self, prompts: list[Sequence], decodes: int) -> list[Span]:

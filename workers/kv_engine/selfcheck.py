@@ -29,7 +29,16 @@ from models.checkpoints.files import UnsupportedArchitectureError
 from workers.kv_engine.attention.kernels import AttentionKernel
 from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
-from workers.kv_engine.node import FULL, HeadlessNode, KVNode, choosing_all_of, has_head, masks_of, splice
+from workers.kv_engine.node import (
+    FULL,
+    HeadlessNode,
+    KVNode,
+    choosing_all_of,
+    has_head,
+    masks_of,
+    rotary_change_of,
+    splice,
+)
 from workers.kv_engine.sequence import Sequence, Span
 from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.kv_engine.step import StepBuilder
@@ -168,6 +177,7 @@ def masked_logits(
 def _paged_logits(node: KVNode, ids: list[int], kernel: AttentionKernel | None = None) -> torch.Tensor:
     text = _sequence("text", ids, _TEXT_BLOCKS, row=1)
     other = _sequence("other", ids[::-1][:7], _OTHER_BLOCKS, row=0)
+    other.long_factors = rotary_change_of(node) is not None  # its positions are the largest
     builder = StepBuilder(
         max_sequences=2,
         max_step_tokens=32,
@@ -176,6 +186,7 @@ def _paged_logits(node: KVNode, ids: list[int], kernel: AttentionKernel | None =
         device=node.device,
         has_states=bool(node.layout.states),
         has_indexers=node.layout.has_indexers,
+        has_long_factors=other.long_factors,
     )
     slots = _BLOCK_SIZE * (len(_TEXT_BLOCKS) + len(_OTHER_BLOCKS))
     pool = PagedPool.of(node, slots=slots, kernel=kernel, states=2)

@@ -88,6 +88,8 @@ class Sequence:
         states: what it has of snapshots of recurrent states; None without recurrent states.
         bound_from: its first token whose keys and values depend on the length of its prompt; None if there is
             none so far. It is of nodes with indexers alone.
+        rotary_change: the longest sequence with short rotary factors (`workers.kv_engine.node`); None: all.
+        long_factors: its keys are computed with the long factors.
     """
 
     spec: SequenceSpec
@@ -111,20 +113,49 @@ class Sequence:
     states: "SequenceStates | None" = None
     adapter: "AdapterWeights | None" = None
     bound_from: int | None = None
+    rotary_change: int | None = None
+    long_factors: bool = field(init=False)
     work: EngineWork = field(init=False)
 
     def __post_init__(self) -> None:
         self.work = self.spec.work
         self.ids = [*self.spec.prompt_ids, *self.spec.prefix_ids]
+        self.long_factors = self.needs_long_factors(len(self.ids))
         self.adjusts_logits = self.spec.adjusts_logits
         self.can_speculate = self.spec.can_speculate
         self.computed = self.imported
 
     @property
     def imported(self) -> int:
-        """The number of tokens whose keys and values come with the request."""
+        """The number of tokens whose keys and values come with the request, and can be used."""
+        if self.spec.kv is None:
+            return 0
+        tokens = tokens_in(self.spec.kv.shape)
+        if self.needs_long_factors(tokens) is not self.long_factors:
+            return 0  # the tokens since then have brought it past the change
         # The last token is always computed here: the next token is sampled from its hidden state.
-        return min(tokens_in(self.spec.kv.shape), len(self.ids) - 1) if self.spec.kv is not None else 0
+        return min(tokens, len(self.ids) - 1)
+
+    def needs_long_factors(self, tokens: int) -> bool:
+        """Return whether its keys have the long rotary factors when it has so many tokens."""
+        return self.rotary_change is not None and tokens > self.rotary_change
+
+    def room_before_change(self, most: int) -> int:
+        """Return how many of `most` tokens can be added before all keys have to be computed again."""
+        if self.rotary_change is None or self.long_factors:
+            return most
+        return max(0, min(most, self.rotary_change - len(self.ids)))
+
+    @property
+    def outgrows_factors(self) -> bool:
+        """True if its keys have short rotary factors, and it is too long for them."""
+        return not self.long_factors and self.needs_long_factors(len(self.ids))
+
+    @property
+    def shared_root(self) -> Hashable:
+        """The root of its path in the prefix cache: keys of short and of long factors are never shared."""
+        root = self.spec.shared_root
+        return (root, "long factors") if self.long_factors else root
 
     @property
     def contents(self) -> Items[Hashable]:

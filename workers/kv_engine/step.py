@@ -89,6 +89,7 @@ class Step:
     row_values: torch.Tensor | None = None  # (N, width), they replace the embeddings of N tokens
     row_indices: torch.Tensor | None = None  # (N,) int64, those tokens
     routes: torch.Tensor | None = None  # (T,) int8, the set of weights of each token; None: 0 for all
+    long_factors: torch.Tensor | None = None  # (T,) int32, 1: of a sequence with long rotary factors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +146,7 @@ class StepBuilder:
         position_dtype: int32, or float32, which has as many bytes.
         has_states: the node has recurrent states.
         has_indexers: layers of the node attend to the keys that an indexer chooses.
+        has_long_factors: the node has long rotary factors.
     """
 
     def __init__(
@@ -160,9 +162,11 @@ class StepBuilder:
         position_dtype: torch.dtype = torch.int32,
         has_states: bool = False,
         has_indexers: bool = False,
+        has_long_factors: bool = False,
     ) -> None:
         self._has_states = has_states
         self._has_indexers = has_indexers
+        self._has_long_factors = has_long_factors
         self._axes = position_axes
         self._position_dtype = position_dtype
         self._block_size = block_size
@@ -172,6 +176,8 @@ class StepBuilder:
         self._written = [0] * max_sequences
         tokens = dict.fromkeys(("token_ids", "slots"), max_step_tokens)
         tokens["positions"] = position_axes * max_step_tokens
+        if has_long_factors:
+            tokens["long_factors"] = max_step_tokens
         spans = dict.fromkeys(("rows", "kv_lengths", "places"), max_sequences)
         sampled = dict.fromkeys(("logit_indices", "draws", *_PARAMS), max(max_sequences, max_step_tokens))
         self._step = _MirroredBuffer(tokens | spans | sampled | {"query_offsets": max_sequences + 1}, device)
@@ -266,6 +272,8 @@ class StepBuilder:
         indices: Int32s = np.repeat(starts - offsets[:-1], counts) + np.arange(total, dtype=np.int32)
         blocks = self._blocks[np.repeat(host["rows"][:batch], counts), indices // self._block_size]
         host["slots"][:total] = blocks * self._block_size + indices % self._block_size
+        if self._has_long_factors:
+            host["long_factors"][:total] = np.repeat([span.sequence.long_factors for span in spans], counts)
         return indices
 
     def _write_positions(self, indices: Int32s, with_parts: Items[tuple[int, Span]], *, width: int) -> None:
@@ -311,6 +319,8 @@ class StepBuilder:
         host["token_ids"][batch:rows] = 0
         host["positions"][: self._axes * rows].reshape(self._axes, rows)[:, batch:] = 0
         host["slots"][batch:rows] = self._padding_block * self._block_size
+        if self._has_long_factors:
+            host["long_factors"][batch:rows] = 0
         host["rows"][batch:rows] = len(self._row_owners)
         host["kv_lengths"][batch:rows] = 1
         host["query_offsets"][batch + 1 : rows + 1] = np.arange(batch + 1, rows + 1)
@@ -402,6 +412,7 @@ class StepBuilder:
             ),
             scored=scored,
             adjusted=adjusted,
+            long_factors=device["long_factors"][:total] if self._has_long_factors else None,
         )
 
     def _sampling_rows(self, sampled_rows: Int32s) -> SamplingRows:

@@ -57,6 +57,7 @@ class One:
     token_ids = torch.zeros(1, dtype=torch.int32)
     positions = torch.zeros(1, dtype=torch.int32)
     routes = None
+    long_factors = None
 
 
 def test_embed_forward_head_are_the_stock_model() -> None:

@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from models.checkpoints.files import UnsupportedArchitectureError
 from models.decoder_lm.nodes import DecoderLM, load
-from models.transformers_lm import architecture
 from models.transformers_lm.attention_forms import AttentionForm, Latents
-from shared.errors import ClientError
 from tests.tiny import FAMILIES, MODELS, Family, tiny_checkpoint
 from tests.workers.kv_engine.engines import make_engine
 from tests.workers.kv_engine.oracle import clear_text, generate, ids, prompts, run, tokens
@@ -128,55 +125,6 @@ def test_a_window_one_token_too_wide_is_detected(family: Family, monkeypatch: py
     found = run(engine, specs(texts, MANY_TOKENS))
 
     assert all(ids(found[str(i)]) != expected[i] for i in range(3))
-
-
-# ---- rotary angles that depend on the length --------------------------------------------------------
-
-
-def longrope_beside(neighbour: list[int], text: list[int]) -> list[int]:
-    """Return the answer of long-context Phi-3 to `text`, with another sequence in the batch."""
-    engine = make_engine(
-        load(tiny_checkpoint("phi3_longrope")),
-        num_blocks=64,
-        block_size=8,
-        max_step_tokens=300,
-        max_sequences=2,
-    )
-    both = [
-        SequenceSpec(key="neighbour", prompt_ids=neighbour, max_tokens=NEW_TOKENS),
-        SequenceSpec(key="text", prompt_ids=text, max_tokens=NEW_TOKENS),
-    ]
-    return ids(run(engine, both)["text"])
-
-
-@pytest.mark.slow
-def test_a_sequence_of_the_largest_length_in_the_batch_changes_no_answer() -> None:
-    text, expected = clear_text("phi3_longrope", 20, NEW_TOKENS)
-    [neighbour] = prompts(1, seed=8, shortest=176, longest=176)
-
-    assert longrope_beside(neighbour, text) == expected
-
-
-def test_a_sequence_beyond_the_change_of_rotary_angles_is_refused() -> None:
-    with pytest.raises(ClientError, match="context length"):
-        longrope_beside([1] * 192, [1])
-
-
-def test_without_that_limit_another_sequence_would_change_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: transformers rotates all sequences of a batch by the length of the longest."""
-    monkeypatch.setattr(architecture, "context_length", lambda config: config["max_position_embeddings"])
-    monkeypatch.setattr(kv_engine, "check_node", lambda *_: None)
-    text, expected = clear_text("phi3_longrope", 20, NEW_TOKENS)
-    [neighbour] = prompts(1, seed=8, shortest=200, longest=200)
-
-    assert longrope_beside(neighbour, text) != expected
-
-
-def test_without_that_limit_the_self_check_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(architecture, "context_length", lambda config: config["max_position_embeddings"])
-
-    with pytest.raises(UnsupportedArchitectureError, match="Phi3ForCausalLM is not served: over the paged"):
-        longrope_beside([1], [1])
 
 
 # ---- other forms of attention -----------------------------------------------------------------------

@@ -560,3 +560,46 @@ def test_a_full_part_that_no_step_can_compute_is_refused() -> None:
 
     with pytest.raises(ClientError, match=r"9 tokens of the prompt see one another.*max_pass_tokens"):
         one.add(with_image("b", 20, start=0, count=9))
+
+
+# ---- rotary factors that depend on the length -------------------------------------------------------
+
+
+def with_change(key: str, prompt: int, change: int, max_tokens: int = 9, **spec: Any) -> Sequence:
+    return Sequence(same(key, prompt, max_tokens, **spec).spec, rotary_change=change)
+
+
+def test_a_sequence_that_outgrows_its_factors_is_computed_again_beside_others() -> None:
+    both = scheduler(rotary_change=6)
+    for key, prompt in (("a", 5), ("far", 9)):
+        both.add(Sequence(sequence(key, prompt, max_tokens=9).spec, rotary_change=6))
+
+    assert run_step(both) == [("a", 0, 5), ("far", 0, 5)]
+    assert run_step(both) == [("a", 5, 1), ("far", 5, 4)]
+    assert run_step(both) == [("far", 9, 1), ("a", 0, 7)]  # seven tokens: one too many for short factors
+    assert run_step(both) == [("far", 10, 1), ("a", 7, 1)]
+    assert both.counters.changed_factors == 1
+
+
+def test_blocks_of_other_factors_are_no_beginning_of_a_sequence() -> None:
+    both = scheduler(rotary_change=6)
+    for key, prompt, found in (("a", 6, 0), ("far", 9, 0), ("b", 6, 4), ("farther", 9, 8)):
+        sequence = with_change(key, prompt, 6, max_tokens=1)
+        both.add(sequence)
+        [span] = both.schedule()
+        assert (key, span.start) == (key, found)
+        both.advance([span])
+        both.remove(sequence)
+
+
+def test_a_held_sequence_changes_its_factors_when_it_goes_on() -> None:
+    one = scheduler(rotary_change=6)
+    sequence = with_change("a", 6, 6)
+    one.add(sequence)
+    run_step(one)
+    sequence.held = True
+
+    assert run_step(one) == []
+    assert not sequence.long_factors
+    sequence.held = False
+    assert run_step(one) == [("a", 0, 7)]

@@ -37,6 +37,7 @@ class OwnPositions(DecoderLM):
             token_ids = step.token_ids
             positions = torch.arange(len(inputs))
             routes = None
+            long_factors = None
 
         return super().forward(inputs, Wrong())
 

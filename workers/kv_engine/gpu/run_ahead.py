@@ -27,6 +27,8 @@ def plan_step_ahead(spans: Items[Span], scheduler: Scheduler) -> list[Span] | No
     continuing = [
         span.sequence for span in spans if span.sequence.generated + 1 < span.sequence.spec.max_tokens
     ]
+    if not all(sequence.room_before_change(1) for sequence in continuing):
+        return None  # the unread token brings it past the change of rotary factors: all keys change
     if scheduler.waiting and (len(continuing) < len(spans) or scheduler.can_admit):
         return None
     blocks = scheduler.blocks

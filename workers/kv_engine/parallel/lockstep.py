@@ -8,9 +8,9 @@
 
 A step is an int32 array: the numbers of tokens, of spans, of blocks per span and tokens per block, of
 position axes, of tokens with a range of keys (all or none), of rows, of int32 numbers per row, of spans with
-recurrent states (all or none), of their snapshots, and of spans with the lengths of their prompts (all or
-none); then the arrays of `Step` that a forward reads, the
-bytes of the rows last. Only the leader has sampling parameters.
+recurrent states (all or none), of their snapshots, of spans with the lengths of their prompts (all or none),
+and of tokens with a choice of rotary factors (all or none); then the arrays of `Step` that a forward reads,
+the bytes of the rows last. Only the leader has sampling parameters.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ from workers.kv_engine.parallel.shared_cells import CellOrder, order_of
 from workers.kv_engine.sampling.sampling_rows import SamplingRows
 from workers.kv_engine.step import Int32s, Spans, StateMoves, Step
 
-_HEAD: Final = 11
+_HEAD: Final = 12
 _COUNT: Final = 8
 """Bytes of the number of blocks."""
 
@@ -127,6 +127,8 @@ def pack_step(step: Step) -> bytes:
     head += [0, 0] if moves is None else [len(moves.rows), len(moves.copies)]
     prompts = spans.prompt_lengths
     head.append(0 if prompts is None else len(prompts))
+    factors: Any = [] if step.long_factors is None else step.long_factors.cpu().numpy()
+    head.append(len(factors))
     arrays: list[Any] = [
         head,
         *(
@@ -139,6 +141,7 @@ def pack_step(step: Step) -> bytes:
         [] if step.row_indices is None else step.row_indices.cpu().numpy(),
         *([] if moves is None else [moves.sources, moves.rows, moves.copies]),
         [] if prompts is None else prompts,
+        factors,
     ]
     packed = b"".join(np.ascontiguousarray(array, np.int32).tobytes() for array in arrays)
     return packed + rows.tobytes()
@@ -159,10 +162,10 @@ def unpack_step(data: bytearray, device: torch.device, dtype: torch.dtype = torc
     """
     numbers = np.frombuffer(data, np.int32, len(data) // 4)
     head = numbers[:_HEAD].tolist() if len(numbers) >= _HEAD else [0] * _HEAD
-    tokens, batch, columns, block_size, axes, ranged, rows, width, stateful, copies, prompts = head
+    tokens, batch, columns, block_size, axes, ranged, rows, width, stateful, copies, prompts, factored = head
     position_dtype, axes = torch.float32 if axes < 0 else torch.int32, abs(axes)
     sizes = [tokens, axes * tokens, tokens, batch + 1, batch, batch * columns]
-    sizes += [ranged, ranged, rows, stateful, stateful, 3 * copies, prompts, rows * width]
+    sizes += [ranged, ranged, rows, stateful, stateful, 3 * copies, prompts, factored, rows * width]
     if min(tokens, batch, columns, block_size, axes) < 1 or _HEAD + sum(sizes) != len(numbers):
         raise GroupLostError(
             f"the leader sent {len(data)} bytes that are not a step: expected all members to run one version"
@@ -199,7 +202,8 @@ def unpack_step(data: bytearray, device: torch.device, dtype: torch.dtype = torc
         ),
         key_ends=on_device(parts[6]) if ranged else None,
         full_starts=on_device(parts[7]) if ranged else None,
-        row_values=on_device(parts[13]).reshape(rows, width).view(dtype) if rows else None,
+        long_factors=on_device(parts[13]) if factored else None,
+        row_values=on_device(parts[14]).reshape(rows, width).view(dtype) if rows else None,
         row_indices=on_device(parts[8]).long() if rows else None,
     )
 

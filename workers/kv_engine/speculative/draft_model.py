@@ -15,7 +15,7 @@ from workers.kv_engine.attention.kernels import AttentionKernel
 from workers.kv_engine.attention.paged import ATTENTION, attention_context
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.cache.blocks import BlockManager
-from workers.kv_engine.node import KVNode
+from workers.kv_engine.node import KVNode, rotary_change_of
 from workers.kv_engine.sampling.sampler import NOT_A_TOKEN, node_key, sample
 from workers.kv_engine.selfcheck import check_node
 from workers.kv_engine.sequence import Sequence, Span
@@ -50,6 +50,7 @@ class DraftModel:
             block_size=block_size,
             device=node.device,
             has_indexers=node.layout.has_indexers,
+            has_long_factors=rotary_change_of(node) is not None,
         )
         self._pool = PagedPool.of(node, slots=self._blocks.capacity_tokens, kernel=kernel)
         self._key = node_key(served)
@@ -87,12 +88,18 @@ class DraftModel:
         if own is None:
             if not self._rows:
                 return None
-            own = self._sequences[served.spec.key] = Sequence(served.spec)
+            own = Sequence(served.spec, rotary_change=rotary_change_of(self.node))
+            self._sequences[served.spec.key] = own
             own.row, own.computed = self._rows.popleft(), 0
         known = min(own.computed, len(served.ids) - 1)
         while own.ids[:known] != served.ids[:known]:
             known -= 1
+        long_factors = own.needs_long_factors(len(served.ids))
+        if long_factors is not own.long_factors:
+            own.long_factors, known = long_factors, 0
         own.ids, own.computed = list(served.ids), known
+        if own.room_before_change(count) < count:
+            return None  # its factors would change among the drafts
         missing = self._blocks.blocks_for(len(own.ids) + count) - len(own.blocks)
         if missing > self._blocks.free or len(own.ids) + count > self.node.max_positions:
             return None

@@ -54,7 +54,8 @@ class Drafter:
         if sequence.draft_length is None:
             sequence.draft_length = DraftLength(self._speculative_tokens)
         left = sequence.spec.max_tokens - sequence.generated - 1
-        return max(0, min(sequence.draft_length.current, left, self._max_positions - len(sequence.ids)))
+        most = min(sequence.draft_length.current, left, self._max_positions - len(sequence.ids))
+        return max(0, sequence.room_before_change(most))
 
 
 def accept_drafts(spans: Items[Span], sampled: Items[int], counters: CacheCounters) -> list[list[int]]:

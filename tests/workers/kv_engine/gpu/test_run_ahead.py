@@ -48,6 +48,21 @@ def decoding(of: Scheduler, *sequences: Sequence) -> list[Span]:
     return of.schedule()
 
 
+def test_a_step_that_may_outgrow_rotary_factors_is_not_launched_ahead() -> None:
+    """With the unread token, the sequence has one more than may have short factors."""
+    of = scheduler(rotary_change=5)
+    one = Sequence(sequence("a", 3, max_tokens=9).spec, rotary_change=5)
+    spans = decoding(of, one)
+
+    behind = plan_step_ahead(spans, of)
+
+    assert behind is not None
+    assert shape(behind) == [("a", 4, 1)]
+    of.advance(spans)
+    one.ids.append(0)
+    assert plan_step_ahead(of.schedule(), of) is None
+
+
 def test_behind_a_step_of_decodes_come_the_next_positions_of_the_same() -> None:
     of = scheduler(rows=2)
     spans = decoding(of, sequence("a", 3), sequence("b", 5))

@@ -191,6 +191,20 @@ def test_a_step_comes_out_as_it_went_in() -> None:
     assert found.logit_indices.numel() == 0
 
 
+def test_members_get_the_choice_of_rotary_factors() -> None:
+    builder = StepBuilder(
+        max_sequences=3, max_step_tokens=32, max_blocks=6, block_size=4, device=CPU, has_long_factors=True
+    )
+    long = row("b", 6, [1, 3], 0)
+    long.long_factors = True
+    step = builder.build([Span(row("a", 9, [5, 2, 4], 2), 4, 5), Span(long, 4, 2)])
+
+    found = unpack_step(bytearray(pack_step(step)), CPU).long_factors
+
+    assert found is not None
+    assert found.tolist() == [0] * 5 + [1] * 2
+
+
 def test_members_get_the_slots_of_recurrent_states() -> None:
     builder = StepBuilder(
         max_sequences=3, max_step_tokens=32, max_blocks=6, block_size=4, device=CPU, has_states=True
