@@ -153,12 +153,14 @@ def test_with_another_scale_the_answers_would_be_wrong(
 
 MODULES = {
     "deepseek_v3": ("kv_a_proj_with_mqa", "o_proj", "up_proj", "down_proj"),
+    "deepseek_v32": ("wq_b", "weights_proj", "kv_a_proj_with_mqa", "o_proj"),
     "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
 }
 
 
 @pytest.mark.parametrize(
-    "family", ["llama", "gemma3", "gpt_oss", "phi3", "mixtral", "deepseek_v3", "qwen3_moe", "gemma3n"]
+    "family",
+    ["llama", "gemma3", "gpt_oss", "phi3", "mixtral", "deepseek_v3", "deepseek_v32", "qwen3_moe", "gemma3n"],
 )
 def test_other_architectures_take_adapters(family: Family, tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint(family)
