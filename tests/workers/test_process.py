@@ -413,7 +413,7 @@ async def test_while_the_log_is_away_what_runs_goes_on() -> None:
         life.server.start()
         done = await life.event(WalkCompleted)
 
-        assert done.results[-1].facts == {"completion_tokens": 3, "finish_reason": "stop"}
+        assert done.results[-1].facts == {"completion_tokens": 3, "finish_reason": "stop", "stop_reason": EOS}
 
 
 async def test_an_engine_that_dies_ends_the_process() -> None:

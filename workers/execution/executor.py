@@ -350,15 +350,15 @@ class OrderExecutor:
 
     # ---- the end of an order -----------------------------------------------------------------------
     async def _fail(self, order: _RunningOrder, failure: Failure, error: Exception) -> None:
-        work = order.chain.work() if order.chain is not None else {}
         await self._release(order)
+        work = order.chain.work() if order.chain is not None else {}
         lost = error.handle if isinstance(error, LostTensor) else None
         await self._events.failed(order.ready, failure, lost, work)
 
     async def _stop(self, order: _RunningOrder | None, stop: StopOrder) -> None:
+        steps_after = await self._release(order) if order is not None else 0
         chain = order.chain if order is not None else None
         work = chain.work() if chain is not None else {}
-        steps_after = await self._release(order) if order is not None else 0
         tokens = _generated_tokens(chain) if chain is not None else 0
         self._leave_attempt(stop.key.request_id, stop.key.attempt)
         await self._events.stopped(stop.key, stop.order, steps_after, tokens, work)

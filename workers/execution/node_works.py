@@ -51,7 +51,8 @@ class NodeWorks:
         records = self._records.get(node, [])
         took_s = self._took_s.get(node, 0.0)
         took_s += sum(now_s - begun_s for begun_s in self._running.get(node, []))
-        steps = sum(one.steps for one in records)
+        counts = [one.so_far for one in records]
+        steps, rows = sum(one[0] for one in counts), sum(one[1] for one in counts)
         beside = _sum_of(one.beside for one in records)
         first = next((one for one in records if one.lacked), None)
         evictions = [_preemption(one, eviction, now_s) for one in records for eviction in one.evictions]
@@ -65,7 +66,7 @@ class NodeWorks:
             first_token_s=_rounded(_first_token_s(records)),
             held_s=_rounded(sum(_held_s(one, now_s) for one in records)),
             steps=steps,
-            rows=round(sum(one.rows for one in records) / steps, 2) if steps else 0.0,
+            rows=round(rows / steps, 2) if steps else 0.0,
             cached_tokens=sum(one.cached_tokens for one in records),
             beside=dict(beside.most_common(MAX_NAMED)),
             beside_s=_rounded(sum(one.beside_s for one in records)),

@@ -41,7 +41,7 @@ from workers.kv_engine.prefill_budget import PrefillBudget
 from workers.kv_engine.prompt_parts import PromptParts
 from workers.kv_engine.sampling.mask_throttle import MaskThrottle
 from workers.kv_engine.sequence import Sequence, SequenceStates, Span
-from workers.threads.engine_work import EngineWork, Lack, PromptSteps
+from workers.threads.engine_work import EngineWork, Lack, PromptSteps, StepCounts
 
 MIN_BURST: Final = 4
 """The fewest first tokens in one step for which the sequences that decode are slowed down."""
@@ -108,7 +108,7 @@ class Scheduler:
         self._served: Counter[str] = Counter()
         self._guests: Counter[str] = Counter()
         self._masks = MaskThrottle()
-        self._advanced = 0
+        self._counts = StepCounts()
         self._prompt_steps = PromptSteps()
 
     @property
@@ -274,12 +274,12 @@ class Scheduler:
             passes: the keys and tokens of the passes of programs in the same step.
         """
         size, served = self.blocks.block_size, self._served
-        self._advanced += 1
-        number, rows, prompts = self._advanced, len(spans) + len(passes), list(passes)
+        self._counts.steps += 1
+        self._counts.rows += len(spans) + len(passes)
+        prompts = list(passes)
         for span in spans:
             sequence = span.sequence
-            sequence.work.count_step(number, rows)
-            if not span.is_decode:
+            if span.count > 1 and not span.is_decode:
                 prompts.append((sequence.spec.key, span.count))
             sequence.computed = computed = sequence.computed + span.count
             sequence.reported = max(sequence.reported, computed)
@@ -291,7 +291,7 @@ class Scheduler:
             if self._snapshots is not None:
                 self._keep_states(self._snapshots, sequence)
         if prompts:
-            self._prompt_steps.add(number, took_s, prompts)
+            self._prompt_steps.add(self._counts.steps, took_s, prompts)
 
     def end_work(self, key: str, work: EngineWork) -> None:
         """Complete the record of a sequence, or of a run of a program, that leaves the engine."""
@@ -301,7 +301,7 @@ class Scheduler:
     @property
     def steps(self) -> int:
         """The number of steps that were advanced."""
-        return self._advanced
+        return self._counts.steps
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """Return how many of a sequence's first tokens are in the prefix cache."""
@@ -317,11 +317,11 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a finished, failed or cancelled sequence, and free its blocks and row."""
-        self.end_work(sequence.spec.key, sequence.work)
         if sequence.row is None:
             self.waiting.remove(sequence)
         else:
             self._evict(sequence)
+        self.end_work(sequence.spec.key, sequence.work)
 
     # ---- order -------------------------------------------------------------------------------------
     def _order(self, sequence: Sequence) -> tuple[float, float, int, int]:
@@ -452,6 +452,7 @@ class Scheduler:
             sequence.computed = len(path) * self.blocks.block_size
         if self._has_bounds:
             self._find_bound(sequence)
+        sequence.work.take_place(self._counts)
         sequence.work.admit(cached=len(path) * self.blocks.block_size, computed=sequence.computed)
         if self._snapshots is not None:
             self._want_states(self._snapshots, sequence)
@@ -468,6 +469,7 @@ class Scheduler:
 
     def _evict(self, sequence: Sequence) -> None:
         assert sequence.row is not None
+        sequence.work.leave_place()
         self._withdraw(sequence)
         if self._snapshots is not None:
             self._leave_states(self._snapshots, sequence)

@@ -20,6 +20,14 @@ _PROMPT_STEPS: Final = 1024
 """The last steps with prompts whose neighbours are known."""
 
 
+@dataclass(slots=True)
+class StepCounts:
+    """The steps of an engine since it was made, and the sum of the rows in them."""
+
+    steps: int = 0
+    rows: int = 0
+
+
 @dataclass(slots=True, kw_only=True)
 class Eviction:
     """A preemption: the sequence gave its blocks back.
@@ -47,9 +55,10 @@ class EngineWork:
         behind: the keys of the first sequences that had places, or came first, at that time.
         behind_count: the number of all of them.
         cached_tokens: how many of its tokens were cached at its first admission.
-        steps: the steps that computed it; `rows` is the sum of the rows of their batches.
+        steps: the steps that computed it, or that a sequence had a place in; `rows` is the sum of the rows of
+            their batches.
         evictions: the first `MAX_NAMED` of them; `eviction_count` is the number of all.
-        before_first: the number of the step before its first one.
+        before_first: the number of the step before its first one; None before that.
         beside: by key, the prompt tokens of others that were computed in the steps since; set at its end.
         beside_s: the durations of those steps.
         held_s: the sum of the pauses that have ended; `held_since_s` is the begin of one that has not.
@@ -67,12 +76,14 @@ class EngineWork:
     rows: int = 0
     evictions: list[Eviction] = field(default_factory=list)
     eviction_count: int = 0
-    before_first: int = 0
+    before_first: int | None = None
     beside: Mapping[str, int] = field(default_factory=dict)
     beside_s: float = 0.0
     held_s: float = 0.0
     held_since_s: float | None = None
     _computed: int = 0
+    _begun: tuple[int, int] = (0, 0)
+    _counts: StepCounts | None = None
 
     # ---- written by the engine -----------------------------------------------------------------------
     def wait_for(self, lack: Lack, behind: Sequence[str]) -> None:
@@ -107,10 +118,20 @@ class EngineWork:
 
     def count_step(self, number: int, rows: int) -> None:
         """Note a step that computed it, with so many rows."""
-        if not self.steps:
+        if self.before_first is None:
             self.before_first = number - 1
         self.steps += 1
         self.rows += rows
+
+    def take_place(self, counts: StepCounts) -> None:
+        """Note that it got a place in an engine that counts its steps: none of them has to be noted here."""
+        if self.before_first is None:
+            self.before_first = counts.steps
+        self._begun, self._counts = (counts.steps, counts.rows), counts
+
+    def leave_place(self) -> None:
+        """Note that it gave its place back."""
+        (self.steps, self.rows), self._counts = self.so_far, None
 
     def end(self) -> None:
         """Note that it has left the engine."""
@@ -118,7 +139,15 @@ class EngineWork:
             self.hold(held=False)
             self.ended_s = time.perf_counter()
 
-    # ---- written by the reader -----------------------------------------------------------------------
+    # ---- for the reader ------------------------------------------------------------------------------
+    @property
+    def so_far(self) -> tuple[int, int]:
+        """`steps` and `rows`, with those since it got its place, if it still has it."""
+        counts, (steps, rows) = self._counts, self._begun
+        if counts is None:
+            return self.steps, self.rows
+        return self.steps + counts.steps - steps, self.rows + counts.rows - rows
+
     def token(self) -> None:
         """Note its first token; later ones change nothing."""
         if self.first_token_s is None:
@@ -137,7 +166,7 @@ class PromptSteps:
 
     def note_beside(self, key: str, work: EngineWork) -> None:
         """Write the neighbours of a sequence, since its first step, into its record."""
-        if not work.steps:
+        if work.before_first is None:
             return
         beside, beside_s = Counter[str](), 0.0
         for number, took_s, prompts in reversed(self._steps):

@@ -66,7 +66,7 @@ async def test_a_chain_is_one_sequence_its_tokens_are_chunks_and_its_end_one_res
         [spec] = rig.engine.submitted
         assert (spec.prompt_ids, spec.max_tokens, spec.sampling.seed) == ([5, 6], 100, 11)
         assert [result.name for result in done.results] == ["prefill", "decode"]
-        assert done.results[1].facts == {"completion_tokens": 14, "finish_reason": "stop"}
+        assert done.results[1].facts == {"completion_tokens": 14, "finish_reason": "stop", "stop_reason": EOS}
         # Although the engine had run to the end before the order was told of its first token.
         assert read_ids(done.results[0].outputs["token"]) == bytes_of("H")
         assert set(done.durations_s) == {"prefill", "decode"}
@@ -134,7 +134,11 @@ async def test_a_stop_string_ends_the_answer_before_the_engine_knows() -> None:
         assert key.startswith("r.1.0")
         done = await rig.event(WalkCompleted)
 
-        assert done.results[-1].facts == {"completion_tokens": 6, "finish_reason": "stop"}
+        assert done.results[-1].facts == {
+            "completion_tokens": 6,
+            "finish_reason": "stop",
+            "stop_reason": ". t",
+        }
         assert rig.released() == "one"
 
 
@@ -377,7 +381,11 @@ async def test_a_later_attempt_goes_on_behind_the_chunks_that_count() -> None:
         assert [id for chunk in chunks for id in chunk.token_ids] == rig.engine.says["r"]
         assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
         assert (chunks[3].attempt, chunks[3].text_offset, chunks[3].token_offset) == (2, 3, 5)
-        assert done.results[-1].facts == {"completion_tokens": 15, "finish_reason": "stop"}
+        assert done.results[-1].facts == {
+            "completion_tokens": 15,
+            "finish_reason": "stop",
+            "stop_reason": EOS,
+        }
         assert done.output == totals_of(chunks)
 
 
@@ -414,9 +422,15 @@ async def test_a_fence_of_a_deposed_conductor_is_none() -> None:
 @pytest.mark.parametrize(
     ("pieces", "facts"),
     [
-        ([("ab", b"ab"), ("", bytes([EOS]))], {"completion_tokens": 3, "finish_reason": "stop"}),
+        (
+            [("ab", b"ab"), ("", bytes([EOS]))],
+            {"completion_tokens": 3, "finish_reason": "stop", "stop_reason": EOS},
+        ),
         ([("abcde", b"abcde")], {"completion_tokens": 5, "finish_reason": "length"}),
-        ([("ab", b"ab."), ("", b"t")], {"completion_tokens": 4, "finish_reason": "stop"}),
+        (
+            [("ab", b"ab."), ("", b"t")],
+            {"completion_tokens": 4, "finish_reason": "stop", "stop_reason": ".t"},
+        ),
     ],
 )
 async def test_nothing_is_computed_when_the_answer_had_ended(
@@ -526,7 +540,11 @@ async def test_steps_that_speak_in_turn_each_go_on_where_they_were_when_all_begi
                 assert bytes(rig.engine.submitted[-1].prefix_ids) == "".join(parts[step:]).encode()
                 rig.engine.run_out()
             done = await rig.event(WalkCompleted, attempt=2, index=step)
-            assert done.results[-1].facts == {"completion_tokens": 4, "finish_reason": "stop"}
+            assert done.results[-1].facts == {
+                "completion_tokens": 4,
+                "finish_reason": "stop",
+                "stop_reason": EOS,
+            }
 
         assert rig.released() == "onetwo"
         chunks = rig.events(OutputChunk)
@@ -585,7 +603,7 @@ async def test_how_to_choose_tokens_is_told_to_the_engine_and_a_stop_token_ends_
         assert spec.sampling == Sampling(**sampling | {"logit_bias": [(65, -1.5)]}, seed=5)
         assert spec.stop_token_ids == spec.end_ids == frozenset([33])
         assert rig.released() == "Hi"
-        assert done.results[-1].facts == {"completion_tokens": 3, "finish_reason": "stop"}
+        assert done.results[-1].facts == {"completion_tokens": 3, "finish_reason": "stop", "stop_reason": 33}
 
 
 async def test_log_probabilities_come_with_their_tokens_the_end_of_the_answer_included() -> None:
@@ -636,7 +654,7 @@ async def test_an_echo_is_the_first_chunk_and_does_not_wait_for_the_engine() -> 
         assert rig.events(OutputChunk)[1].text_offset == 2
         assert rig.events(OutputChunk)[1].token_offset == 0
         assert rig.released() == "ä?Hi"
-        assert done.results[-1].facts == {"completion_tokens": 3, "finish_reason": "stop"}
+        assert done.results[-1].facts == {"completion_tokens": 3, "finish_reason": "stop", "stop_reason": EOS}
         assert done.output == totals_of(rig.events(OutputChunk))
 
 

@@ -103,9 +103,12 @@ def test_steps_and_rows_are_those_that_computed_it() -> None:
     run_step(both)
     both.add(sequence("b", 2, max_tokens=3))
     run_step(both)
-    run_step(both)
 
-    assert (first.work.steps, first.work.rows) == (3, 1 + 2 + 2)
+    assert first.work.so_far == (2, 1 + 2), "it still has its place"
+    run_step(both)
+    assert first.row is None
+    run_step(both)
+    assert first.work.so_far == (first.work.steps, first.work.rows) == (3, 1 + 2 + 2)
 
 
 def test_prompts_beside_a_sequence_count_from_its_first_step_to_its_end() -> None:
