@@ -1,4 +1,6 @@
+import re
 from datetime import date
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +41,12 @@ def test_an_entry_is_valid_to_the_end_of_its_day_and_then_accepts_nothing() -> N
     assert late.open == [difference()]
     assert [one.place for one in late.expired] == [1]
     assert late.unused == []
+
+
+def test_the_file_of_the_manual_accepts_the_difference_of_the_manual() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "replay.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert accepting.judged([difference()], accepting.read(block, "f"), TODAY).open == []
 
 
 def test_an_entry_that_accepts_nothing_is_unused() -> None:
