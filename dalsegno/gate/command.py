@@ -228,8 +228,9 @@ class _Gate:
                 work.append(partial(examination.schedule_of, recording, frozenset(requests), known))
             if "control" in self._levels:
                 parts = self._processes if len(recording.records) >= _LARGE else 1
+                unended = frozenset(one.request_id for one in own if one.outcome == "open")
                 work += [
-                    partial(examination.control_of, recording, part)
+                    partial(examination.control_of, recording, part, unended)
                     for part in control.shards(requests, parts)
                 ]
         results = processes.run(work, self._processes) if work else []

@@ -97,9 +97,10 @@ class Epoch:
 
 @dataclass(slots=True)
 class RecordedDecisions:
-    """All epochs of a log, by number."""
+    """All epochs of a log, by number, and the records that have no readable event."""
 
     epochs: dict[int, Epoch] = field(default_factory=dict)
+    unreadable: list[StoredRecord] = field(default_factory=list)
 
 
 def for_conductor(subject: str, subjects: Subjects) -> bool:
@@ -116,10 +117,15 @@ def for_conductor(subject: str, subjects: Subjects) -> bool:
 
 
 class Fold:
-    """A fold of a whole log as a conductor makes it, which finds requests that it has forgotten again."""
+    """A fold of a whole log as a conductor makes it, which finds requests that it has forgotten again.
+
+    Attributes:
+        is_readable: whether the last record has an event that this version knows.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
+        self.is_readable = True
         self._submissions: dict[str, list[StoredRecord]] = {}
 
     def read(self, record: StoredRecord) -> tuple[AnyEvent | None, tuple[Decision, ...], bool]:
@@ -131,6 +137,7 @@ class Fold:
                     break
         self._note(record)
         entry = cluster.read(record)
+        self.is_readable = isinstance(entry, Entry)
         if not isinstance(entry, Entry):
             return None, entry.decisions, False
         folded = cluster.apply(entry)
@@ -161,6 +168,8 @@ def index(
     known: set[str] = set()
     for record in records:
         event, decisions, opens = fold.read(record)
+        if not fold.is_readable:
+            found.unreadable.append(record)
         epoch = cluster.fence.epoch
         if isinstance(event, EpochOpened) and opens:
             found.epochs[epoch] = Epoch(epoch=epoch, conductor=event.conductor, seq=record.seq)
