@@ -61,6 +61,7 @@ class Epoch:
 
     Attributes:
         seq: the position of its `epoch.opened`.
+        has_led_before: True if the same process led an earlier epoch.
         configs: the digests of the configurations that its admissions name.
         numbers: the numbers of all its conductor's events in the log, ascending.
         made: its decisions of `schedule` by id.
@@ -71,6 +72,7 @@ class Epoch:
     epoch: int
     conductor: str
     seq: int
+    has_led_before: bool = False
     configs: list[str] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     made: dict[str, Made] = field(default_factory=dict)
@@ -89,8 +91,9 @@ class Epoch:
         if after is None:
             return True
         if before is None:
-            # The conductor of an earlier epoch may lead again: its count goes on.
-            before = 0 if self.numbers[0] == 1 else self.numbers[0] - 1
+            if self.has_led_before:  # its count goes on, from where is not known
+                return True
+            before = 0
         between = bisect_left(self.numbers, after) - bisect_right(self.numbers, before)
         return between < after - before - 1
 
@@ -172,7 +175,10 @@ def index(
             found.unreadable.append(record)
         epoch = cluster.fence.epoch
         if isinstance(event, EpochOpened) and opens:
-            found.epochs[epoch] = Epoch(epoch=epoch, conductor=event.conductor, seq=record.seq)
+            led_before = any(one.conductor == event.conductor for one in found.epochs.values())
+            found.epochs[epoch] = Epoch(
+                epoch=epoch, conductor=event.conductor, seq=record.seq, has_led_before=led_before
+            )
             decisions = tuple(cluster.outstanding())
         for decision in decisions:
             causes.setdefault((epoch, decision.id), record.seq)

@@ -34,6 +34,11 @@ def test_an_entry_with_values_accepts_that_change_only() -> None:
     assert found.open == [back]
 
 
+def test_true_is_not_1() -> None:
+    entries = accepting.read(f"{ENTRY}  from: 1\n", "f")
+    assert accepting.judged([difference()], entries, TODAY).open == [difference()]
+
+
 def test_an_entry_is_valid_to_the_end_of_its_day_and_then_accepts_nothing() -> None:
     entries = accepting.read(ENTRY, "f")
     assert not accepting.judged([difference()], entries, TODAY).expired
