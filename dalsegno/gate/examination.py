@@ -108,7 +108,7 @@ def _add(found: Examined, again: Redecided, requests: Collection[str]) -> None:
     found.differences = [
         msgspec.structs.replace(one, source=found.source)
         for one in again.differences
-        if one.request_id in requests
+        if one.request_id in requests or one.event == scheduling.SCHEDULER
     ]
     if again.unproven:
         one = again.unproven == 1

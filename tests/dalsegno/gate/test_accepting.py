@@ -50,7 +50,7 @@ def test_an_entry_is_valid_to_the_end_of_its_day_and_then_accepts_nothing() -> N
 
 def test_the_file_of_the_manual_accepts_the_difference_of_the_manual() -> None:
     page = (Path(__file__).parents[3] / "docs" / "replay.md").read_text(encoding="utf-8")
-    [block] = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    [block] = re.findall(r"^```text\n(- event.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert accepting.judged([difference()], accepting.read(block, "f"), TODAY).open == []
 
 

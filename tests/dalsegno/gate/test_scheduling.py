@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+import pytest
 
 from conductor.core.request import Decision
 from conductor.core.schedule import Deployment
@@ -121,6 +122,20 @@ def test_a_decision_that_never_reached_the_log_is_told_by_the_missing_number() -
     script.run_to_the_end("r1")
     found = again(script.records, script.deployment)
     assert (found.decided, found.differences, found.unproven) == ({"r1": 1}, [], 1)
+
+
+def test_an_exception_of_the_scheduler_is_a_difference_and_the_log_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = one_after_the_other(2)
+
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("no ranks")
+
+    monkeypatch.setattr("conductor.core.cluster.schedule", fail)
+    found = again(script.records, script.deployment)
+    assert told(found)[0][1:] == ("scheduler", "(error)", None, "ZeroDivisionError: no ranks")
+    assert [one[2] for one in told(found)] == ["(error)", "(when)", "(when)"]
 
 
 def test_without_a_deployment_decisions_are_skipped_with_the_reason() -> None:
