@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
 from dalsegno.cli import main
+from shared.events import RequestFinished, decode, encode
 from tests.dalsegno.histories import answered
 from tests.dalsegno.replay.test_command_line import altered, written
 from tests.histories import FOLDER
@@ -140,6 +142,21 @@ def test_json_and_junit_have_the_same_groups(other: Path, tmp_path: Path) -> Non
     )
     [case] = [one for one in ET.parse(file).iter("testcase") if one.find("failure") is not None]
     assert case.get("name") == "request.finished finish_reasons"
+
+
+def test_hostile_text_of_a_record_stays_text(tmp_path: Path) -> None:
+    evil = "\x1b[2J\r\nevil\u202e"
+    *records, last = answered()
+    finished = decode(last.data)
+    assert isinstance(finished, RequestFinished)
+    hostile = msgspec.structs.replace(finished, finish_reasons=[evil])
+    records.append(msgspec.structs.replace(last, data=encode(hostile)))
+    found = gate(written(tmp_path / "evil.bundle", records), "--junit", tmp_path / "gate.xml")
+    assert found.exit_code == 1
+    assert "evil" in found.stdout
+    assert all(line.isprintable() for line in found.stdout.splitlines())
+    assert "evil" in (tmp_path / "gate.xml").read_text()
+    ET.parse(tmp_path / "gate.xml")
 
 
 def test_the_recorded_histories_pass_and_cover_every_outcome() -> None:
