@@ -14,7 +14,7 @@ JOBS   ?= 3
 MODEL  ?= demo
 CODE   := configs conductor dalsegno gateway models shared workers
 
-.PHONY: setup serve test test-fast test-packages check fix bench soak chaos attack clean
+.PHONY: setup serve test test-fast test-packages check gate fix bench soak chaos attack clean
 
 setup: $(VENV)/.installed
 
@@ -50,6 +50,10 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The recorded histories, held against this code: docs/replay.md.
+gate: setup
+	$(BIN)/dalsegno gate tests/histories $(ARGS)
 
 fix: setup
 	$(BIN)/ruff format .

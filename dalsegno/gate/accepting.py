@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 import yaml
 
-from dalsegno.gate.differences import Difference, Group, as_json
+from dalsegno.gate.differences import Difference, as_json
 from shared.errors import ClientError
 
 _REQUIRED: Final = ("event", "field", "reason", "author", "expires")
@@ -61,7 +61,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         return (
             self.event == one.event
             and self.field == one.field
-            and all(sides[key] == value for key, value in self.values.items())
+            and all(_same(sides[key], value) for key, value in self.values.items())
         )
 
 
@@ -145,6 +145,11 @@ def _kind(value: Any) -> str:
     return {list: "a list", dict: "a map", type(None): "nothing"}.get(type(value), repr(value)[:_MANY_CHARS])
 
 
+def _same(one: Any, other: Any) -> bool:
+    """Equality of JSON values: true is not 1."""
+    return isinstance(one, bool) == isinstance(other, bool) and one == other
+
+
 def judged(differences: Sequence[Difference], entries: Sequence[Entry], today: date) -> Judged:
     """Apply the entries: the first one that accepts a difference is used by it."""
     valid = [one for one in entries if not one.is_expired(today)]
@@ -159,12 +164,3 @@ def judged(differences: Sequence[Difference], entries: Sequence[Entry], today: d
         unused=[one for one in valid if not accepted[one.place]],
         expired=[one for one in entries if one.is_expired(today)],
     )
-
-
-def reasons(groups: Sequence[Group], judgement: Judged) -> dict[str, Entry]:
-    """By name of a group of accepted differences, the first entry that accepts some of it."""
-    found: dict[str, Entry] = {}
-    for entry, differences in judgement.accepted:
-        for one in differences:
-            found.setdefault(f"{one.event} {one.field}", entry)
-    return {group.name: found[group.name] for group in groups if group.name in found}

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import click
 
+from configs.deployment import DeploymentConfig
 from dalsegno.bundle import bundle_file
 from dalsegno.config import options
 from dalsegno.gate import (
@@ -178,7 +179,8 @@ class _Gate:
             within=flags["within"],
             sample=flags["sample"],
         )
-        deployments = [Deployments(one.configs, self._other()) for one in found]
+        other = self._other()
+        deployments = [Deployments(one.configs, other) for one in found]
         results = self._repeated(found, chosen, deployments)
         if "data" in self._levels:
             results += self._computed(found, chosen)
@@ -192,7 +194,7 @@ class _Gate:
             today=datetime.now(UTC).date(),
         )
 
-    def _other(self) -> Any:
+    def _other(self) -> DeploymentConfig | None:
         """The configuration that the user named."""
         if self._flags["model"] is None:
             return None
@@ -228,8 +230,9 @@ class _Gate:
                 work.append(partial(examination.schedule_of, recording, frozenset(requests), known))
             if "control" in self._levels:
                 parts = self._processes if len(recording.records) >= _LARGE else 1
+                unended = frozenset(one.request_id for one in own if one.outcome == "open")
                 work += [
-                    partial(examination.control_of, recording, part)
+                    partial(examination.control_of, recording, part, unended)
                     for part in control.shards(requests, parts)
                 ]
         results = processes.run(work, self._processes) if work else []

@@ -32,8 +32,18 @@ def of_log(
     requests: Collection[str],
     source: str,
     damaged: dict[str, str],
+    unended: Collection[str] = (),
 ) -> Examined:
-    """Decide the `requests` of a log again; `damaged` has those that may lack records, with the reason."""
+    """Decide the `requests` of a log again.
+
+    Args:
+        records: those of the log.
+        subjects: those of the log.
+        requests: the ids of those to decide.
+        source: the name of the log.
+        damaged: those that may lack records, with the reason.
+        unended: those that have not ended in the log.
+    """
     replayer = Replayer(registry.graph, subjects, pins=verdicts.pins)
     own: dict[str | None, list[StoredRecord]] = {}
     for record in records:
@@ -49,12 +59,16 @@ def of_log(
         if not one.matches and one.cannot is None:
             its = sorted((*own.get(None, ()), *own.get(request_id, ())), key=lambda record: record.seq)
             one.cannot = verdicts.why_not(its, subjects, request_id)
-    return of_results(results, source)
+    return of_results(results, source, unended)
 
 
-def of_results(results: Sequence[ControlResult], source: str) -> Examined:
-    """The verdicts of a control replay as differences."""
+def of_results(results: Sequence[ControlResult], source: str, unended: Collection[str] = ()) -> Examined:
+    """The verdicts of a control replay as differences.
+
+    A request in `unended` may lack its last decisions: its log was read before they were stored.
+    """
     found = Examined(level="control", source=source)
+    pending = 0
     for one in results:
         verdict = one.verdict
         cannot = one.cannot or (TAMPERED if one.is_tampered else None)
@@ -62,8 +76,17 @@ def of_results(results: Sequence[ControlResult], source: str) -> Examined:
             found.cannot[verdict.request_id] = cannot
             continue
         found.decided[verdict.request_id] = verdict.decided
-        if verdict.mismatch is not None:
-            found.differences += of_mismatch(verdict.mismatch, verdict.request_id, source)
+        if verdict.mismatch is None:
+            continue
+        if verdict.mismatch.seq is None and verdict.request_id in unended:
+            pending += 1
+            continue
+        found.differences += of_mismatch(verdict.mismatch, verdict.request_id, source)
+    if pending:
+        found.notes.append(
+            f"{pending:,} open {'request lacks its' if pending == 1 else 'requests lack their'} last "
+            "decisions, which were not stored yet"
+        )
     return found
 
 

@@ -25,6 +25,8 @@ WHEN: Final = "(when)"
 """The field of a decision that is made earlier or later than recorded."""
 ORDER: Final = "(order)"
 """The field of a decision that is made at the recorded time, but after a decision that followed it."""
+ERROR: Final = "(error)"
+"""The field of an exception: the code that is installed here fails where that of the log decided."""
 STAMPS: Final = frozenset({"writer", "number", "epoch"})
 """Fields of the writer, which are no part of a decision."""
 

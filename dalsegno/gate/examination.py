@@ -11,7 +11,7 @@ from dalsegno.gate.deployments import Deployments
 from dalsegno.gate.recorded_decisions import for_conductor, index
 from dalsegno.gate.results import Examined
 from dalsegno.gate.scheduling import Redecided
-from dalsegno.replay import recorded_request
+from dalsegno.replay import recorded_request, verdicts
 from dalsegno.replay.recorded_request import History
 from models import registry
 from shared.log.port import StoredRecord
@@ -21,6 +21,10 @@ _PARTLY: Final = (
     "bundles hold no other request: the order of admissions, the choice of ranks and full queues are taken "
     "as recorded"
 )
+
+
+_OF_CLIENTS: Final = frozenset({"request", "control"})
+"""Kinds of subjects on which clients write what they like."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +50,21 @@ class Recording:
     tampered: str = ""
 
 
-def control_of(recording: Recording, requests: Collection[str]) -> Examined:
-    """Decide requests again by `react`."""
+def control_of(recording: Recording, requests: Collection[str], unended: Collection[str] = ()) -> Examined:
+    """Decide requests again by `react`; those in `unended` have not ended in the records."""
     if recording.history is None:
         return control.of_log(
-            recording.records, recording.subjects, requests, recording.name, recording.damaged
+            recording.records,
+            recording.subjects,
+            requests,
+            recording.name,
+            recording.damaged,
+            unended,
         )
     results = recorded_request.control(recording.history)
-    return control.of_results([one for one in results if one.verdict.request_id in requests], recording.name)
+    return control.of_results(
+        [one for one in results if one.verdict.request_id in requests], recording.name, unended
+    )
 
 
 def schedule_of(recording: Recording, requests: Collection[str], deployments: Deployments) -> Examined:
@@ -68,6 +79,13 @@ def schedule_of(recording: Recording, requests: Collection[str], deployments: De
         return found
     records = [one for one in recording.records if for_conductor(one.subject, subjects)]
     recorded = index(records, subjects, registry.graph)
+    for record in recorded.unreadable:
+        address = subjects.parse(record.subject)
+        if address is None or address.kind in _OF_CLIENTS:
+            continue
+        if (tag := verdicts.unknown_tag(record.data)) is not None:
+            found.whole = f"record {record.seq} is a {tag}, which this version does not know"
+            return found
     if recording.history is None:
         epochs = deployments.of_epochs(recorded)
         if epochs and all(isinstance(one, str) for one in epochs.values()):
@@ -90,7 +108,7 @@ def _add(found: Examined, again: Redecided, requests: Collection[str]) -> None:
     found.differences = [
         msgspec.structs.replace(one, source=found.source)
         for one in again.differences
-        if one.request_id in requests
+        if one.request_id in requests or one.event == scheduling.SCHEDULER
     ]
     if again.unproven:
         one = again.unproven == 1

@@ -61,6 +61,7 @@ class Epoch:
 
     Attributes:
         seq: the position of its `epoch.opened`.
+        has_led_before: True if the same process led an earlier epoch.
         configs: the digests of the configurations that its admissions name.
         numbers: the numbers of all its conductor's events in the log, ascending.
         made: its decisions of `schedule` by id.
@@ -71,6 +72,7 @@ class Epoch:
     epoch: int
     conductor: str
     seq: int
+    has_led_before: bool = False
     configs: list[str] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     made: dict[str, Made] = field(default_factory=dict)
@@ -89,17 +91,19 @@ class Epoch:
         if after is None:
             return True
         if before is None:
-            # The conductor of an earlier epoch may lead again: its count goes on.
-            before = 0 if self.numbers[0] == 1 else self.numbers[0] - 1
+            if self.has_led_before:  # its count goes on, from where is not known
+                return True
+            before = 0
         between = bisect_left(self.numbers, after) - bisect_right(self.numbers, before)
         return between < after - before - 1
 
 
 @dataclass(slots=True)
 class RecordedDecisions:
-    """All epochs of a log, by number."""
+    """All epochs of a log, by number, and the records that have no readable event."""
 
     epochs: dict[int, Epoch] = field(default_factory=dict)
+    unreadable: list[StoredRecord] = field(default_factory=list)
 
 
 def for_conductor(subject: str, subjects: Subjects) -> bool:
@@ -116,10 +120,15 @@ def for_conductor(subject: str, subjects: Subjects) -> bool:
 
 
 class Fold:
-    """A fold of a whole log as a conductor makes it, which finds requests that it has forgotten again."""
+    """A fold of a whole log as a conductor makes it, which finds requests that it has forgotten again.
+
+    Attributes:
+        is_readable: whether the last record has an event that this version knows.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
+        self.is_readable = True
         self._submissions: dict[str, list[StoredRecord]] = {}
 
     def read(self, record: StoredRecord) -> tuple[AnyEvent | None, tuple[Decision, ...], bool]:
@@ -131,6 +140,7 @@ class Fold:
                     break
         self._note(record)
         entry = cluster.read(record)
+        self.is_readable = isinstance(entry, Entry)
         if not isinstance(entry, Entry):
             return None, entry.decisions, False
         folded = cluster.apply(entry)
@@ -161,9 +171,14 @@ def index(
     known: set[str] = set()
     for record in records:
         event, decisions, opens = fold.read(record)
+        if not fold.is_readable:
+            found.unreadable.append(record)
         epoch = cluster.fence.epoch
         if isinstance(event, EpochOpened) and opens:
-            found.epochs[epoch] = Epoch(epoch=epoch, conductor=event.conductor, seq=record.seq)
+            led_before = any(one.conductor == event.conductor for one in found.epochs.values())
+            found.epochs[epoch] = Epoch(
+                epoch=epoch, conductor=event.conductor, seq=record.seq, has_led_before=led_before
+            )
             decisions = tuple(cluster.outstanding())
         for decision in decisions:
             causes.setdefault((epoch, decision.id), record.seq)

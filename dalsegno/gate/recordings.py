@@ -50,7 +50,8 @@ def named(what: Sequence[str], where: LogSource) -> Sources:
             )
     if where.is_named or not what:
         logs.append((where.nats or str(where.data_dir or ""), where))
-    return Sources(logs=logs, bundles=bundles)
+    files = {one if one == bundle_file.STDIN else str(Path(one).resolve()): one for one in reversed(bundles)}
+    return Sources(logs=logs, bundles=list(reversed(files.values())))
 
 
 def of_bundle(path: str) -> Recording:

@@ -24,9 +24,9 @@ from conductor.core.cluster import Cluster
 from conductor.core.lifecycle import Phase
 from conductor.core.replay import plain
 from conductor.core.replicas import Memory
-from conductor.core.request import World
+from conductor.core.request import Decision, World
 from conductor.core.schedule import Deployment, place_of
-from dalsegno.gate.differences import DECISION, ORDER, WHEN, Difference, between
+from dalsegno.gate.differences import DECISION, ERROR, ORDER, WHEN, Difference, between
 from dalsegno.gate.recorded_decisions import Epoch, Fold, Made, RecordedDecisions, Scheduled
 from dalsegno.history.event_description import type_of
 from models.base import ModelGraph
@@ -35,6 +35,8 @@ from shared.log.port import StoredRecord
 from shared.subjects import Subjects
 
 AS_RECORDED: Final = "as recorded"
+SCHEDULER: Final = "scheduler"
+"""The event of an exception, which belongs to no single request."""
 
 
 class Redecided(msgspec.Struct, kw_only=True):
@@ -161,9 +163,31 @@ class _Run:
         if self._epoch is None or deployment is None:
             return
         refusals = [one for one in decisions if isinstance(one, RequestRejected)]
-        for decision in (*refusals, *self.cluster.schedule(deployment)):
+        for decision in (*refusals, *self._schedule(deployment, record)):
             if isinstance(decision, Scheduled):
                 self._hold(decision, record.seq, self._epoch, deployment)
+
+    def _schedule(self, deployment: Deployment, record: StoredRecord) -> list[Decision]:
+        """Decide; an exception is a difference, told once for each kind."""
+        try:
+            return self.cluster.schedule(deployment)
+        except Exception as error:  # noqa: BLE001 - the code that is examined may do anything
+            found = f"{type(error).__name__}: {error}"
+            if (found, ERROR) not in self._told:
+                self._told.add((found, ERROR))
+                address = self.cluster.subjects.parse(record.subject)
+                self.result.differences.append(
+                    Difference(
+                        level="schedule",
+                        event=SCHEDULER,
+                        field=ERROR,
+                        recorded=None,
+                        found=found,
+                        request_id=str(address.request_id if address is not None else ""),
+                        seq=record.seq,
+                    )
+                )
+            return []
 
     def close(self) -> Redecided:
         """End the log."""

@@ -113,11 +113,18 @@ def reached(
         failed=failed,
         coverage=list(covered),
         events=events,
-        notes=[
-            f"{level}: {note}"
-            for level, note in dict.fromkeys((one.level, n) for one in results for n in one.notes)
-        ],
+        notes=_notes(results, groups),
     )
+
+
+def _notes(results: Sequence[Examined], groups: Sequence[Group]) -> list[str]:
+    """The notes of all results, each once."""
+    notes = [f"{one.level}: {note}" for one in results for note in one.notes]
+    if {"control", "schedule"} <= {group.level for group in groups}:
+        notes.append(
+            "schedule: differences may follow from those of control: a request that takes another course"
+        )
+    return list(dict.fromkeys(notes))
 
 
 def _total(level: Level, results: Sequence[Examined]) -> LevelTotal:

@@ -81,7 +81,7 @@ def why_not(records: Iterable[StoredRecord], subjects: Subjects, request_id: str
         try:
             event = decode(record.data, address.kind)
         except MalformedEventError:
-            tag = _unknown_tag(record.data)
+            tag = unknown_tag(record.data)
             if tag is not None and _may_decide(address, output):
                 return (
                     f"record {record.seq} is a {tag}, which this version does not know: "
@@ -109,8 +109,8 @@ def _may_decide(address: Address, output: RequestOutput) -> bool:
     return address.kind in {"request", "walk", "ready", "conductor"}
 
 
-def _unknown_tag(data: bytes) -> str | None:
-    """The type of an event that this version does not know."""
+def unknown_tag(data: bytes) -> str | None:
+    """The type of a record's event, if this version does not know it."""
     try:
         raw = msgspec.msgpack.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):

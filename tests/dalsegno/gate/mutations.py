@@ -65,7 +65,6 @@ SCHEDULING: Final = (
         queue.normalized_admission_counts,
         "tenant, least)",
         "tenant, 0)",
-        "cache_aware",
     ),
     Mutation(
         "one request at a time", schedule.schedule, "deployment.max_concurrent_requests - open", "1 - open"
@@ -133,13 +132,7 @@ SCHEDULING: Final = (
         "(self.held, self.open)",
     ),
     Mutation("a held request keeps its place", Cluster._adopt, "self._places.pop(request.id, None)", "pass"),
-    Mutation("nobody is blamed", Cluster._blame, "in request.suspicion.alone_on", "in ()"),
-    Mutation(
-        "ended requests are forgotten at once",
-        retention.trim_ended,
-        "len(ended) <= limits.ended and",
-        "False and",
-    ),
+    Mutation("nobody is blamed", Cluster._blame, "in request.suspicion.alone_on", "in ()", "cache_aware"),
     Mutation(
         "the most loaded rank",
         Ranks._pick,
@@ -181,7 +174,7 @@ SCHEDULING: Final = (
     Mutation(
         "an absent rank takes requests", Ranks.open_in, " if self.world.incarnation(rank) is not None", ""
     ),
-    Mutation("proven requests count as unproven", Ranks.occupy, "if not place.proven:", "if True:"),
+    Mutation("proven requests count as unproven", Ranks.occupy, "if not place.proven:", "if True:", "random"),
     Mutation(
         "prefixes have gaps",
         affinity.Affinity.has,
@@ -204,11 +197,17 @@ SCHEDULING: Final = (
         "cache_aware",
     ),
 )
-"""Mistakes that `dalsegno replay --all` cannot see."""
+"""Mistakes in what depends on all requests."""
 
 REACTING: Final = (
+    Mutation(
+        "ended requests are forgotten at once",
+        retention.trim_ended,
+        "len(ended) <= limits.ended and",
+        "False and",
+    ),
     Mutation("one more attempt", poison_pills.exhausted, ">=", ">"),
     Mutation("deaths use up no attempt", poison_pills.uses_up_attempt, "is_conclusive\n", "False\n"),
     Mutation("a time limit has another code", react._deadline_failure, '"deadline_exceeded"', '"timeout"'),
 )
-"""Mistakes that it can see."""
+"""Mistakes in what depends on one request."""

@@ -1,4 +1,6 @@
+import re
 from datetime import date
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +34,11 @@ def test_an_entry_with_values_accepts_that_change_only() -> None:
     assert found.open == [back]
 
 
+def test_true_is_not_1() -> None:
+    entries = accepting.read(f"{ENTRY}  from: 1\n", "f")
+    assert accepting.judged([difference()], entries, TODAY).open == [difference()]
+
+
 def test_an_entry_is_valid_to_the_end_of_its_day_and_then_accepts_nothing() -> None:
     entries = accepting.read(ENTRY, "f")
     assert not accepting.judged([difference()], entries, TODAY).expired
@@ -39,6 +46,12 @@ def test_an_entry_is_valid_to_the_end_of_its_day_and_then_accepts_nothing() -> N
     assert late.open == [difference()]
     assert [one.place for one in late.expired] == [1]
     assert late.unused == []
+
+
+def test_the_file_of_the_manual_accepts_the_difference_of_the_manual() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "replay.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"^```text\n(- event.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert accepting.judged([difference()], accepting.read(block, "f"), TODAY).open == []
 
 
 def test_an_entry_that_accepts_nothing_is_unused() -> None:

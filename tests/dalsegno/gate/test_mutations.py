@@ -20,7 +20,7 @@ from tests.simulation.plan import Plan
 from tests.simulation.simulator import Simulation
 
 POLICIES: Final[tuple[Policy, ...]] = get_args(Policy)
-SEEDS: Final = (1, 2, 3)
+SEEDS: Final = (1, 2)
 GOES_BACK: Final = frozenset({"log loses its tail", "log is made anew"})
 """Accidents after which a log no longer has what its conductors knew."""
 
@@ -70,7 +70,7 @@ def test_without_a_mutation_every_decision_is_as_recorded(policy: Policy) -> Non
 def test_a_mistake_in_the_scheduler_is_noticed(mutation: Mutation) -> None:
     recorded = list(logs(mutation.policy))
     with mutation.applied():
-        assert any(scheduled(log).differences or reacted(log).differences for log in recorded)
+        assert any(scheduled(log).differences for log in recorded)
 
 
 @pytest.mark.slow

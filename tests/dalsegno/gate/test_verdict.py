@@ -1,11 +1,12 @@
 import json
 from collections.abc import Sequence
 from datetime import date
-from typing import Any
+from typing import Any, get_args
 from xml.etree import ElementTree as ET
 
 import pytest
 
+from conductor.core.request import Decision
 from dalsegno.gate import accepting, differences, junit, verdict
 from dalsegno.gate.coverage import Covered
 from dalsegno.gate.differences import Difference, Level
@@ -86,6 +87,11 @@ def test_json_has_the_groups_with_their_requests_and_values() -> None:
     [group] = data["groups"]
     assert group["request_ids"] == ["r1", "r2"]
     assert group["values"] == [{"recorded": "true", "found": "false", "count": 2}]
+
+
+def test_every_decision_of_a_conductor_has_a_case() -> None:
+    decided = {str(one.__struct_config__.tag).rpartition(".")[0] for one in get_args(Decision)}
+    assert {event for events in junit.DECIDED.values() for event in events} == decided
 
 
 def parsed(found: Verdict) -> ET.Element:
