@@ -27,6 +27,10 @@ _NEED_A_SERVER: Final = frozenset({"deployment", "log_url", "nats_server", "rand
 _WITH_PROCESSES: Final = frozenset({"cpu_kernels", "e2e"})
 """Folders whose tests need no marker: the first compiles kernels, the second serves models."""
 
+# One torch thread for oracles, engines and deployments alike, before anything imports torch: tiny models gain
+# nothing from two, whose barriers spin and wait for the other test processes (20 times slower on busy cores).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="leave out tests marked `processes` or `slow`")
