@@ -32,10 +32,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 serve: setup
 	@$(BIN)/dalsegno serve $(MODEL) $(if $(PORT),--port $(PORT))
 
-# Three test processes for two cores: many tests wait for processes that they started. Each takes whole files.
+# Three test processes for two cores: many tests wait for processes that they started. Each takes whole files,
+# in the order of tests/conftest.py: long ones first.
 # PYTHONDONTWRITEBYTECODE is unset so that the hundreds of started processes compile each module once.
 test: setup
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The tests that start no process, use no network and compute for less than about a second.
 test-fast: setup

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Final
 
 from conductor.core.schedule import Deployment
+from models import registry
 from shared.source_digest import Root, digest
 
 CORE: Final = (Root("conductor.core.cluster", ("Cluster",)),)
@@ -31,3 +32,14 @@ def fold_digest(deployment: Deployment) -> str:
     """The digest of everything that a fold depends on besides the log: code, graph and plan. Hex."""
     parts = (digest(FOLD), deployment.family, deployment.graph_digest, deployment.plan_digest)
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def read_sources(family: str) -> None:
+    """Compute the digests that conductors of a family need, for this process and those that it forks.
+
+    They are most of a small conductor's start (0.4 of 0.55 s of CPU). A template that has imported the code
+    reads its sources at the same time, so a fork's digests are those of the code that it runs.
+    """
+    core_digest()
+    digest(FOLD)
+    registry.plan_digest(family)

@@ -5,6 +5,7 @@ import itertools
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Final
@@ -26,6 +27,12 @@ _NEED_A_SERVER: Final = frozenset({"deployment", "log_url", "nats_server", "rand
 """Fixtures that start a process: tests that use them need no marker."""
 _WITH_PROCESSES: Final = frozenset({"cpu_kernels", "e2e"})
 """Folders whose tests need no marker: the first compiles kernels, the second serves models."""
+_LONG: Final = frozenset({"attack", "chaos", "e2e", "fuzz", "simulation"})
+"""Folders whose files take longest; each test process takes whole files."""
+
+# One torch thread for oracles, engines and deployments alike, before anything imports torch: tiny models gain
+# nothing from two, whose barriers spin and wait for the other test processes (20 times slower on busy cores).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,6 +61,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=slow)
         left_out = {*slow}
         items[:] = [item for item in items if item not in left_out]
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        _long_files_first(items)
+
+
+def _long_files_first(items: list[pytest.Item]) -> None:
+    """Sort the files that parallel processes take: short ones fill the end, so that they end together."""
+    marked: Counter[Path] = Counter()
+    for item in items:
+        marked[item.path] += any(map(item.get_closest_marker, ("processes", "slow")))
+    items.sort(key=lambda item: (item.path.parent.name not in _LONG, not marked[item.path]))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -27,8 +27,10 @@ from typing import Final
 from dalsegno import cli
 from dalsegno.config import resolve
 from dalsegno.serve import role_imports
+from dalsegno.templates import forking
 from dalsegno.templates.order import REPORT, STATUS_UNKNOWN, Order
 from dalsegno.templates.template import Template, work
+from models import registry
 
 _ROOT: Final = Path(__file__).parents[1]
 
@@ -59,6 +61,10 @@ class Forked:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
+    def fileno(self) -> int:
+        """The file that is readable once the process has ended; closed when `returncode` is known."""
+        return self._report
+
     def _wait(self, timeout: float | None) -> int | None:
         if self.returncode is None and select.select([self._report], [], [], timeout)[0]:
             self.returncode = _read(self._report, STATUS_UNKNOWN)
@@ -77,6 +83,11 @@ def start(*args: str, output: int, error: int, env: dict[str, str], cwd: Path | 
     pid = _read(report, 0)
     assert pid, "the template of the test run has ended"
     return Forked(args, pid, _report=report)
+
+
+def parent() -> int:
+    """The process that is the parent of all commands: the template of this test process."""
+    return _template().pid
 
 
 def run(
@@ -127,6 +138,8 @@ def _imports() -> None:
         importlib.import_module(module)
     for imports in role_imports.of_roles(resolve.effective("demo", []).config).values():
         imports()
+    for family in registry.families():  # looked through for the one that claims a checkpoint
+        registry.graph(family)
 
 
 def _path(env: dict[str, str]) -> list[Path]:
@@ -144,7 +157,7 @@ def _take_path(order: Order) -> None:
 def _main(control: int) -> None:
     order = work(socket.socket(fileno=control), _imports)
     _take_path(order)
-    cli.main(order.args)
+    forking.call_and_end(lambda: cli.main(order.args))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ def of_roles(config: DeploymentConfig) -> dict[str, Callable[[], None]]:
         return {}
     return {
         "worker": partial(_import_worker, config),
-        "conductor": partial(_import, "conductor.process"),
+        "conductor": partial(_import_conductor, config),
         "gateway": partial(_import, "gateway.app"),
     }
 
@@ -24,6 +24,15 @@ def _import(module: str) -> None:
     environment.replace(environment.for_child(credentials=None))
     for name in ("dalsegno.roles.role_process", "uvloop", module):
         import_module(name)
+
+
+def _import_conductor(config: DeploymentConfig) -> None:
+    _import("conductor.process")
+    from conductor import digests
+    from models import registry
+
+    if registry.is_built_in(config.model):  # sources of other packages are read after the fork
+        digests.read_sources(config.model)
 
 
 def _import_worker(config: DeploymentConfig) -> None:

@@ -5,6 +5,7 @@ template therefore runs no event loop and no threads, and refuses to work where 
 uses a GPU: CUDA does not work in a process that was forked after its first use.
 """
 
+import atexit
 import contextlib
 import ctypes
 import os
@@ -13,8 +14,9 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NoReturn
 
 from dalsegno.config import environment
 from dalsegno.roles import parent_watch
@@ -22,6 +24,8 @@ from dalsegno.templates import order
 from dalsegno.templates.order import REPORT, Order
 
 _PR_SET_NAME: Final = 15  # linux/prctl.h
+_OUTPUT_LOST: Final = 120
+"""Python's own status for a program whose last output could not be written."""
 
 
 class UnforkableError(RuntimeError):
@@ -149,6 +153,32 @@ def _become(wanted: Order, files: list[int]) -> None:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr] # they are text files
     sys.argv[1:] = wanted.args
     set_name(wanted.name)
+
+
+def call_and_end(main: Callable[[], Any]) -> NoReturn:
+    """Call `main`, and end this forked process as `sys.exit` would, without freeing its memory.
+
+    Python frees every object at its end, which copies all pages that are shared with the template: 0.6 s of
+    CPU where a command itself took 0.01, and as much for each role that was stopped. Threads, exit handlers
+    and buffered output end as they do in a program; `multiprocessing` ends its forks in the same way.
+
+    Raises:
+        BaseException: all that `main` raises, except SystemExit with a status. It ends the process slowly.
+    """
+    try:
+        status = main()
+    except SystemExit as ended:
+        status = ended.code
+    if not isinstance(status, int | None):
+        sys.exit(status)  # a message
+    threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001 - no public name waits for all threads
+    atexit._run_exitfuncs()  # noqa: SLF001 - no public name runs them
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    except (OSError, ValueError):
+        status = status or _OUTPUT_LOST
+    os._exit(status or 0)
 
 
 def set_name(name: str) -> None:

@@ -63,7 +63,7 @@ def templates(warm: Mapping[str, Callable[[], None]], main: Main) -> Iterator[di
     There are none where they are not supported, nor in a program with threads, whose forks would not work.
 
     Enter it before this process has secrets or files that a forked process must not have. Forked processes do
-    not run the block: they call `main`, and leave by SystemExit.
+    not run the block: they call `main`, and end (`forking.call_and_end`).
 
     Args:
         warm: by name, the imports that a template's processes need.
@@ -86,15 +86,16 @@ def _fork(name: str, imports: Callable[[], None], main: Main, others: Iterable[T
     sys.stdout.flush()  # a text that waits would be written by both processes
     sys.stderr.flush()
     pid = os.fork()
-    if pid:
-        theirs.close()
-        return Template(pid, ours)
-    for control in (ours, *(template.control for template in others)):
-        control.close()
-    forking.begin(name, owner)
-    if not sys.flags.safe_path:
-        del sys.path[0]  # a file `torch.py` in the user's current folder must not be imported
-    sys.exit(main(work(theirs, imports).args))
+    if pid == 0:
+        for control in (ours, *(template.control for template in others)):
+            control.close()
+        forking.begin(name, owner)
+        if not sys.flags.safe_path:
+            del sys.path[0]  # a file `torch.py` in the user's current folder must not be imported
+        wanted = work(theirs, imports)
+        forking.call_and_end(lambda: main(wanted.args))
+    theirs.close()
+    return Template(pid, ours)
 
 
 def work(control: socket.socket, imports: Callable[[], None]) -> Order:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import count
-from typing import Any
+from typing import Any, Final
 
 from configs.deployment import GatewaySettings, MediaSettings
 from gateway.meters.answers import Meter
@@ -25,6 +25,9 @@ from shared.log.port import Log, LogState, LogStats, LogUnavailableError
 from shared.log.reader_capacity import reader_alarm
 from shared.media.store import MediaStore
 from shared.subjects import Subjects
+
+_VERSION: Final = version("dalsegno")
+"""Read once: whoever waits for readiness asks many times, and reading the package's metadata takes 2 ms."""
 
 
 class DrainingError(CapacityError):
@@ -196,7 +199,7 @@ class Gateway:
         return {
             **overview,
             "log": overview["log"] | _readers_of(log),
-            "version": version("dalsegno"),
+            "version": _VERSION,
             "model": self.served.name,
             "family": self.served.family,
             "gateway": {

@@ -15,8 +15,9 @@ A token also has bytes by itself, as its vocabulary spells it (`bytes_of`).
 import codecs
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any, Final
 
@@ -231,7 +232,8 @@ def _types_in(decoder: dict[str, Any]) -> Iterator[str]:
         yield from _types_in(part)
 
 
-def byte_of_character() -> dict[str, int]:
+@cache
+def byte_of_character() -> Mapping[str, int]:
     """The byte-level alphabet: printable Latin-1 maps to itself, other bytes to characters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

@@ -30,12 +30,14 @@ from shared import faults
 from shared.log.nats import jetstream
 from shared.log.nats.private_server import NatsServer, ServerStartError
 from shared.subjects import Subjects
+from tests import forked
 from tests.chaos import rawlog
 from tests.chaos.clients import Doors
 from tests.chaos.ledger import Ledger
 from tests.chaos.proxy import Proxy
 from tests.chaos.questions import MODEL
 from tests.chaos.rawlog import RawLog
+from tests.forked import Forked
 
 RESTART_S: Final = 0.2
 READY_S: Final = 180.0
@@ -72,12 +74,13 @@ class Role:
 
     name: str
     kind: str
-    argv: Sequence[str]
+    args: Sequence[str]
     env: dict[str, str]
+    forked: bool
     proxy: Proxy
     folder: Path
     url: str = ""
-    process: asyncio.subprocess.Process | None = None
+    process: "asyncio.subprocess.Process | _ForkedProcess | None" = None
     may_run: asyncio.Event = field(default_factory=asyncio.Event)
     exits: list[Exit] = field(default_factory=list)
     starts: int = 0
@@ -117,9 +120,7 @@ class Role:
         while True:
             await self.may_run.wait()
             with self.log_file.open("ab") as log:
-                self.process = await asyncio.create_subprocess_exec(
-                    *self.argv, env=self.env, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
-                )
+                self.process = await self._start(log.fileno())
             self.starts += 1
             try:
                 status = await self.process.wait()
@@ -132,9 +133,48 @@ class Role:
                 self.exits.append(Exit(role=self.name, status=status, at_s=time.monotonic()))
             await asyncio.sleep(RESTART_S)
 
+    async def _start(self, log: int) -> "asyncio.subprocess.Process | _ForkedProcess":
+        if self.forked:
+            args = (*self.args, "--parent", str(forked.parent()))
+            return _ForkedProcess(forked.start(*args, output=log, error=log, env=self.env))
+        program = [sys.executable, "-m", "dalsegno", *self.args, "--parent", str(os.getpid())]
+        return await asyncio.create_subprocess_exec(
+            *program, env=self.env, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
+        )
+
     def last_lines(self, count: int = 12) -> str:
         with self.log_file.open(errors="replace") as file:
             return "".join(deque(file, count))
+
+
+@dataclass(frozen=True, slots=True)
+class _ForkedProcess:
+    """A forked process, with what a role uses of asyncio's processes."""
+
+    process: Forked
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.poll()
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    async def wait(self) -> int:
+        """Wait for the end; return the exit status, negative after a signal."""
+        ended, loop = asyncio.Event(), asyncio.get_running_loop()
+        while (status := self.process.poll()) is None:
+            report = self.process.fileno()
+            loop.add_reader(report, ended.set)
+            try:
+                await ended.wait()
+            finally:
+                loop.remove_reader(report)
+        return status
 
 
 class Bus(Protocol):
@@ -325,6 +365,7 @@ class Shape:
     Attributes:
         settings: configuration keys that override the derived ones.
         env: additional environment variables of the processes.
+        forked: the processes are forked with all imports in place (`tests.forked`), not new programs.
     """
 
     checkpoint: Path
@@ -334,6 +375,7 @@ class Shape:
     family: str = "decoder_lm"
     settings: dict[str, Any] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
+    forked: bool = False
 
     def config(self, data_dir: Path) -> dict[str, Any]:
         return {
@@ -365,7 +407,10 @@ async def deployed(
         for name, kind, args, url in _commands(shape):
             proxy = await stack.enter_async_context(Proxy(*to_ports, ledger=ledger))
             env = {**shape.env, "DALSEGNO_NATS_TOKEN": nats.token}
-            roles[name] = _role(name, kind, args, url, proxy, folder, config, env)
+            told = [*args, "--config", str(config), "--nats", proxy.url]
+            roles[name] = Role(
+                name, kind, told, _environment(folder, name) | env, shape.forked, proxy, folder, url
+            )
         deployment = Deployment(folder, nats, log, roles, ledger)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(role.run(), name=name) for name, role in roles.items()]
@@ -396,27 +441,14 @@ def _commands(shape: Shape) -> list[tuple[str, str, list[str], str]]:
     return found + [(f"conductor-{n}", "conductor", ["conductor"], "") for n in range(shape.conductors)]
 
 
-def _role(
-    name: str,
-    kind: str,
-    args: list[str],
-    url: str,
-    proxy: Proxy,
-    folder: Path,
-    config: Path,
-    own: dict[str, str],
-) -> Role:
-    argv = [sys.executable, "-m", "dalsegno", *args, "--config", str(config)]
-    argv += ["--nats", proxy.url, "--parent", str(os.getpid())]
-    env = {
+def _environment(folder: Path, name: str) -> dict[str, str]:
+    return {
         **{key: value for key, value in os.environ.items() if not key.startswith("DALSEGNO_")},
         "DALSEGNO_FAULT": str(folder / f"{name}.fault"),
         "OMP_WAIT_POLICY": "PASSIVE",
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
-        **own,
     }
-    return Role(name, kind, argv, env, proxy, folder, url)
 
 
 def _free_port() -> int:

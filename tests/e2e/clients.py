@@ -32,6 +32,8 @@ E = TypeVar("E", bound=Event)
 Ended: TypeAlias = "subprocess.CompletedProcess[str]"
 ROOT: Final = Path(__file__).parents[2]
 PATIENCE_S: Final = 60.0
+JUNK: Final = (b"", b"\xc1", b"{", msgspec.msgpack.encode({"reason": 5}), b"\x91" * 100_000)
+"""Messages that are no events."""
 
 
 # ---- over HTTP ---------------------------------------------------------------------------------------

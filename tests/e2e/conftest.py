@@ -15,7 +15,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[deploy.Runn
     Shared by the whole session. A test that kills roles or changes the log starts its own with
     `tests.e2e.deploy.serve`.
     """
-    with deploy.serve(tmp_path_factory.mktemp("deployment"), as_program=True) as running:
+    with deploy.serve(tmp_path_factory.mktemp("deployment")) as running:
         yield running
 
 

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import httpx
 import pytest
-import torch
 import yaml
 
 from models.block_diffusion.nodes import load as load_blocks
@@ -29,15 +28,6 @@ BLOCK: Final = 8
 TOKENS: Final = 20
 LONG: Final = 120
 ASKED: Final[dict[str, Any]] = {"max_tokens": TOKENS, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """The naive runs must not fight with the deployment for the cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

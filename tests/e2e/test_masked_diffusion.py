@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import httpx
 import pytest
-import torch
 import yaml
 from openai import OpenAI
 
@@ -63,15 +62,6 @@ def llada(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
 def dream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with deploy.serve(tmp_path_factory.mktemp("dream"), model=str(tiny_dream())) as running:
         yield running
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """The oracle must not fight with the deployment for the cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @cache

@@ -9,6 +9,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from shared.log.nats.credentials import Credentials
 from tests.e2e import clients, deploy
 from tests.e2e.deploy import Running
 
@@ -23,18 +24,26 @@ CHAT: Final[dict[str, Any]] = {"model": "demo", "messages": MESSAGES, "max_token
 
 @dataclass(frozen=True)
 class Said:
-    """A deployment's output: terminal and files; and the secrets of its NATS credentials."""
+    """A deployment's output: terminal and files; and the secrets of its NATS credentials.
+
+    Attributes:
+        shown: the secrets of the client, of the reader and of each role; the roles' only of programs.
+        commands: the command lines of all processes, as `/proc` has them.
+        environments: the environment of each role, as `/proc` has it.
+    """
 
     terminal: str
     files: dict[str, str]
     shown: list[str]
+    commands: list[str]
+    environments: list[str]
 
     @property
     def all(self) -> str:
         return "\n".join([self.terminal, *self.files.values()])
 
 
-async def everything(running: Running) -> list[int]:
+async def everything(running: Running, conductor: Credentials | None) -> list[int]:
     """Send valid and invalid requests on every route; return the statuses."""
     found: list[int] = []
     key = {"Authorization": f"Bearer {KEY}"}
@@ -89,27 +98,32 @@ async def everything(running: Running) -> list[int]:
             "inputs": {"messages": [{"role": "user", "content": {"a": 2**70}, "b": SECRET}]},
         }
         await log.publish(f"{running.prefix}.request.junk-8", json.dumps(odd).encode())
-    async with clients.log_of(running, running.shown_by(running.pids.conductor[0])) as own:
-        await own.publish(f"{running.prefix}.walk.junk", SECRET.encode())
+    if conductor is not None:
+        async with clients.log_of(running, conductor) as own:
+            await own.publish(f"{running.prefix}.walk.junk", SECRET.encode())
     return found
 
 
-def asked(folder: Path, **told: str) -> tuple[list[int], Said]:
+def asked(folder: Path, *, as_program: bool, **told: str) -> tuple[list[int], Said]:
     """A deployment after all these requests and its stop; its responses and its output."""
     env = {"DALSEGNO_GATEWAY_API_KEYS": f"alice={KEY}", "DALSEGNO_GATEWAY_MAX_BODY_BYTES": "1000000", **told}
-    with deploy.serve(folder, env=env, as_program=True) as running:
-        roles = [*running.pids.gateway, *running.pids.conductor, *running.pids.worker.values()]
-        credentials = [running.client, running.reader, *map(running.shown_by, roles)]
-        statuses = asyncio.run(everything(running))
+    with deploy.serve(folder, env=env, as_program=as_program) as running:
+        roles = [*running.pids.conductor, *running.pids.gateway, *running.pids.worker.values()]
+        of_roles = [running.shown_by(pid) for pid in roles] if as_program else []
+        credentials = [running.client, running.reader, *of_roles]
+        commands = [Path(f"/proc/{pid}/cmdline").read_text() for pid in running.all_pids()]
+        environments = [Path(f"/proc/{pid}/environ").read_text() for pid in roles]
+        statuses = asyncio.run(everything(running, of_roles[0] if as_program else None))
         assert running.stop() == 0
         files = {path.name: path.read_text() for path in running.data_dir.glob("logs/*.log*")}
         shown = [one.seed or one.password or "" for one in credentials]
-        return statuses, Said(running.log(), files, shown)
+        return statuses, Said(running.log(), files, shown, commands, environments)
 
 
 @pytest.fixture(scope="module")
 def by_default(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], Said]:
-    return asked(tmp_path_factory.mktemp("default"), DALSEGNO_LOGS_LEVEL="debug", DALSEGNO_LOGS_FORMAT="json")
+    folder = tmp_path_factory.mktemp("default")
+    return asked(folder, as_program=True, DALSEGNO_LOGS_LEVEL="debug", DALSEGNO_LOGS_FORMAT="json")
 
 
 def test_all_of_it_was_asked(by_default: tuple[list[int], Said]) -> None:
@@ -136,6 +150,16 @@ def test_nothing_that_is_shown_to_nats_is_in_any_log(by_default: tuple[list[int]
     assert [secret for secret in said.shown if secret in said.all] == []
 
 
+def test_nobody_reads_a_secret_in_a_process_list(by_default: tuple[list[int], Said]) -> None:
+    _, said = by_default
+
+    assert len(set(said.shown)) == len(said.shown)
+    assert not [secret for secret in said.shown for command in said.commands if secret in command]
+    for secret, environment in zip(said.shown[2:], said.environments, strict=True):
+        assert secret in environment
+        assert not [other for other in said.shown if other != secret and other in environment]
+
+
 def test_every_line_is_an_object(by_default: tuple[list[int], Said]) -> None:
     _, said = by_default
     welcome = [line for line in said.terminal.splitlines() if not line.startswith("{")]
@@ -152,7 +176,7 @@ def test_every_line_is_an_object(by_default: tuple[list[int], Said]) -> None:
 
 
 def test_prompts_are_there_where_the_operator_wants_them_and_keys_never(tmp_path: Path) -> None:
-    _, said = asked(tmp_path, DALSEGNO_LOGS_PROMPTS="true")
+    _, said = asked(tmp_path, as_program=False, DALSEGNO_LOGS_PROMPTS="true")
 
     assert f"{SECRET}?" in said.files["gateway.log"]
     assert QUOTATION in said.files["conductor.log"]

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -19,7 +17,7 @@ from dalsegno.serve.data_dir import is_held
 from shared.log.nats.private_server import NatsServer
 from tests import timelines
 from tests.dalsegno.fakes import gone
-from tests.e2e import deploy
+from tests.e2e import clients, deploy
 from tests.e2e.deploy import Running
 from tests.timelines import Stretch
 
@@ -44,14 +42,7 @@ def chat(running: Running, text: str = "What does len do?") -> str:
 
 
 def dalsegno(*args: str, env: dict[str, str] | None = None) -> str:
-    ended = subprocess.run(
-        [sys.executable, "-m", "dalsegno", *args],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env={**os.environ, **(env or {})},
-    )
+    ended = clients.run(*args, env=env)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
@@ -69,22 +60,6 @@ def test_the_terminal_says_how_to_talk_to_it(deployment: Running) -> None:
     said = deployment.log()
     assert f"Dal Segno serves demo at {deployment.url}" in said
     assert f"--url {deployment.url}" in said
-
-
-def test_nobody_reads_a_secret_in_a_process_list(deployment: Running) -> None:
-    pids = deployment.pids
-    roles = [*pids.gateway, *pids.conductor, *pids.worker.values()]
-    shown = [deployment.client, deployment.reader, *map(deployment.shown_by, roles)]
-    secrets = [one.seed or one.password or "" for one in shown]
-
-    assert len(set(secrets)) == len(shown)
-    for pid in deployment.all_pids():
-        said = Path(f"/proc/{pid}/cmdline").read_text()
-        assert not [secret for secret in secrets if secret in said]
-    for role, secret in zip(roles, secrets[2:], strict=True):
-        theirs = set(secrets) - {secret}
-        environ = Path(f"/proc/{role}/environ").read_text()
-        assert not [other for other in theirs if other in environ]
 
 
 @dataclass(frozen=True, kw_only=True)

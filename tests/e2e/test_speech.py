@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import httpx
 import pytest
-import torch
 
 from shared.events import AnyEvent, NodeReady, OutputChunk, OutputFence, RequestFinished, WalkCompleted
 from tests.e2e import clients
@@ -198,7 +197,6 @@ async def say_over_generate(http: httpx.AsyncClient) -> list[dict[str, Any]]:
 @cache
 def expected(name: str) -> tuple[list[int], bytes]:
     """The greedy answer to the request of that name, and its audio."""
-    torch.set_num_threads(1)  # the deployments have the cores
     asked = ASKED[name]
     answer, margin = generate(prompt(asked["voice"], asked["input"]), asked.get("max_tokens", 1200))
     assert margin > 1e-4  # else equality would be luck

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import httpx
 import pytest
-import torch
 
 from models.transformers_lm.loader import load_decoder
 from shared.events import NodeReady, OutputChunk, RequestFinished
@@ -43,15 +42,6 @@ def running(
 ) -> Iterator[Running]:
     with deploy.serve(tmp_path_factory.mktemp("infill"), model=config, env=environment) as running:
         yield running
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """The oracle must not fight with the deployment for the cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @cache

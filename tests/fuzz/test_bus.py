@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from shared.events import Inputs, Params, RequestCancel, RequestSubmitted, encode
 from shared.log.nats import jetstream
 from shared.subjects import Subjects
-from tests.e2e import deploy
+from tests.e2e import clients, deploy
+from tests.e2e.clients import JUNK
 from tests.e2e.deploy import Running
 from tests.fuzz.damage import FUZZED, damaged_bytes
 
@@ -75,7 +76,24 @@ def test_damaged_events_harm_nobody(own: Running) -> None:
         for log in (client, conductor, worker):
             runner.run(log.close())
 
-    question = {"model": "demo", "messages": [{"role": "user", "content": "What does len do?"}]}
-    answer = httpx.post(f"{own.url}/v1/chat/completions", json=question | {"temperature": 0}, timeout=60)
-    assert answer.json()["choices"][0]["message"]["content"] == "Return the number of items in a container."
+    assert answers(own)
     assert own.pids == before  # nobody died
+
+
+async def test_junk_of_the_conductor_harms_nobody(own: Running) -> None:
+    before = own.pids
+    conductor = own.shown_by(before.conductor[0])
+    async with clients.log_of(own, conductor) as log:
+        for junk in JUNK:
+            await log.publish(f"{own.prefix}.walk.{secrets.token_hex(6)}", junk)
+
+    assert await asyncio.to_thread(answers, own)
+    assert own.pids == before
+
+
+def answers(running: Running) -> bool:
+    """True if it gives the answer it gave before: it has then read everything before the question."""
+    question = {"model": "demo", "messages": [{"role": "user", "content": "What does len do?"}]}
+    answer = httpx.post(f"{running.url}/v1/chat/completions", json=question | {"temperature": 0}, timeout=60)
+    text: str = answer.json()["choices"][0]["message"]["content"]
+    return text == "Return the number of items in a container."

@@ -5,13 +5,12 @@ goes on, later, and maybe elsewhere. So all of it is free once the stop was obey
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from threading import Event
 
 import msgspec
 import pytest
-import torch
 
 from models import registry
 from shared.events import (
@@ -36,14 +35,6 @@ from workers import settings
 from workers.data_plane.port import TensorStore
 from workers.kv_engine.counters import EngineStats
 from workers.loading.model import LocalModel
-
-
-@pytest.fixture(autouse=True)
-def _one_torch_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @asynccontextmanager

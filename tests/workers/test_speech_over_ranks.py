@@ -1,11 +1,9 @@
 """Orpheus, tiny, on one, two and three ranks: the same tokens, and the same sound."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
-import torch
 
 from configs.deployment import DeploymentConfig
 from configs.placement import NodeGroup
@@ -46,14 +44,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "two ranks": {"ranks": {"LLM": 1, "snac_decoder": 2}},
     "three ranks": {},
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_torch_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def spoken(

@@ -1,6 +1,6 @@
 """A thinker whose states feed a talker, on one rank and two: the codes of transformers, also after a kill."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -30,8 +30,8 @@ APART = {"thinker": 0, "talker": 1, "codec": 1}
 
 
 @pytest.fixture(autouse=True)
-def _talking(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The family, as if it were installed; and one thread for torch."""
+def _talking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The family, as if it were installed."""
     modules = {"graph": graph, "nodes": nodes, "processing": processing}
     real_module, real_graph = registry.module, registry.graph
 
@@ -40,10 +40,6 @@ def _talking(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(registry, "module", module)
     monkeypatch.setattr(registry, "graph", lambda f: graph.GRAPH if f == "talking" else real_graph(f))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dalsegno.templates import forking
 from dalsegno.templates.template import Template, work
 
 
@@ -32,4 +33,4 @@ def template(imports: str = "") -> Iterator[Template]:
 if __name__ == "__main__":
     order = work(socket.socket(fileno=int(sys.argv[1])), lambda: exec(sys.argv[2], {}))
     sys.argv = ["-c", *order.args[1:]]
-    exec(order.args[0], {"__name__": "__main__"})
+    forking.call_and_end(lambda: exec(order.args[0], {"__name__": "__main__"}))

@@ -21,6 +21,8 @@ pytestmark = [
     pytest.mark.processes,
     pytest.mark.skipif(not forking.is_supported(), reason="templates need pidfds: Linux 5.3"),
 ]
+_PAUSES = "__import__('select').select([], [], [], 0.05)"
+"""Longer than the main thread takes to its end."""
 _WAITS = "import signal; print('up', flush=True); signal.pause()"
 
 
@@ -108,7 +110,12 @@ def test_a_process_leads_a_group_has_its_name_and_shows_no_environment(
         ("import os; os._exit(7)", 7),
         ("import os; os.abort()", -signal.SIGABRT),
         ("raise KeyError('x')", 1),
+        ("raise SystemExit('a message')", 1),
+        ("import sys; sys.stdout.close(); raise SystemExit(3)", 3),
         ("import atexit; atexit.register(print, 'last')", 0),
+        ("import sys; sys.stdout.reconfigure(line_buffering=False); print('kept until the end', end='')", 0),
+        (f"import threading; threading.Thread(target=lambda: ({_PAUSES}, print('later'))).start()", 0),
+        (f"import concurrent.futures as c; c.ThreadPoolExecutor().submit(lambda: ({_PAUSES}, print(9)))", 0),
     ],
 )
 def test_the_end_of_a_process_is_reported(

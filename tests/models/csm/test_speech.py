@@ -1,6 +1,5 @@
 """Codes and sound are those of transformers' `generate`, alone and together, on one rank and on two."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,14 +19,6 @@ ASKED = (
     Asked("hello there", voice="1"),
     Asked("what do seven wizards mix?", voice="7"),
 )
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def check(cluster: Cluster, name: str, asked: Asked) -> None:

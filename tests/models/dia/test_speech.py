@@ -1,6 +1,6 @@
 """Codes and sound are those of transformers' `generate` and DAC, alone and together, on one rank and two."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -39,14 +39,6 @@ ASKED: Mapping[str, tuple[Asked, dict[str, Any]]] = {
         {"do_sample": True, "seed": 8, **{k: v for k, v in dia.GENERATION.items() if k != "do_sample"}},
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def said(name: str, *, steps: int = STEPS) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Codes and sound are those of transformers' `generate` and codec, alone and together, on two ranks too."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -37,14 +37,6 @@ ASKED: Mapping[str, tuple[Asked, dict[str, Any]]] = {
         {"do_sample": True, "seed": 9, "temperature": 0.4, "top_k": 0},
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def said(name: str, *, steps: int = STEPS) -> torch.Tensor:

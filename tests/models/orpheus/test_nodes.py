@@ -122,14 +122,14 @@ def test_the_number_of_threads_changes_no_bit(decoder: SnacDecoder) -> None:
         torch.set_num_threads(threads)
         found.extend(sounds(decoder, firings(audio_tokens(35))))
 
-    for threads in (1, 2):
+    for threads in (1, 2, 1):  # torch gives new threads what another one has set last
         thread = Thread(target=fire, args=(threads,))
         thread.start()
         thread.join()
 
-    half = len(found) // 2
-    assert half > 1
-    assert all(map(torch.equal, found[:half], found[half:]))
+    third = len(found) // 3
+    assert third > 1
+    assert all(map(torch.equal, found[: 2 * third], found[third:]))
 
 
 def test_a_token_in_another_place_of_its_frame_is_a_code_too(decoder: SnacDecoder) -> None:

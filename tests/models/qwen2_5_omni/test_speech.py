@@ -1,6 +1,6 @@
 """A thinker, its talker and their sound are those of transformers' `generate`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,14 +38,6 @@ ASKED = (
     replace(asking, text="what is it?", media=(film(2), picture(1), sound(1)), fps=4),
     replace(asking, text="print it", penalty=1.5),
 )
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def reference(asked: Asked) -> tiny.Spoken:

@@ -1,6 +1,6 @@
 """A thinker, its talker and their sound are those of transformers' `generate`, on one rank and several."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,6 @@ from tests.workers.cluster import Cluster
 from tests.workers.harness import SUBJECTS, fence
 
 TOGETHER = dict.fromkeys(NODES, 0)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def check(cluster: Cluster, name: str, asked: Asked) -> None:

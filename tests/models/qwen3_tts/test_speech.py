@@ -1,6 +1,5 @@
 """Codes and sound are those of the published code, alone and together, on one rank and on two."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,6 @@ from tests.workers.cluster import Cluster
 from tests.workers.harness import SUBJECTS, fence
 
 EIGHT = {"initial_codec_chunk_frames": 8}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def decoded(codes: np.ndarray[Any, Any], chunks: list[int]) -> np.ndarray[Any, Any]:

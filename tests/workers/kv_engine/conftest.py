@@ -1,15 +1,9 @@
-"""One torch thread per test: tiny models gain nothing from two, and parallel test runs share the cores."""
+"""A node that the tests of engines share."""
 
 import pytest
-import torch
 
 from models.decoder_lm.nodes import DecoderLM, load
 from tests.tiny import tiny_checkpoint
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_torch_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """A thinker's states feed a talker in the engine: what it says is what transformers says."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -23,14 +22,6 @@ from workers.kv_engine.sequence_spec import Feed, Sampling, SequenceSpec
 
 TOKENS, FRAMES = talk.TOKENS, talk.FRAMES
 TEXTS = talk.TEXTS
-
-
-@pytest.fixture(autouse=True)
-def _one_torch_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @cache
