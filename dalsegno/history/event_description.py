@@ -183,7 +183,8 @@ def _waits_of(work: Mapping[str, NodeWork]) -> str:
             found.append(f"{node} waited {one.waited_s:.3f} s{behind}")
         if one.preemption_count:
             by = ", ".join(dict.fromkeys(preemption.by for preemption in one.preemptions if preemption.by))
-            found.append(f"{node} was preempted {one.preemption_count} times{f' by {by}' if by else ''}")
+            times = _count(one.preemption_count, "time")
+            found.append(f"{node} was preempted {times}{f' by {by}' if by else ''}")
     return f"; {'; '.join(found)}" if found else ""
 
 
@@ -191,10 +192,17 @@ def _ended(ends: Sequence[ProcessEnd]) -> str:
     """How the process before this one ended."""
     if not ends:
         return ""
-    last = ends[-1]
-    reason = f" because {last.reason}" if last.reason else ""
-    line = f": {_short(last.last_line)}" if last.last_line and not last.signal else ""
-    return f"; process {last.pid} before it {last.how}{reason}{line}"
+    first, *others = ends
+    line = f"; process {first.pid} before it was {_ending(first)}"
+    if not others:
+        return line
+    return f"{line}, and {_count(len(others), 'further start')} failed, the last one {_ending(others[-1])}"
+
+
+def _ending(end: ProcessEnd) -> str:
+    reason = f" because {end.reason}" if end.reason else ""
+    line = f": {_short(end.last_line)}" if end.last_line and not end.signal else ""
+    return f"{end.how}{reason}{line}"
 
 
 def _count(number: int, name: str) -> str:

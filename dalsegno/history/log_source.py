@@ -77,6 +77,7 @@ class OpenedLog:
 
     Attributes:
         index: the folder for an index of its requests; it may be impossible to make or to write.
+        is_at_rest: no deployment runs on it.
     """
 
     log: Log
@@ -84,6 +85,7 @@ class OpenedLog:
     url: str
     credentials: Credentials
     index: Path
+    is_at_rest: bool = False
 
 
 @asynccontextmanager
@@ -161,7 +163,14 @@ async def _at_rest(
                     is_checked = True
                 if missing:
                     click.echo(f"the log of {data_dir.path} is damaged: {described(missing)}", err=True)
-                yield OpenedLog(log=log, subjects=subjects, url=server.url, credentials=reader, index=index)
+                yield OpenedLog(
+                    log=log,
+                    subjects=subjects,
+                    url=server.url,
+                    credentials=reader,
+                    index=index,
+                    is_at_rest=True,
+                )
             finally:
                 await log.close()
         finally:

@@ -13,6 +13,7 @@ from shared.events import (
     RequestFinished,
     RequestRejected,
     RequestResumed,
+    RequestSubmitted,
     WorkerJoined,
     WorkerLeaving,
     WorkerLost,
@@ -30,7 +31,8 @@ class RequestLives:
     def __init__(self, subjects: Subjects) -> None:
         self._subjects = subjects
         self._ranks: set[int] = set()
-        self._is_open = False
+        self._submission_seq = 0
+        self._has_ended = False
 
     def shows(self, record: StoredRecord) -> bool:
         """Fold a record; return whether it is the request's, or of a process that affected it."""
@@ -41,13 +43,16 @@ class RequestLives:
             return address is None or not address.is_membership
         assert address is not None
         if not address.is_membership:
-            self._is_open = not isinstance(event, _ENDS) and (self._is_open or address.kind == "request")
+            if isinstance(event, RequestSubmitted):
+                self._submission_seq = self._submission_seq or record.seq
+            is_duplicate = isinstance(event, RequestRejected) and event.submission_seq != self._submission_seq
+            self._has_ended |= isinstance(event, _ENDS) and not is_duplicate
             if isinstance(event, NodeReady):
                 self._ranks |= {event.rank, *event.placement.values()}
             elif isinstance(event, RequestAdmitted | RequestResumed):
                 self._ranks |= set(event.placement.values())
             return True
-        if not self._is_open:
+        if not self._submission_seq or self._has_ended:
             return False
         match event:
             case EpochOpened():

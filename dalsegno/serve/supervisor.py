@@ -11,9 +11,9 @@ why (`RefusedError`). Any other end is an accident.
 import asyncio
 import contextlib
 import json
+import re
 import signal
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
@@ -27,8 +27,12 @@ from dalsegno.terminal.console import Console
 from shared.errors import ClientError, DalSegnoError
 from shared.events import ProcessEnd
 
-_ENDS_KEPT: Final = 4
-"""The last runs of a role whose ends are recorded: a role that cannot start ends again and again."""
+_PASSWORD: Final = re.compile(r"//[^/@\s]+@")
+"""A user and a password in an address."""
+HEALTHY_S: Final = 30.0
+"""A run of so many seconds was healthy."""
+_STARTS_KEPT: Final = 3
+"""The last starts whose ends are recorded besides the first: a role that cannot start ends many times."""
 
 
 class RefusedError(ClientError):
@@ -77,16 +81,18 @@ class RoleProcess:
 
     Attributes:
         template: forks the process; None to execute a new program.
-        ends: how its last runs ended. A run gets them in its environment, and records them in the log.
+        ends: how the last run that was healthy ended, and the last starts since. A run gets them in its
+            environment, and records them in the log.
     """
 
     command: Command
     console: Console
     template: Template | None = None
     last_line: str = ""
-    ends: deque[ProcessEnd] = field(default_factory=lambda: deque(maxlen=_ENDS_KEPT))
+    ends: list[ProcessEnd] = field(default_factory=list)
     _run: RoleRun | None = None
     _kill_reason: str = ""
+    _begun_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -97,7 +103,7 @@ class RoleProcess:
         return self._run.pid if self._run is not None and self._run.runs else None
 
     async def start(self) -> None:
-        self.last_line, self._kill_reason = "", ""
+        self.last_line, self._kill_reason, self._begun_s = "", "", time.monotonic()
         command = replace(self.command, env={**self.command.env, **environment.of_ended(self.ends)})
         if self.template is not None:
             try:
@@ -116,7 +122,10 @@ class RoleProcess:
             self.kill()
             await self._run.ended.wait()
             raise
+        if time.monotonic() - self._begun_s >= HEALTHY_S:
+            self.ends.clear()
         self.ends.append(self._end(self._run))
+        del self.ends[1:-_STARTS_KEPT]
         return self._run.status
 
     def terminate(self) -> None:
@@ -136,7 +145,7 @@ class RoleProcess:
             status=status if status >= 0 else None,
             signal=_signal(status) if status < 0 else "",
             reason=self._kill_reason,
-            last_line=_message(self.last_line),
+            last_line=_PASSWORD.sub("//", _message(self.last_line)),
         )
 
     def _line(self, line: bytes) -> None:
@@ -151,7 +160,7 @@ class Backoff:
 
     first: float = 0.2
     most: float = 10.0
-    healthy: float = 30.0
+    healthy: float = HEALTHY_S
     _next: float = 0.0
 
     def after(self, lived: float) -> float:

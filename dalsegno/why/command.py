@@ -46,9 +46,10 @@ def why(what: str, *, as_json: bool, nats: str | None, data_dir: Path | None, pr
         what == bundle_file.STDIN or not is_token(what) or (not source.is_named and Path(what).exists())
     )
     if is_bundle:
-        found = explanations(recorded_request.of_bundle(what), [], now_ns=time.time_ns())
+        found = explanations(recorded_request.of_bundle(what), [], now_ns=0)
     else:
-        found = explanations(*asyncio.run(_of_log(source, what)), now_ns=time.time_ns())
+        history, neighbours, is_at_rest = asyncio.run(_of_log(source, what))
+        found = explanations(history, neighbours, now_ns=0 if is_at_rest else time.time_ns())
     for number, explanation in enumerate(found):
         if as_json:
             click.echo(json.dumps(report.as_plain(explanation), ensure_ascii=False))
@@ -64,7 +65,7 @@ def explanations(history: History, neighbours: list[Summary], *, now_ns: int) ->
     Args:
         history: its records.
         neighbours: other requests of the same hour, and itself; empty if they are not known.
-        now_ns: the time until which an open request has been running.
+        now_ns: the time until which an open request has been running; 0 for that of its last record.
     """
     decisions = {one.verdict.request_id: one for one in recorded_request.control(history)}
     summaries = {one.request_id: one for one in neighbours}
@@ -96,14 +97,16 @@ def _explained(
     )
 
 
-async def _of_log(source: LogSource, request_id: str) -> tuple[History, list[Summary]]:
+async def _of_log(source: LogSource, request_id: str) -> tuple[History, list[Summary], bool]:
+    """Return a request, the others of its hour, and whether its log is at rest."""
     async with log_source.opened(source) as opened:
         found = await request_records.collect(opened.log, opened.subjects, request_id)
         async with opened_requests(opened.log, opened.subjects, opened.index) as requests:
             own = [one for one in requests.newest() if one.request_id == request_id]
             neighbours = between(requests, *around(own[0])) if own else []
     configs = log_source.configs(source)
-    return recorded_request.of_log(msgspec.structs.replace(found, configs=configs)), neighbours
+    history = recorded_request.of_log(msgspec.structs.replace(found, configs=configs))
+    return history, neighbours, opened.is_at_rest
 
 
 def _show(explanation: Explanation) -> None:

@@ -8,7 +8,9 @@ While several steps run (sub-plans), the one that reports last is critical. The 
 without gaps, so their durations add up to the whole time exactly.
 """
 
+import re
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Final
 
 import msgspec
@@ -17,7 +19,6 @@ from dalsegno.history.summary import Summary
 from dalsegno.why.parts import Kind, Part, named, parts_of_step
 from dalsegno.why.request_facts import Incarnation, RequestFacts, Step, Stored
 from shared.events import (
-    DeadlinePassed,
     EpochOpened,
     NodeReady,
     OutputFence,
@@ -30,6 +31,9 @@ from shared.events import (
 
 _NAMED: Final = 8
 """The most requests that a part names."""
+_PLACES: Final = re.compile(r"(?:concurrent request|takes place) (\d+) of (\d+)")
+_HEARTBEAT_NS: Final = 1_000_000_000
+"""More than the time between two heartbeats of a worker."""
 _SOON_NS: Final = 10_000_000
 """An admission after less than this did not wait for a place."""
 
@@ -76,26 +80,34 @@ class _Path:
     def parts(self) -> Iterator[Part]:
         """Yield all parts, in order."""
         facts, until_ns = self._facts, self._until_ns
-        admitted_ns = facts.admitted.time_ns if facts.admitted is not None else until_ns
+        admitted_ns = min(facts.admitted.time_ns if facts.admitted is not None else until_ns, until_ns)
         yield from self._admission(facts.submitted_ns, admitted_ns)
-        at_ns = admitted_ns
-        fences = [mark for mark in facts.marks if isinstance(mark.event, OutputFence)]
-        for fence in fences:
-            lost = self._lost_before(fence)
+        at_ns, attempt, explained = admitted_ns, 1, set[int]()
+        fences = [
+            mark
+            for mark in facts.marks
+            if isinstance(mark.event, OutputFence) and (facts.end is None or mark.seq < facts.end.seq)
+        ]
+        for fence, following in zip_longest(fences, fences[1:]):
+            limit_ns = following.time_ns if following is not None else until_ns
+            lost = self._lost_before(fence, attempt, explained)
             stop_ns = self._stop_ns(lost, fence, at_ns)
-            yield from self._attempt(fence.event.attempt - 1, at_ns, stop_ns, fence)
+            yield from self._attempt(attempt, at_ns, stop_ns, fence)
+            attempt = fence.event.attempt
             resumed = self._resumed_after(fence)
-            resumed_ns = resumed.time_ns if resumed is not None else self._ordered_after(fence)
+            resumed_ns = resumed.time_ns if resumed is not None else self._ordered_after(fence, limit_ns)
+            resumed_ns = max(stop_ns, min(resumed_ns, limit_ns))
             yield from self._away(lost, fence, stop_ns, resumed_ns)
             at_ns = resumed_ns
         end = facts.end
-        lost = self._lost_before(end) if end is not None and isinstance(end.event, RequestFailed) else None
-        if lost is None or end is None:
-            yield from self._attempt(facts.attempts, at_ns, until_ns, None)
-            return
-        stop_ns = self._stop_ns(lost, end, at_ns)
-        yield from self._attempt(end.event.attempt, at_ns, stop_ns, end)
-        yield from self._away(lost, end, stop_ns, until_ns)
+        if end is not None and isinstance(end.event, RequestFailed):
+            lost = self._lost_before(end, attempt, explained)
+            if lost is not None:
+                stop_ns = self._stop_ns(lost, end, at_ns)
+                yield from self._attempt(attempt, at_ns, stop_ns, end)
+                yield from self._away(lost, end, stop_ns, until_ns)
+                return
+        yield from self._attempt(attempt, at_ns, until_ns, None)
 
     def _stop_ns(self, lost: Incarnation | None, fence: Stored, begin_ns: int) -> int:
         """The time at which the attempt before a fence stopped: with the worker that was lost, if one was."""
@@ -148,11 +160,16 @@ class _Path:
         """The concurrent steps that make items for a step of a sub-plan, by stream."""
         if not step.first.ready.partition:
             return {}
+        reports = [order.report for order in step.orders.values()]
+        taken = {name for one in reports if isinstance(one, WalkCompleted) for name in one.streams}
+        end_ns = _reported_ns(step, self._until_ns)
         return {
             stream: one
             for one in self._facts.steps.values()
             if one is not step and one.attempt == step.attempt
+            if one.first.ordered_ns < end_ns and _reported_ns(one, self._until_ns) > step.first.ordered_ns
             for stream in one.first.ready.ends
+            if not taken or stream in taken
         }
 
     def _deciding(self, begin_ns: int, end_ns: int, *, is_last: bool) -> Iterator[Part]:
@@ -161,71 +178,79 @@ class _Path:
         opened = [one for one in self._facts.epochs if begin_ns < one.time_ns < end_ns]
         if opened:
             leads_ns = opened[-1].time_ns
-            yield Part(
-                kind=Kind.NO_CONDUCTOR, begin_ns=begin_ns, end_ns=leads_ns, text=_new_leader(opened[-1])
-            )
+            missing = _new_leader(opened[-1], begin_ns)
+            yield Part(kind=Kind.NO_CONDUCTOR, begin_ns=begin_ns, end_ns=leads_ns, text=missing)
             begin_ns = leads_ns
         yield Part(kind=Kind.CONDUCTOR, begin_ns=begin_ns, end_ns=end_ns, text=text)
 
     # ---- between attempts --------------------------------------------------------------------------
-    def _lost_before(self, fence: Stored) -> Incarnation | None:
-        """The incarnation whose end a fence, or a failure, follows: the last of the request's that ended."""
-        attempt = fence.event.attempt - isinstance(fence.event, OutputFence)
+    def _lost_before(self, fence: Stored, attempt: int, explained: set[int]) -> Incarnation | None:
+        """The incarnation whose end a fence, or a failure, follows: of those with an order of the attempt.
+
+        `explained` has those that an earlier fence followed; the one that is found is added.
+        """
         used = {
             order.ready.incarnation
             for step in self._facts.steps.values()
-            if step.attempt <= attempt
+            if step.attempt == attempt
             for order in step.orders.values()
         }
         ended = {
             seq: one
             for one in self._facts.incarnations.values()
-            if one.seq in used
-            for seq in self._ends(one)
-            if seq < fence.seq
+            if one.seq in used and one.seq not in explained and (seq := self._end_seq(one)) < fence.seq
         }
         if not ended:
             return None
-        last = max(ended)
-        earlier = [
-            mark.seq
-            for mark in self._facts.marks
-            if mark.seq < fence.seq and not isinstance(mark.event, DeadlinePassed)
-        ]
-        return ended[last] if last > max(earlier, default=0) else None
+        found = ended[max(ended)]
+        explained.add(found.seq)
+        return found
 
-    def _ends(self, one: Incarnation) -> Iterator[int]:
-        """The positions of records by which an incarnation is over."""
+    def _end_seq(self, one: Incarnation) -> int:
+        """The position of the record by which an incarnation is over; beyond the log if it is not."""
         later = self._facts.successor(one)
-        yield from (stored.seq for stored in (one.lost, one.left) if stored is not None)
-        if later is not None:
-            yield later.seq
+        seqs = [stored.seq for stored in (one.lost, one.left) if stored is not None]
+        return min([*seqs, *([later.seq] if later is not None else [])], default=1 << 63)
 
     def _died_ns(self, lost: Incarnation, fence: Stored) -> int:
-        """The time at which an incarnation stopped to work, as far as it is known."""
-        end = self._facts.process_end(lost)
-        if end is not None and not end.reason:
-            return end.ended_ns
+        """The time at which an incarnation stopped to work, as far as it is known.
+
+        The launcher's clock may differ from the log's: what it says is bounded by what the log says.
+        """
+        end, later = self._facts.process_end(lost), self._facts.successor(lost)
+        earliest_ns, latest_ns = lost.joined_ns, fence.time_ns
+        if later is not None:
+            latest_ns = min(latest_ns, later.joined_ns)
         if lost.lost is not None and isinstance(lost.lost.event, WorkerLost):
-            return lost.lost.time_ns - round(lost.lost.event.silent_s * 1e9)
-        return fence.time_ns
+            latest_ns = min(latest_ns, lost.lost.time_ns)
+            silent_ns = round(lost.lost.event.silent_s * 1e9)
+            if silent_ns:
+                earliest_ns = max(earliest_ns, lost.lost.time_ns - silent_ns - _HEARTBEAT_NS)
+            if end is None or end.reason:
+                return max(earliest_ns, latest_ns - silent_ns)
+        if end is None or end.reason:
+            return latest_ns
+        return max(earliest_ns, min(end.ended_ns, latest_ns))
 
     def _resumed_after(self, fence: Stored) -> Stored | None:
+        """The resumption of a fence's attempt."""
         found = (
             mark
             for mark in self._facts.marks
-            if isinstance(mark.event, RequestResumed) and mark.seq > fence.seq
+            if isinstance(mark.event, RequestResumed)
+            and mark.seq > fence.seq
+            and mark.event.attempt == fence.event.attempt
         )
         return next(found, None)
 
-    def _ordered_after(self, fence: Stored) -> int:
-        """The time of the first order of a fence's attempt; the end if there is none."""
+    def _ordered_after(self, fence: Stored, limit_ns: int) -> int:
+        """The time of the first order of a fence's attempt; `limit_ns` if there is none."""
         orders = (
             step.first.ordered_ns
             for step in self._facts.steps.values()
-            if step.attempt >= fence.event.attempt and step.first.seq > fence.seq
+            if step.attempt == fence.event.attempt and step.first.seq > fence.seq
         )
-        return min(orders, default=self._until_ns)
+        return min(orders, default=limit_ns)
 
     def _away(self, lost: Incarnation | None, fence: Stored, begin_ns: int, end_ns: int) -> Iterator[Part]:
         """Yield the time after an attempt: until a loss is noticed, until the rank is back, and the rest."""
@@ -246,7 +271,8 @@ class _Path:
         back_ns = noticed_ns
         if later is not None and noticed_ns < later.joined_ns <= end_ns:
             back_ns = later.joined_ns
-            text = f"without rank {rank} ({how}): its process started and loaded the model"
+            came = "it joined again" if later.pid == lost.pid else "its process started and loaded the model"
+            text = f"without rank {rank} ({how}), until {came}"
             yield Part(kind=Kind.AWAY, begin_ns=noticed_ns, end_ns=back_ns, text=text, rank=rank)
         resumed = self._resumed_after(fence)
         reason = (
@@ -272,33 +298,79 @@ class _Path:
 
     # ---- admission ---------------------------------------------------------------------------------
     def _admission(self, begin_ns: int, end_ns: int) -> Iterator[Part]:
-        """Yield the wait for admission: for ranks, for a conductor, or behind other requests."""
-        facts = self._facts
+        """Yield the wait for admission: without a conductor, without a rank, and behind other requests."""
         at_ns = begin_ns
-        opened = [one for one in facts.epochs if begin_ns < one.time_ns <= end_ns]
-        if opened:
-            at_ns = opened[-1].time_ns
-            yield Part(kind=Kind.NO_CONDUCTOR, begin_ns=begin_ns, end_ns=at_ns, text=_new_leader(opened[-1]))
-        joined = [one for one in facts.incarnations.values() if at_ns < one.joined_ns <= end_ns]
+        for part in sorted(
+            [*self._without_leader(begin_ns, end_ns), *self._without_rank(begin_ns, end_ns)],
+            key=lambda one: one.begin_ns,
+        ):
+            if part.end_ns <= at_ns:
+                continue
+            yield self._in_queue(at_ns, max(at_ns, part.begin_ns))
+            yield msgspec.structs.replace(part, begin_ns=max(at_ns, part.begin_ns))
+            at_ns = part.end_ns
+        yield self._in_queue(at_ns, end_ns)
+
+    def _without_leader(self, begin_ns: int, end_ns: int) -> Iterator[Part]:
+        """Yield the times in which a conductor is known to have been missing."""
+        for opened in self._facts.epochs:
+            if not begin_ns < opened.time_ns <= end_ns:
+                continue
+            ended_ns = _leader_ended_ns(opened, begin_ns)
+            if ended_ns is not None or opened is self._facts.epochs[0]:
+                yield Part(
+                    kind=Kind.NO_CONDUCTOR,
+                    begin_ns=ended_ns or begin_ns,
+                    end_ns=opened.time_ns,
+                    text=_new_leader(opened, begin_ns),
+                )
+
+    def _without_rank(self, begin_ns: int, end_ns: int) -> Iterator[Part]:
+        """Yield the last wait for a rank that the request was placed on then."""
         placed = self._placed_on()
-        if needed := [one for one in joined if one.seq in placed]:
-            last = max(needed, key=lambda one: one.joined_ns)
+        needed = [
+            one
+            for one in self._facts.incarnations.values()
+            if one.seq in placed and begin_ns < one.joined_ns <= end_ns
+        ]
+        if not needed:
+            return
+        last = max(needed, key=lambda one: one.joined_ns)
+        before = [one for one in self._facts.incarnations.values() if self._facts.successor(one) is last]
+        gone_ns = begin_ns
+        if before:
+            stored = before[0].lost or before[0].left
+            end = self._facts.process_end(before[0])
+            gone_ns = end.ended_ns if end is not None else stored.time_ns if stored is not None else begin_ns
+        if gone_ns < last.joined_ns:
             text = f"rank {last.rank} was not there: its process started and loaded the model"
-            yield Part(kind=Kind.AWAY, begin_ns=at_ns, end_ns=last.joined_ns, text=text, rank=last.rank)
-            at_ns = last.joined_ns
-        ahead = self._ahead(at_ns, end_ns)
+            yield Part(
+                kind=Kind.AWAY,
+                begin_ns=max(begin_ns, gone_ns),
+                end_ns=last.joined_ns,
+                text=text,
+                rank=last.rank,
+            )
+
+    def _in_queue(self, begin_ns: int, end_ns: int) -> Part:
+        """The wait for a place."""
+        facts = self._facts
         admitted = facts.admitted.event if facts.admitted is not None else None
         reason = admitted.reason if isinstance(admitted, RequestAdmitted) else ""
         why = f" ({reason})" if reason else ""
-        if ahead:
-            text = f"it waited for a place behind {named(ahead[:_NAMED], len(ahead))}{why}"
-        else:
-            text = f"the conductor admits the request{why}" if reason else "it waits for admission"
-        yield Part(
-            kind=Kind.ADMISSION if ahead else Kind.CONDUCTOR,
-            begin_ns=at_ns,
+        if end_ns - begin_ns < _SOON_NS:
+            text = f"the conductor admits the request{why}" if reason else "the conductor reads the request"
+            return Part(kind=Kind.CONDUCTOR, begin_ns=begin_ns, end_ns=end_ns, text=text)
+        ahead = self._ahead(begin_ns, end_ns)
+        if admitted is not None and not _took_last_place(reason):
+            ahead = []
+        behind = f" behind {named(ahead[:_NAMED], len(ahead))}" if ahead else ""
+        what = "it waited for a place" if ahead else "it waited for admission"
+        return Part(
+            kind=Kind.ADMISSION,
+            begin_ns=begin_ns,
             end_ns=end_ns,
-            text=text,
+            text=f"{what}{behind}{why}",
             requests=ahead[:_NAMED],
         )
 
@@ -317,21 +389,28 @@ class _Path:
         return found
 
     def _ahead(self, begin_ns: int, end_ns: int) -> list[str]:
-        """The requests that had the places: those that were open, if the end of one of them made room.
-
-        An admission without a wait takes a few milliseconds, and then others may end by coincidence.
-        """
-        if end_ns - begin_ns < _SOON_NS:
-            return []
+        """The requests that had places in this time: those that were placed before, or overtook."""
         placed = [
-            (one.end_ns or end_ns, one.request_id)
+            (one.end_ns or self._until_ns, one.request_id)
             for one in self._neighbours
             if one.admitted_ns is not None
             and one.admitted_ns < end_ns
             and (one.end_ns is None or one.end_ns > begin_ns)
         ]
-        has_room = any(ended_ns < end_ns for ended_ns, _ in placed)
-        return [request_id for _, request_id in sorted(placed)] if has_room else []
+        return [request_id for _, request_id in sorted(placed)]
+
+
+def _took_last_place(reason: str) -> bool:
+    """True if an admission's reason says that the request took the last place: so it had waited for it."""
+    found = _PLACES.search(reason)
+    return found is not None and found[1] == found[2]
+
+
+def _leader_ended_ns(opened: Stored, begin_ns: int) -> int | None:
+    """The time at which the process before a new leader's ended, if that was after `begin_ns`."""
+    assert isinstance(opened.event, EpochOpened)
+    times = [end.ended_ns for end in opened.event.ended if begin_ns < end.ended_ns <= opened.time_ns]
+    return times[0] if times else None
 
 
 def _reported_ns(step: Step, stop_ns: int) -> int:
@@ -353,10 +432,10 @@ def _lost_part(step: Step, begin_ns: int, end_ns: int) -> Part:
     )
 
 
-def _new_leader(opened: Stored) -> str:
+def _new_leader(opened: Stored, begin_ns: int) -> str:
     """Why there was no leader, as far as a conductor's epoch says."""
     event = opened.event
     assert isinstance(event, EpochOpened)
-    last = event.ended[-1] if event.ended else None
-    how = "" if last is None else f", which was {last.how}" if last.signal else f", which {last.how}"
-    return f"no conductor led{how}, until {event.conductor} opened epoch {event.epoch}"
+    ends = [end for end in event.ended if begin_ns < end.ended_ns <= opened.time_ns]
+    how = f" (the process before it was {ends[0].how})" if ends else ""
+    return f"no conductor led, until {event.conductor} opened epoch {event.epoch}{how}"

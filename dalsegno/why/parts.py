@@ -170,31 +170,28 @@ def _of_node(node: str, work: NodeWork, order: Order) -> Iterator[_Piece]:
             rank=rank,
             requests=work.behind,
         )
-    if not work.first_token_s:
-        text = f"{on} computed{_times(work)}"
-        yield _Piece(kind=Kind.NODE, seconds=max(0.0, work.took_s - work.waited_s), text=text, rank=rank)
+    if work.first_token_s or work.preemption_count or work.held_s:
+        yield from _of_sequence(on, work, order)
         return
-    yield from _of_sequence(on, work, order)
+    text = f"{on} computed{_times(work)}"
+    yield _Piece(kind=Kind.NODE, seconds=max(0.0, work.took_s - work.waited_s), text=text, rank=rank)
 
 
 def _of_sequence(on: str, work: NodeWork, order: Order) -> Iterator[_Piece]:
     rank = order.ready.rank
-    early_s = sum(one.waited_s for one in work.preemptions if one.at_s < work.first_token_s)
-    late_s = sum(one.waited_s for one in work.preemptions) - early_s
-    prefill_s = max(0.0, work.first_token_s - work.waited_s - early_s)
-    decode_s = max(0.0, work.took_s - work.first_token_s - late_s - work.held_s)
-    beside_s = min(work.beside_s, decode_s)
-    cached = f", {work.cached_tokens:,} tokens of it cached" if work.cached_tokens else ""
-    yield _Piece(kind=Kind.PREFILL, seconds=prefill_s, text=f"{on} computed the prompt{cached}", rank=rank)
-    for one in work.preemptions:
-        again = f", {one.tokens:,} tokens computed again" if one.tokens else ""
-        yield _Piece(
-            kind=Kind.PREEMPTED,
-            seconds=one.waited_s,
-            text=f"{on} was preempted by {one.by or 'another request'}{again}",
-            rank=rank,
-            requests=[one.by] if one.by else [],
-        )
+    first_s = work.first_token_s or work.took_s
+    early_s = sum(one.waited_s for one in work.preemptions if one.at_s < first_s)
+    late_s = work.preempted_s - early_s
+    held_s = 0.0 if work.first_token_s else work.held_s
+    prefill_s = max(0.0, first_s - work.waited_s - early_s - held_s)
+    decode_s = max(0.0, work.took_s - max(first_s, work.waited_s) - late_s - work.held_s)
+    beside_s = min(work.beside_s, decode_s) if work.beside else 0.0
+    cached = f", with {work.cached_tokens:,} cached tokens" if work.cached_tokens else ""
+    came = f"{on} computed up to its first token{cached}"
+    if not work.first_token_s:
+        came = f"{on} computed, and had no first token yet"
+    yield _Piece(kind=Kind.PREFILL, seconds=prefill_s, text=came, rank=rank)
+    yield from _preemptions(on, work, rank)
     if beside_s:
         yield _Piece(
             kind=Kind.NEIGHBOURS,
@@ -205,8 +202,25 @@ def _of_sequence(on: str, work: NodeWork, order: Order) -> Iterator[_Piece]:
         )
     yield _Piece(kind=Kind.DECODE, seconds=decode_s - beside_s, text=f"{on} decoded{_steps(work)}", rank=rank)
     if work.held_s:
-        text = f"{on} was held: the log or a stream took no more of its output"
+        text = f"{on} was held: it waited for items of a stream, or for room for its output"
         yield _Piece(kind=Kind.HELD, seconds=work.held_s, text=text, rank=rank)
+
+
+def _preemptions(on: str, work: NodeWork, rank: int) -> Iterator[_Piece]:
+    for one in work.preemptions:
+        again = f", {one.tokens:,} tokens computed again" if one.tokens else ""
+        yield _Piece(
+            kind=Kind.PREEMPTED,
+            seconds=one.waited_s,
+            text=f"{on} was preempted by {one.by or 'another request'}{again}",
+            rank=rank,
+            requests=[one.by] if one.by else [],
+        )
+    others = work.preemption_count - len(work.preemptions)
+    if others > 0:
+        seconds = max(0.0, work.preempted_s - sum(one.waited_s for one in work.preemptions))
+        times = "once more" if others == 1 else f"{others:,} times more"
+        yield _Piece(kind=Kind.PREEMPTED, seconds=seconds, text=f"{on} was preempted {times}", rank=rank)
 
 
 def _waits_for_producers(producers: Mapping[str, Step], idle_s: float) -> Iterator[_Piece]:
@@ -226,10 +240,15 @@ def _lack(work: NodeWork) -> str:
     what = {
         "places": "for a place in the batch",
         "kv_blocks": "for KV blocks",
-        "prefix": "for the same prefix, which was being computed,",
+        "prefix": "for a prefix that another request was computing",
         "": "to be taken up",
     }[work.lacked]
-    return f"{what} behind {named(work.behind, work.behind_count)}" if work.behind else what
+    if not work.behind:
+        return what
+    names = named(work.behind, work.behind_count)
+    if work.lacked == "prefix":
+        return f"for the prefix that {names} was computing"
+    return f"{what} behind {names}"
 
 
 def _times(work: NodeWork) -> str:
@@ -241,7 +260,7 @@ def _times(work: NodeWork) -> str:
 
 def _steps(work: NodeWork) -> str:
     rows = f", {work.rows:g} sequences together" if work.rows > 1 else ""
-    return f" in {work.steps:,} steps{rows}"
+    return f" over {work.steps:,} engine steps{rows}"
 
 
 def _beside(work: NodeWork) -> str:

@@ -136,7 +136,7 @@ class RequestFacts:
     @classmethod
     def of(cls, records: Iterable[StoredRecord], subjects: Subjects, request_id: str) -> Self:
         """Fold the records of a request, and those of workers and epochs, in log order."""
-        facts, fence = cls(request_id), EpochFence()
+        facts, fence, at_ns = cls(request_id), EpochFence(), 0
         for record in records:
             event = event_of(record, subjects)
             address = subjects.parse(record.subject)
@@ -144,9 +144,10 @@ class RequestFacts:
                 facts.submit(record, None)
             if address is None or event is None or not fence.admits(event):
                 continue
+            at_ns = max(at_ns, record.time_ns)  # the server's clock may be set back
             if address.is_membership or address.request_id == request_id:
-                facts.last_ns = max(facts.last_ns, record.time_ns)
-                facts.fold(Stored(record.seq, record.time_ns, event))
+                facts.last_ns = at_ns
+                facts.fold(Stored(record.seq, at_ns, event))
         return facts
 
     @property
@@ -239,5 +240,5 @@ class RequestFacts:
         later = self.successor(of)
         if later is None or later.pid == of.pid:
             return None
-        found = [end for end in later.ended if end.pid == of.pid and end.ended_ns >= of.joined_ns]
+        found = [end for end in later.ended if end.pid == of.pid]
         return found[-1] if found else None

@@ -38,7 +38,7 @@ class ProcessEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """The end in words."""
         if self.signal:
             return f"killed by {self.signal}"
-        return f"ended with status {self.status}"
+        return f"ended by status {self.status}"
 
 
 class EpochOpened(

@@ -62,14 +62,14 @@ class NodeWork(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             was computing.
         first_token_s: from the queue to the first token.
         held_s: times in which it was held, because the log or a stream took no more of its output.
-        steps: the engine steps, or forwards, that computed it.
+        steps: the engine steps while its sequence had a place, or the batches that computed its calls.
         rows: the mean number of sequences, runs or calls in them.
         cached_tokens: how many tokens of its prompt were in the prefix cache at its first admission.
-        beside: by request, the prompt tokens of others that were computed while it ran, the most first, at
-            most `MAX_NAMED`.
+        beside: by request, the tokens of prompts of others that were computed while it decoded, the most
+            first, at most `MAX_NAMED`; empty if a stop string ended the answer before the engine knew.
         beside_s: the durations of the steps that computed those.
         preemptions: the first of them, at most `MAX_NAMED`.
-        preemption_count: their number.
+        preemption_count: the number of all; `preempted_s` is the sum of all their waits.
     """
 
     calls: int = 0
@@ -87,6 +87,7 @@ class NodeWork(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     beside_s: float = 0.0
     preemptions: list[Preemption] = []
     preemption_count: int = 0
+    preempted_s: float = 0.0
 
 
 MAX_NAMED: Final = 8

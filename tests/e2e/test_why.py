@@ -132,7 +132,7 @@ async def test_a_killed_worker_is_named_with_its_signal(tmp_path: Path) -> None:
     assert away["rank"] == 0
     assert "without rank 0 (killed by SIGKILL" in away["text"]
     assert part_of(found, "lost")["seconds"] > 0
-    assert f"process {killed} before it killed by SIGKILL" in lines
+    assert f"process {killed} before it was killed by SIGKILL" in lines
     assert "worker.lost" in lines or "worker.joined" in lines
 
 

@@ -153,16 +153,17 @@ class NodeExecutor:
             await self._streams.wait_for_room(node)
         inputs = {name: await self._inline(name, value) for name, value in firing.inputs.items()}
         args = self._ready.walks[walk_index].args
-        record = self._works.record(firing.node)
-
-        def work() -> CpuResult:
-            record.admit()
-            return self._hosted.processing.run(firing.node, key, inputs, args)
-
         tenant = self._ready.tenant
         async with self._held_media(args) as has_media:
             large = has_media or is_large(args)
-            result = await self._hosted.pool.run(work, tenant=tenant, is_large=large)
+            with self._works.record_of_call(firing.node) as record:
+
+                def work() -> CpuResult:
+                    record.admit()
+                    return self._hosted.processing.run(firing.node, key, inputs, args)
+
+                record.queue()
+                result = await self._hosted.pool.run(work, tenant=tenant, is_large=large)
         if result.guide is not None:
             await self._hosted.guides.check(result.guide, tenant)
         values = {name: _cpu_value(f"{key}/{name}", value) for name, value in result.outputs.items()}
@@ -217,18 +218,19 @@ class NodeExecutor:
         handles = [value for value in firing.inputs.values() if isinstance(value, Handle)]
         inputs = {name: await self._tensors.for_engine(value) for name, value in firing.inputs.items()}
         args = self._ready.walks[walk_index].args
-        fired = await engine.fire(
-            firing.node,
-            inputs,
-            args,
-            seed=self._ready.seed,
-            path=firing.path,
-            chunk=chunk,
-            publish=self._publishers(walk_index, node, key),
-            state=self._checkpoints.state(walk_index, firing),
-            report=partial(self._take_report, walk_index, firing),
-            work=self._works.record(firing.node),
-        )
+        with self._works.record_of_call(firing.node) as work:
+            fired = await engine.fire(
+                firing.node,
+                inputs,
+                args,
+                seed=self._ready.seed,
+                path=firing.path,
+                chunk=chunk,
+                publish=self._publishers(walk_index, node, key),
+                state=self._checkpoints.state(walk_index, firing),
+                report=partial(self._take_report, walk_index, firing),
+                work=work,
+            )
         self._tensors.check(handles)
         outputs = {
             name: await self._value(walk_index, node, name, f"{key}/{name}", array)

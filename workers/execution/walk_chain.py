@@ -73,7 +73,7 @@ class WalkChain:
         self._send = send
         self._spawn = spawn
         self._tensors = StepTensors(hosted.store, key, placement.rank)
-        self._works = NodeWorks()
+        self._works = NodeWorks(key.request_id)
         self._step_streams = StepStreams(streams, key, placement, self._tensors)
         self.tracks = OutputTracks(
             key, placement.tracks, recovered.tracks, post, choice=_choice_of(ready), kept=placement.kept

@@ -63,6 +63,7 @@ class EngineClient:
             CapacityError: the engine has too many sequences.
         """
         assert self.engine is not None
+        spec.work.queue()
         self.engine.submit(spec)
         self._handles[handle.key] = handle
 

@@ -441,7 +441,7 @@ class KVEngine:
             self._fed.pause(sequence, paused=held)
         else:
             sequence.held = held
-        sequence.work.hold(held=held)
+            sequence.work.hold(held=held)
         return True
 
 

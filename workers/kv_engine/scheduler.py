@@ -41,7 +41,7 @@ from workers.kv_engine.prefill_budget import PrefillBudget
 from workers.kv_engine.prompt_parts import PromptParts
 from workers.kv_engine.sampling.mask_throttle import MaskThrottle
 from workers.kv_engine.sequence import Sequence, SequenceStates, Span
-from workers.threads.engine_work import EngineWork, Lack, PromptSteps, StepCounts
+from workers.threads.engine_work import EngineWork, Lack, Prompts, StepCounts
 
 MIN_BURST: Final = 4
 """The fewest first tokens in one step for which the sequences that decode are slowed down."""
@@ -109,7 +109,7 @@ class Scheduler:
         self._guests: Counter[str] = Counter()
         self._masks = MaskThrottle()
         self._counts = StepCounts()
-        self._prompt_steps = PromptSteps()
+        self._prompts = Prompts(self._counts)
 
     @property
     def has_work(self) -> bool:
@@ -124,7 +124,7 @@ class Scheduler:
         """True if a waiting sequence could be admitted now."""
         for sequence in sorted(self._before_barrier(), key=self._order):
             path = self._cached(sequence)
-            if not self._is_being_computed(sequence, path):
+            if self._computed_by(sequence, path) is None:
                 return self._fits(sequence, path)
         return False
 
@@ -276,11 +276,13 @@ class Scheduler:
         size, served = self.blocks.block_size, self._served
         self._counts.steps += 1
         self._counts.rows += len(spans) + len(passes)
-        prompts = list(passes)
+        prompts, ended = list(passes), list[Sequence]()
         for span in spans:
             sequence = span.sequence
             if span.count > 1 and not span.is_decode:
                 prompts.append((sequence.spec.key, span.count))
+                if span.reaches_end and not sequence.work.eviction_count:
+                    ended.append(sequence)
             sequence.computed = computed = sequence.computed + span.count
             sequence.reported = max(sequence.reported, computed)
             served[sequence.spec.tenant] += span.count
@@ -291,17 +293,14 @@ class Scheduler:
             if self._snapshots is not None:
                 self._keep_states(self._snapshots, sequence)
         if prompts:
-            self._prompt_steps.add(self._counts.steps, took_s, prompts)
+            self._prompts.add(took_s, prompts)
+            for sequence in ended:
+                sequence.work.decode(self._counts)
 
     def end_work(self, key: str, work: EngineWork) -> None:
         """Complete the record of a sequence, or of a run of a program, that leaves the engine."""
-        self._prompt_steps.note_beside(key, work)
+        self._prompts.note_beside(key, work)
         work.end()
-
-    @property
-    def steps(self) -> int:
-        """The number of steps that were advanced."""
-        return self._counts.steps
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """Return how many of a sequence's first tokens are in the prefix cache."""
@@ -342,8 +341,8 @@ class Scheduler:
         ordered = sorted(self._before_barrier(), key=self._order)
         for place, sequence in enumerate(ordered):
             path = self._cached(sequence)
-            if self._is_being_computed(sequence, path):
-                self._note_waits("prefix", [sequence])
+            if (by := self._computed_by(sequence, path)) is not None:
+                sequence.work.wait_for("prefix", [by.spec.key])
                 continue
             if not self._fits(sequence, path):
                 self._note_waits("kv_blocks" if self._free_rows else "places", ordered[place:])
@@ -384,17 +383,17 @@ class Scheduler:
         path = self.cache.match(contents, sequence.shared_root, bound=bound)
         return path if self._snapshots is None else self._snapshots.usable(path)
 
-    def _is_being_computed(self, sequence: Sequence, path: list[PrefixNode]) -> bool:
-        """True if another sequence is computing the block that this one needs next."""
+    def _computed_by(self, sequence: Sequence, path: list[PrefixNode]) -> Sequence | None:
+        """Return the sequence that is computing the block which this one needs next; None if none is."""
         if self.cache is None or sequence.computed or sequence.needs_prompt_states:
-            return False
+            return None
         if self._snapshots is not None:  # most blocks end without a snapshot: waiting would gain nothing
-            return False
+            return None
         if len(path) >= (len(sequence.ids) - 1) // self.blocks.block_size:
-            return False
+            return None
         end = self._cache_end(self.cache, sequence, path)
         by = end.computing.get(self.cache.content(sequence.contents, len(path)))
-        return isinstance(by, Sequence) and not by.held
+        return by if isinstance(by, Sequence) and not by.held else None
 
     def _fits(self, sequence: Sequence, path: list[PrefixNode]) -> bool:
         if not self._free_rows:

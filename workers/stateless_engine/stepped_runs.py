@@ -100,7 +100,6 @@ class SteppedRuns:
             max_batch=stepper.max_batch, max_runs=stepper.max_runs, max_cost=stepper.max_cost
         )
         self._runs: dict[PendingRun, Run] = {}
-        self._steps = 0
         self.meters: Final = StepMeters()
 
     def __len__(self) -> int:
@@ -128,9 +127,8 @@ class SteppedRuns:
         begun_s = time.perf_counter()
         found_all = self._stepper.advance([self._runs[pending] for pending in batch])
         self._learn(len(batch), time.perf_counter() - begun_s)
-        self._steps += 1
         for pending in batch:
-            pending.firing.work.count_step(self._steps, len(batch))
+            pending.firing.work.count_step(len(batch))
         for pending, found in zip(batch, found_all, strict=True):
             self._note(pending, found)
         return len(batch)

@@ -98,7 +98,6 @@ class StatelessThread(OwnerThread[NodeRunner]):
         self._room = asyncio.Semaphore(CAPACITY)
         self._under_way: set[asyncio.Future[FiringResult]] = set()
         self._stats = StatelessStats()
-        self._batches = 0
         self._timeline = timeline.recording()
 
     # ---- called on the event loop ------------------------------------------------------------------
@@ -146,6 +145,7 @@ class StatelessThread(OwnerThread[NodeRunner]):
             state=state or {},
             work=work or EngineWork(),
         )
+        firing.work.queue()
         async with self._room:
             result: asyncio.Future[FiringResult] = asyncio.get_running_loop().create_future()
             self._put(_PendingFiring(firing, result, report))
@@ -257,10 +257,9 @@ class StatelessThread(OwnerThread[NodeRunner]):
         if not batch:
             return
         begun_s = time.perf_counter()
-        self._batches += 1
         for pending in batch:
             pending.firing.work.admit()
-            pending.firing.work.count_step(self._batches, len(batch))
+            pending.firing.work.count_step(len(batch))
         results = nodes.run(node, [pending.firing for pending in batch])
         ended_s = time.perf_counter()
         self._stats.busy_s += ended_s - begun_s

@@ -1,34 +1,35 @@
-"""The record of one sequence, run or firing in an engine: its waits, its steps and its neighbours.
+"""The record of one sequence, run or call in an engine: its waits, its steps and its neighbours.
 
 The caller makes it and gives it to the engine with the request. The engine's thread writes it, and the event
-loop reads it once the engine has ended its part; no field is changed in place that a reader iterates over,
-so it needs no lock. Times are those of `time.perf_counter`, in seconds. Imports no torch.
+loop reads it, mostly when the engine has ended its part. So fields that belong together are one tuple, which
+is replaced at once, and no container is changed in place. Times are those of `time.perf_counter`, in seconds.
+Imports no torch.
 """
 
 import time
-from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from shared.events import MAX_NAMED
 
 Lack: TypeAlias = Literal["", "places", "kv_blocks", "prefix"]
 """What a sequence waits for: a place in the batch, KV blocks, or a prefix that another one computes."""
 
-_PROMPT_STEPS: Final = 1024
-"""The last steps with prompts whose neighbours are known."""
+_PROMPTS_KEPT: Final = 64
+"""The last prompts whose tokens are known to those that were computed beside them."""
 
 
 @dataclass(slots=True)
 class StepCounts:
-    """The steps of an engine since it was made, and the sum of the rows in them."""
+    """The steps of an engine since it was made, the rows in them, and the time of those with prompts."""
 
     steps: int = 0
     rows: int = 0
+    prompts_s: float = 0.0
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Eviction:
     """A preemption: the sequence gave its blocks back.
 
@@ -44,27 +45,36 @@ class Eviction:
     ended_s: float | None = None
 
 
+class _Steps(NamedTuple):
+    """Steps and rows that are over, and the counts of the engine when its present place began."""
+
+    steps: int = 0
+    rows: int = 0
+    counts: StepCounts | None = None
+    begun_steps: int = 0
+    begun_rows: int = 0
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class EngineWork:
-    """What an engine has done for a sequence, a run or a firing so far.
+    """What an engine has done for a sequence, a run or a call so far.
 
     Attributes:
-        queued_s: when it was given to the engine.
+        queued_s: when it was given to the engine; None before that.
         admitted_s, first_token_s, ended_s: None before that.
         lacked: what it waited for when it was first not admitted.
         behind: the keys of the first sequences that had places, or came first, at that time.
         behind_count: the number of all of them.
         cached_tokens: how many of its tokens were cached at its first admission.
-        steps: the steps that computed it, or that a sequence had a place in; `rows` is the sum of the rows of
-            their batches.
-        evictions: the first `MAX_NAMED` of them; `eviction_count` is the number of all.
-        before_first: the number of the step before its first one; None before that.
-        beside: by key, the prompt tokens of others that were computed in the steps since; set at its end.
+        evictions: the first `MAX_NAMED` preemptions; `eviction_count` is the number of all, and `evicted_s`
+            the sum of the waits that have ended, with `evicted_since_s` the begin of one that has not.
+        decoding: the number of the step, and the engine's time with prompts, after which it decodes.
+        beside: by key, the tokens of prompts that were computed in the steps since; set at its end.
         beside_s: the durations of those steps.
         held_s: the sum of the pauses that have ended; `held_since_s` is the begin of one that has not.
     """
 
-    queued_s: float = field(default_factory=time.perf_counter)
+    queued_s: float | None = None
     admitted_s: float | None = None
     first_token_s: float | None = None
     ended_s: float | None = None
@@ -72,18 +82,27 @@ class EngineWork:
     behind: tuple[str, ...] = ()
     behind_count: int = 0
     cached_tokens: int = 0
-    steps: int = 0
-    rows: int = 0
-    evictions: list[Eviction] = field(default_factory=list)
+    evictions: tuple[Eviction, ...] = ()
     eviction_count: int = 0
-    before_first: int | None = None
+    evicted_s: float = 0.0
+    evicted_since_s: float | None = None
+    decoding: tuple[int, float] | None = None
     beside: Mapping[str, int] = field(default_factory=dict)
     beside_s: float = 0.0
     held_s: float = 0.0
     held_since_s: float | None = None
     _computed: int = 0
-    _begun: tuple[int, int] = (0, 0)
-    _counts: StepCounts | None = None
+    _steps: _Steps = field(default_factory=_Steps)
+
+    # ---- written by the caller -----------------------------------------------------------------------
+    def queue(self) -> None:
+        """Note that it is given to the engine now."""
+        self.queued_s = time.perf_counter()
+
+    def token(self) -> None:
+        """Note its first token of this engine; later ones change nothing."""
+        if self.first_token_s is None and self.queued_s is not None:
+            self.first_token_s = time.perf_counter()
 
     # ---- written by the engine -----------------------------------------------------------------------
     def wait_for(self, lack: Lack, behind: Sequence[str]) -> None:
@@ -97,83 +116,92 @@ class EngineWork:
         now_s = time.perf_counter()
         if self.admitted_s is None:
             self.admitted_s, self.cached_tokens = now_s, cached
-        elif self.evictions and self.evictions[-1].ended_s is None:
-            last = self.evictions[-1]
-            last.recomputed, last.ended_s = max(0, self._computed - computed), now_s
+        elif self.evicted_since_s is not None:
+            self.evicted_s, self.evicted_since_s = self.evicted_s + now_s - self.evicted_since_s, None
+            if self.eviction_count <= MAX_NAMED:
+                recomputed = max(0, self._computed - computed)
+                last = replace(self.evictions[-1], recomputed=recomputed, ended_s=now_s)
+                self.evictions = (*self.evictions[:-1], last)
 
     def evict(self, by: str, computed: int) -> None:
         """Note a preemption after `computed` tokens."""
+        now_s = time.perf_counter()
         self.eviction_count += 1
-        self._computed = computed
-        if len(self.evictions) < MAX_NAMED:
-            self.evictions.append(Eviction(at_s=time.perf_counter(), by=by))
+        self.evicted_since_s, self._computed = now_s, computed
+        if self.eviction_count <= MAX_NAMED:
+            self.evictions = (*self.evictions, Eviction(at_s=now_s, by=by))
 
     def hold(self, *, held: bool) -> None:
         """Note a pause, or its end."""
         if held and self.held_since_s is None:
             self.held_since_s = time.perf_counter()
         elif not held and self.held_since_s is not None:
-            self.held_s += time.perf_counter() - self.held_since_s
-            self.held_since_s = None
+            self.held_s, self.held_since_s = self.held_s + time.perf_counter() - self.held_since_s, None
 
-    def count_step(self, number: int, rows: int) -> None:
+    def count_step(self, rows: int) -> None:
         """Note a step that computed it, with so many rows."""
-        if self.before_first is None:
-            self.before_first = number - 1
-        self.steps += 1
-        self.rows += rows
+        before = self._steps
+        self._steps = before._replace(steps=before.steps + 1, rows=before.rows + rows)
 
     def take_place(self, counts: StepCounts) -> None:
         """Note that it got a place in an engine that counts its steps: none of them has to be noted here."""
-        if self.before_first is None:
-            self.before_first = counts.steps
-        self._begun, self._counts = (counts.steps, counts.rows), counts
+        self._steps = self._steps._replace(counts=counts, begun_steps=counts.steps, begun_rows=counts.rows)
+        if self.decoding is None:
+            self.decode(counts)
+
+    def decode(self, counts: StepCounts) -> None:
+        """Note that its prompt is computed: the next step decodes."""
+        self.decoding = counts.steps, counts.prompts_s
 
     def leave_place(self) -> None:
         """Note that it gave its place back."""
-        (self.steps, self.rows), self._counts = self.so_far, None
+        steps, rows = self.so_far
+        self._steps = _Steps(steps, rows)
 
     def end(self) -> None:
         """Note that it has left the engine."""
         if self.ended_s is None:
             self.hold(held=False)
             self.ended_s = time.perf_counter()
+            if self.evicted_since_s is not None:
+                self.evicted_s, self.evicted_since_s = (
+                    self.evicted_s + self.ended_s - self.evicted_since_s,
+                    None,
+                )
 
     # ---- for the reader ------------------------------------------------------------------------------
     @property
     def so_far(self) -> tuple[int, int]:
-        """`steps` and `rows`, with those since it got its place, if it still has it."""
-        counts, (steps, rows) = self._counts, self._begun
-        if counts is None:
-            return self.steps, self.rows
-        return self.steps + counts.steps - steps, self.rows + counts.rows - rows
-
-    def token(self) -> None:
-        """Note its first token; later ones change nothing."""
-        if self.first_token_s is None:
-            self.first_token_s = time.perf_counter()
+        """The engine steps while it had a place, or that computed it, and the sum of the rows in them."""
+        known = self._steps
+        if known.counts is None:
+            return known.steps, known.rows
+        steps = known.steps + known.counts.steps - known.begun_steps
+        return steps, known.rows + known.counts.rows - known.begun_rows
 
 
-class PromptSteps:
-    """The last steps that computed prompts or passes, to tell who was computed beside a sequence."""
+class Prompts:
+    """The last prompts and passes that were computed, to tell what was computed beside a sequence."""
 
-    def __init__(self) -> None:
-        self._steps: deque[tuple[int, float, list[tuple[str, int]]]] = deque(maxlen=_PROMPT_STEPS)
+    def __init__(self, counts: StepCounts) -> None:
+        self._counts = counts
+        self._last: dict[str, tuple[int, int]] = {}  # by key: the number of the last step, and all tokens
 
-    def add(self, number: int, took_s: float, prompts: list[tuple[str, int]]) -> None:
-        """Note a step: its number, its duration, and the tokens of each prompt in it."""
-        self._steps.append((number, took_s, prompts))
+    def add(self, took_s: float, prompts: Sequence[tuple[str, int]]) -> None:
+        """Note the present step: its duration, and the tokens of each prompt in it."""
+        self._counts.prompts_s += took_s
+        for key, tokens in prompts:
+            _, before = self._last.pop(key, (0, 0))
+            self._last[key] = self._counts.steps, before + tokens
+        while len(self._last) > _PROMPTS_KEPT:
+            del self._last[next(iter(self._last))]
 
     def note_beside(self, key: str, work: EngineWork) -> None:
-        """Write the neighbours of a sequence, since its first step, into its record."""
-        if work.before_first is None:
+        """Write the prompts that were computed since a sequence decodes into its record."""
+        if work.decoding is None:
             return
-        beside, beside_s = Counter[str](), 0.0
-        for number, took_s, prompts in reversed(self._steps):
-            if number <= work.before_first:
-                break
-            others = [(other, tokens) for other, tokens in prompts if other != key]
-            beside_s += took_s if others else 0.0
-            for other, tokens in others:
-                beside[other] += tokens
-        work.beside, work.beside_s = beside, beside_s
+        begun, prompts_s = work.decoding
+        work.beside_s = self._counts.prompts_s - prompts_s
+        work.beside = {
+            other: tokens for other, (last, tokens) in self._last.items() if last > begun and other != key
+        }

@@ -23,12 +23,38 @@ def test_a_call_that_still_runs_counts_up_to_now() -> None:
     works = NodeWorks()
     with works.call("vocoder"):
         record = works.record("vocoder")
+        assert works.report()["vocoder"].waited_s == 0, "it was not given to the engine"
+        record.queue()
         found = works.report()["vocoder"]
 
         assert found.took_s > 0
         assert found.waited_s > 0, "it has not begun"
         record.admit()
         assert works.report()["vocoder"].waited_s < works.report()["vocoder"].took_s
+
+
+def test_ended_calls_are_added_up_without_their_records() -> None:
+    works = NodeWorks()
+    for rows in (1, 3):
+        with works.call("vocoder"), works.record_of_call("vocoder") as record:
+            record.queued_s, record.admitted_s = 1.0, 1.5
+            record.count_step(rows)
+    found = works.report()["vocoder"]
+
+    assert (found.calls, found.steps, found.rows, found.waited_s) == (2, 2, 2.0, 1.0)
+    assert not works._nodes["vocoder"].records
+
+
+def test_a_request_is_not_its_own_neighbour() -> None:
+    works = NodeWorks("r1")
+    with works.call("llm"):
+        record = works.record("llm")
+        record.lacked, record.behind, record.behind_count = "places", ("r1.1.2.draft", "r2.1.1.llm"), 2
+        record.beside = {"r1.1.2.draft": 9, "r2.1.1.llm": 4}
+    found = works.report()["llm"]
+
+    assert found.behind == ["r2"]
+    assert found.beside == {"r2": 4}
 
 
 def test_a_call_that_fails_counts() -> None:
@@ -45,10 +71,12 @@ def test_the_report_names_requests_and_not_sequences() -> None:
         record = works.record("llm")
         record.queued_s, record.admitted_s, record.first_token_s = 10.0, 11.5, 12.0
         record.lacked, record.behind, record.behind_count = "places", ("r8.1.1.llm", "r9.1.1.llm"), 2
-        record.steps, record.rows, record.cached_tokens = 4, 10, 32
+        for rows in (1, 2, 3, 4):
+            record.count_step(rows)
+        record.cached_tokens = 32
         record.beside, record.beside_s = {"r9.1.1.llm": 512, "r9.1.1.draft": 8}, 0.25
-        record.evictions = [Eviction(at_s=13.0, by="r4.1.1.llm", recomputed=412, ended_s=13.5)]
-        record.eviction_count = 1
+        record.evictions = (Eviction(at_s=13.0, by="r4.1.1.llm", recomputed=412, ended_s=13.5),)
+        record.eviction_count, record.evicted_s = 1, 0.5
         record.held_s = 0.125
     found = works.report()["llm"]
 
@@ -57,7 +85,7 @@ def test_the_report_names_requests_and_not_sequences() -> None:
     assert (found.steps, found.rows, found.cached_tokens) == (4, 2.5, 32)
     assert (found.beside, found.beside_s) == ({"r9": 520}, 0.25)
     assert found.preemptions == [Preemption(at_s=3.0, by="r4", tokens=412, waited_s=0.5)]
-    assert found.preemption_count == 1
+    assert (found.preemption_count, found.preempted_s) == (1, 0.5)
 
 
 def test_only_the_first_names_are_reported() -> None:
@@ -66,7 +94,7 @@ def test_only_the_first_names_are_reported() -> None:
         record = works.record("llm")
         record.admit()
         record.beside = {f"r{number}.1.1.llm": number for number in range(100)}
-        record.evictions = [Eviction(at_s=13.0, by="a.1.1.llm") for _ in range(MAX_NAMED + 1)]
+        record.evictions = tuple(Eviction(at_s=13.0, by="a.1.1.llm") for _ in range(MAX_NAMED + 1))
         record.eviction_count = 30
     found = works.report()["llm"]
 

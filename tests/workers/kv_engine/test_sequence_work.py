@@ -1,7 +1,11 @@
 """What a sequence's record says about its waits in the engine, without a model."""
 
+import pytest
+
+from shared.events import MAX_NAMED
 from tests.workers.kv_engine.test_scheduler import run_step, same, scheduler, sequence
 from workers.execution.node_works import request_of
+from workers.threads.engine_work import EngineWork
 
 
 def test_a_sequence_without_a_place_names_those_that_have_one() -> None:
@@ -47,6 +51,7 @@ def test_a_sequence_waits_for_the_prefix_that_another_one_computes() -> None:
     shared = scheduler(budget=4)
     shared.add(same("a", 9))
     shared.add(same("b", 9))
+    shared.add(sequence("other", 1, max_tokens=9, priority=1))
     waiting = shared.waiting[1]
     run_step(shared)
 
@@ -77,9 +82,24 @@ def test_a_preemption_names_who_needed_the_block_and_what_was_computed_again() -
     assert (eviction.by, eviction.recomputed, eviction.ended_s) == ("a", 0, None)
     while victim.row is None:
         run_step(small)
+    [eviction] = victim.work.evictions
     assert eviction.recomputed == computed > 0
     assert eviction.ended_s is not None
     assert victim.work.eviction_count == 1
+    assert victim.work.evicted_s == pytest.approx(eviction.ended_s - eviction.at_s)
+
+
+def test_all_preemptions_are_counted_and_the_first_are_named() -> None:
+    work = EngineWork()
+    work.admit()
+    for number in range(MAX_NAMED + 4):
+        work.evict(f"r{number}", 10)
+        work.admit(computed=8)
+
+    assert [one.by for one in work.evictions] == [f"r{number}" for number in range(MAX_NAMED)]
+    assert all(one.recomputed == 2 and one.ended_s is not None for one in work.evictions)
+    assert work.eviction_count == MAX_NAMED + 4
+    assert work.evicted_s >= sum((one.ended_s or 0) - one.at_s for one in work.evictions)
 
 
 def test_what_a_preempted_sequence_finds_in_the_cache_is_not_computed_again() -> None:
@@ -108,28 +128,28 @@ def test_steps_and_rows_are_those_that_computed_it() -> None:
     run_step(both)
     assert first.row is None
     run_step(both)
-    assert first.work.so_far == (first.work.steps, first.work.rows) == (3, 1 + 2 + 2)
+    assert first.work.so_far == (3, 1 + 2 + 2)
 
 
-def test_prompts_beside_a_sequence_count_from_its_first_step_to_its_end() -> None:
+def test_prompts_beside_a_sequence_count_from_its_first_token_to_its_end() -> None:
     mixed = scheduler(budget=10)
     mixed.add(sequence("early", 6, max_tokens=9))
     run_step(mixed)
-    mixed.add(sequence("a", 1, max_tokens=2))
-    mixed.add(sequence("long", 12, max_tokens=9))
+    mixed.add(sequence("a", 4, max_tokens=3))
+    mixed.add(sequence("together", 3, max_tokens=9))
     watched = mixed.waiting[0]
-    first = mixed.schedule()
-    mixed.advance(first, took_s=0.5)
+    mixed.advance(mixed.schedule(), took_s=0.5)  # both prompts: it does not decode yet
     watched.ids.append(0)
-    second = mixed.schedule()
-    mixed.advance(second, took_s=0.25)
+    mixed.add(sequence("long", 12, max_tokens=9))
+    spans = mixed.schedule()
+    mixed.advance(spans, took_s=0.25)
     mixed.remove(watched)
     mixed.add(sequence("late", 2))
     run_step(mixed)
 
-    beside = sum(span.count for span in (*first, *second) if span.sequence.spec.key == "long")
+    beside = sum(span.count for span in spans if span.sequence.spec.key == "long")
     assert dict(watched.work.beside) == {"long": beside}
-    assert watched.work.beside_s == 0.75
+    assert watched.work.beside_s == 0.25
     assert watched.work.ended_s is not None
 
 

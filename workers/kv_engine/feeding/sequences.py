@@ -108,13 +108,13 @@ class FedSequences:
         if items is not None:
             state.items.extend(self._on_device(items, sequence.spec.key).unbind())
         state.ended |= ended
-        sequence.held = state.is_held
+        _hold(sequence, state)
 
     def pause(self, sequence: Sequence, *, paused: bool) -> None:
         """Hold a sequence for another reason than a missing item, or let it go on."""
         state = _state_of(sequence)
         state.paused = paused
-        sequence.held = state.is_held
+        _hold(sequence, state)
 
     @torch.inference_mode()
     def fill(self, spans: Iterable[Span]) -> None:
@@ -158,7 +158,7 @@ class FedSequences:
         for sequence, row in zip(sequences, made.rows, strict=True):
             state = _state_of(sequence)
             state.pending = row
-            sequence.held = state.is_held
+            _hold(sequence, state)
         return [
             {name: to_array(value[place : place + 1]) for name, value in values.items()}
             for place in range(len(sequences))
@@ -177,6 +177,12 @@ class FedSequences:
             return to_tensor(items, self._node.device)
         except ValueError as error:
             raise TensorGone(f"items of the stream to {key!r} cannot be read: {error}") from error
+
+
+def _hold(sequence: Sequence, state: FedState) -> None:
+    """Hold a sequence that waits for an item, or is paused."""
+    sequence.held = state.is_held
+    sequence.work.hold(held=sequence.held)
 
 
 def _state_of(sequence: Sequence) -> FedState:

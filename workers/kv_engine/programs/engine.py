@@ -291,7 +291,7 @@ class Programs:
         touched |= {key: run for key, run in self._runs.items() if run.is_due}
         rows = len(self._scheduler.running) + len(touched)
         for key, run in touched.items():
-            run.spec.work.count_step(self._scheduler.steps + 1, rows)
+            run.spec.work.count_step(rows)
             if run.waiting:
                 continue
             try:
@@ -358,6 +358,9 @@ class Programs:
         for run in waiting:
             run.spec.work.wait_for("kv_blocks", behind)
             behind.append(run.spec.key)
+        for sequence in self._scheduler.waiting:
+            if sequence.arrival > waiting[0].arrival:  # behind the barrier
+                sequence.work.wait_for("kv_blocks", behind)
 
     def _set_barrier(self) -> None:
         """Let no sequence that came after the first waiting run be admitted before it."""
