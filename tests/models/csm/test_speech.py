@@ -1,5 +1,6 @@
 """Codes and sound are those of transformers' `generate`, alone and together, on one rank and on two."""
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,18 @@ ASKED = (
 )
 
 
+def said(asked: Asked) -> torch.Tensor:
+    """The codes of the oracle."""
+    return _said(tuple(asked.prompt()))
+
+
+@cache
+def _said(prompt: tuple[int, ...]) -> torch.Tensor:
+    return csm.spoken(prompt, frames=FRAMES)
+
+
 def check(cluster: Cluster, name: str, asked: Asked) -> None:
-    codes = csm.spoken(asked.prompt(), frames=FRAMES)
+    codes = said(asked)
     sound = serving.released(cluster, name)
     np.testing.assert_array_equal(sound, serving.sound_of(codes, serving.frames_of(cluster, name)), name)
     assert len(sound) == FRAMES * SAMPLES
@@ -31,10 +42,10 @@ def check(cluster: Cluster, name: str, asked: Asked) -> None:
 
 
 def test_what_is_said_depends_on_text_and_speaker_and_varies() -> None:
-    said = [csm.spoken(one.prompt(), frames=FRAMES) for one in ASKED]
-    assert len({one.numpy().tobytes() for one in said}) == len(said)
-    assert all(len({*map(tuple, one.tolist())}) >= FRAMES // 2 for one in said)
-    heard = [serving.sound_of(one, [FRAMES]) for one in said]
+    spoken = [said(one) for one in ASKED]
+    assert len({one.numpy().tobytes() for one in spoken}) == len(spoken)
+    assert all(len({*map(tuple, one.tolist())}) >= FRAMES // 2 for one in spoken)
+    heard = [serving.sound_of(one, [FRAMES]) for one in spoken]
     assert len({one.tobytes() for one in heard}) == len(heard)
     loud = heard[1]
     assert np.abs(loud).max() > 100
@@ -65,7 +76,7 @@ async def test_a_rank_that_is_killed_in_the_middle_of_speech_changes_nothing() -
             cluster.put(SUBJECTS.output("g-1", name, "conductor"), fence(name, 2))
             serving.order(cluster, name, asked, APART, attempt=2)
             await cluster.until(WalkCompleted, name, orders, attempt=2)
-            codes = csm.spoken(asked.prompt(), frames=FRAMES)
+            codes = said(asked)
             np.testing.assert_allclose(
                 serving.released(cluster, name), serving.sound_of(codes, [4, 8, 8]), atol=1
             )
@@ -75,7 +86,7 @@ async def test_a_frame_of_the_end_ends_speech_but_its_first_code_alone_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = ASKED[1]
-    codes = csm.spoken(asked.prompt(), frames=FRAMES)
+    codes = said(asked)
     firsts = codes[:, 0].tolist()
     assert csm.END in firsts
     before = max(firsts.index(code) for code in set(firsts))

@@ -1,6 +1,7 @@
 """Codes and sound are those of transformers' `generate` and DAC, alone and together, on one rank and two."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -41,12 +42,14 @@ ASKED: Mapping[str, tuple[Asked, dict[str, Any]]] = {
 }
 
 
+@cache
 def said(name: str, *, steps: int = STEPS) -> torch.Tensor:
     """The delayed codes of the oracle."""
     asked, how = ASKED[name]
     return dia.spoken(asked.text, steps=steps, **{"guidance_scale": None, "top_k": None, **how})
 
 
+@cache
 def samples(delayed: torch.Tensor) -> np.ndarray[Any, np.dtype[np.int16]]:
     found: np.ndarray[Any, np.dtype[np.int16]] = (
         (dia.sound(delayed).clamp(-1, 1) * 32767).to(torch.int16).numpy()

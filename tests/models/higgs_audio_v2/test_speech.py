@@ -1,6 +1,7 @@
 """Codes and sound are those of transformers' `generate` and codec, alone and together, on two ranks too."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -39,12 +40,14 @@ ASKED: Mapping[str, tuple[Asked, dict[str, Any]]] = {
 }
 
 
+@cache
 def said(name: str, *, steps: int = STEPS) -> torch.Tensor:
     """The delayed codes of the oracle."""
     asked, how = ASKED[name]
     return higgs_audio.spoken(serving.prompt_of(asked), steps=steps, **{"seed": asked.seed, **how})
 
 
+@cache
 def samples(delayed: torch.Tensor) -> np.ndarray[Any, np.dtype[np.int16]]:
     found: np.ndarray[Any, np.dtype[np.int16]] = (
         (higgs_audio.sound(delayed).clamp(-1, 1) * 32767).to(torch.int16).numpy()

@@ -81,9 +81,9 @@ class Shelf:
 SHELF: Final = Shelf()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Asked:
-    """A request: its media come before its text, in one user's turn after a system's.
+    """A request: its media come before its text, in one user's turn after a system's. Equal to itself alone.
 
     Attributes:
         track: the sound track of its video, which is to be heard.

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -40,6 +41,7 @@ ASKED = (
 )
 
 
+@cache
 def reference(asked: Asked) -> tiny.Spoken:
     return serving.reference(replace(asked, voice=asked.voice.capitalize()))
 

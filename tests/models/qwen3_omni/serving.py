@@ -1,5 +1,6 @@
 """A tiny Qwen3-Omni, served, and what transformers answers."""
 
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -16,6 +17,7 @@ FRAMES: Final = 12
 SERVED: Final = Served(GRAPH, omni.tiny_omni(), {"padding": True, "truncation": False}, "qwen3_vl")
 
 
+@cache
 def reference(asked: Asked, *, tokens: int = TOKENS) -> omni.Spoken:
     """What transformers says, with its own image processor and feature extractor."""
     ids = read_ids(SERVED.prompt_of(asked).handle("token_ids"))
@@ -29,6 +31,7 @@ def reference(asked: Asked, *, tokens: int = TOKENS) -> omni.Spoken:
     )
 
 
+@cache
 def sound_of(codes: torch.Tensor) -> npt.NDArray[np.int16]:
     """The sound of all frames, (frames, groups), decoded at once by transformers."""
     with torch.inference_mode():

@@ -1,5 +1,6 @@
 """Codes and sound are those of the published code, alone and together, on one rank and on two."""
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,16 +21,22 @@ from tests.workers.harness import SUBJECTS, fence
 EIGHT = {"initial_codec_chunk_frames": 8}
 
 
-def decoded(codes: np.ndarray[Any, Any], chunks: list[int]) -> np.ndarray[Any, Any]:
-    """The sound of codes in chunks of so many frames, with the published context, by our decoder."""
+@cache
+def codec() -> Code2Wav:
+    """Our decoder."""
     node = nodes.load(tiny_qwen3_tts(), "Codec")
     assert isinstance(node, Code2Wav)
+    return node
+
+
+def decoded(codes: np.ndarray[Any, Any], chunks: list[int]) -> np.ndarray[Any, Any]:
+    """The sound of codes in chunks of so many frames, with the published context, by our decoder."""
     found, end = [], 0
     for count in chunks:
         begin, end = end, end + count
         given = torch.from_numpy(codes[max(0, begin - 25) : end]).long()
         with torch.inference_mode():
-            found.append(node._model(given.T[None])[0, 0, -count * SAMPLES :].numpy())
+            found.append(codec()._model(given.T[None])[0, 0, -count * SAMPLES :].numpy())
     return np.concatenate(found)
 
 
