@@ -16,7 +16,7 @@ own code; all others report `internal_error`, and their trace stays in the log o
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +28,7 @@ from shared.events import (
     Failure,
     NodeFired,
     NodeReady,
+    NodeWork,
     OutputChunk,
     OutputTotals,
     StreamSent,
@@ -322,6 +323,7 @@ class OrderExecutor:
         totals = await chain.wait_stored()
         span.set_attributes({"dalsegno.tokens": _generated_tokens(chain)})
         work = chain.work()
+        _note_preemptions(span, work)
         self._track_states.remember(key.request_id, chain.tracks.states)
         chain.close()
         return WalkCompleted(
@@ -415,6 +417,21 @@ def _failure_of(error: DalSegnoError) -> Failure:
         retry_after_s=math.ceil(retry_after_s or 0),
         param=error.param,
     )
+
+
+def _note_preemptions(span: Span, work: Mapping[str, NodeWork]) -> None:
+    """Add an event to an order's span for each node that was preempted; its time is that of the report."""
+    for node, one in work.items():
+        if one.preemption_count:
+            span.add_event(
+                "preempted",
+                {
+                    "dalsegno.node": node,
+                    "dalsegno.preemptions": one.preemption_count,
+                    "dalsegno.preempted_s": one.preempted_s,
+                    "dalsegno.recomputed_tokens": sum(found.tokens for found in one.preemptions),
+                },
+            )
 
 
 def _generated_tokens(chain: WalkChain) -> int:

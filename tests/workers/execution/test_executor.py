@@ -17,8 +17,10 @@ from shared.events import (
     Failure,
     Media,
     NodeReady,
+    NodeWork,
     OutputChunk,
     OutputTotals,
+    Preemption,
     TokenLogprobs,
     WalkCall,
     WalkCompleted,
@@ -34,6 +36,7 @@ from shared.walks import CLIENT, Edge, Loop, Node, Parallel, Sequential, compile
 from tests.workers import harness
 from tests.workers.cluster import until
 from tests.workers.harness import EOS, LIFE, SUBJECTS, chat, ready, rigged, told_of, turns
+from workers.execution import executor
 from workers.execution.walk_execution import WalkExecution
 from workers.generation.output_chunks import HELD_CHUNKS
 from workers.generation.prompt_echo import token_logprobs
@@ -1300,3 +1303,31 @@ async def test_an_error_of_media_names_the_part_of_the_request(monkeypatch: pyte
 
         assert failed.failure.code == "invalid_media"
         assert failed.failure.message == "files[1] ('1.png'): expected a complete image"
+
+
+def test_a_preempted_sequence_is_an_event_of_the_orders_span() -> None:
+    events: list[tuple[str, dict[str, Any]]] = []
+
+    class Recorded:
+        def add_event(self, name: str, attributes: dict[str, Any]) -> None:
+            events.append((name, attributes))
+
+    span: Any = Recorded()
+    preemptions = [Preemption(at_s=0.1, by="r4", tokens=412, waited_s=0.6)]
+    work = {
+        "llm": NodeWork(calls=2, preemptions=preemptions, preemption_count=1, preempted_s=0.6),
+        "prepare": NodeWork(calls=1),
+    }
+    executor._note_preemptions(span, work)
+
+    assert events == [
+        (
+            "preempted",
+            {
+                "dalsegno.node": "llm",
+                "dalsegno.preemptions": 1,
+                "dalsegno.preempted_s": 0.6,
+                "dalsegno.recomputed_tokens": 412,
+            },
+        )
+    ]
