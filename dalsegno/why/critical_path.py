@@ -260,27 +260,30 @@ class _Path:
             return
         later = self._facts.successor(lost)
         rank, how = lost.rank, self._how(lost)
-        noticed_ns = min(fence.time_ns, end_ns)
-        yield Part(
-            kind=Kind.SILENT,
-            begin_ns=begin_ns,
-            end_ns=noticed_ns,
-            text=f"rank {rank} was gone ({how}), and this was not known yet",
-            rank=rank,
-        )
-        back_ns = noticed_ns
-        if later is not None and noticed_ns < later.joined_ns <= end_ns:
-            back_ns = later.joined_ns
+        at_ns, noticed_ns = begin_ns, min(self._noticed_ns(lost, fence), end_ns)
+        if noticed_ns > at_ns:
+            text = f"rank {rank} was gone ({how}), and this was not known yet"
+            yield Part(kind=Kind.SILENT, begin_ns=at_ns, end_ns=noticed_ns, text=text, rank=rank)
+            at_ns = noticed_ns
+        if later is not None and at_ns < later.joined_ns <= end_ns:
             came = "it joined again" if later.pid == lost.pid else "its process started and loaded the model"
             text = f"without rank {rank} ({how}), until {came}"
-            yield Part(kind=Kind.AWAY, begin_ns=noticed_ns, end_ns=back_ns, text=text, rank=rank)
+            yield Part(kind=Kind.AWAY, begin_ns=at_ns, end_ns=later.joined_ns, text=text, rank=rank)
+            at_ns = later.joined_ns
         resumed = self._resumed_after(fence)
         reason = (
             resumed.event.reason if resumed is not None and isinstance(resumed.event, RequestResumed) else ""
         )
         text = reason or f"the request waits for a place without rank {rank} ({how})"
         kind = Kind.CONDUCTOR if reason else Kind.AWAY
-        yield Part(kind=kind, begin_ns=back_ns, end_ns=end_ns, text=text, rank=None if reason else rank)
+        yield Part(kind=kind, begin_ns=at_ns, end_ns=end_ns, text=text, rank=None if reason else rank)
+
+    def _noticed_ns(self, lost: Incarnation, fence: Stored) -> int:
+        """The time at which the end of an incarnation was in the log; 0 if its successor joined before."""
+        if lost.lost is not None and lost.lost.seq < fence.seq:
+            return lost.lost.time_ns
+        later = self._facts.successor(lost)
+        return 0 if later is not None and later.joined_ns <= fence.time_ns else fence.time_ns
 
     def _how(self, lost: Incarnation) -> str:
         """How an incarnation ended, in words."""

@@ -393,3 +393,31 @@ def test_a_change_of_leaders_in_the_last_moment_does_not_explain_the_whole_wait(
 
     assert parts[0].kind is Kind.ADMISSION
     assert parts[0].duration_ns > 9_900 * MS
+
+
+def test_a_worker_that_is_back_before_anybody_missed_it_was_away_and_not_silent() -> None:
+    script = Script()
+    script.open_epoch()
+    join = WorkerJoined(
+        id="a",
+        writer="w0",
+        rank=0,
+        model="demo",
+        nodes=["prepare", "llm"],
+        device="cpu",
+        kv_tokens=128,
+        pid=7,
+    )
+    script.say(SUBJECTS.worker(0), join)
+    script.submit()
+    script.complete(script.last(NodeReady))
+    died_ns = script.records[-1].time_ns + 500 * MS
+    end = ProcessEnd(pid=7, ended_ns=died_ns, signal="SIGKILL")
+    joined = script.say(SUBJECTS.worker(0), msgspec.structs.replace(join, id="b", pid=8, ended=[end]))
+    script.run_to_the_end()
+    parts = path_of(later(script.records, joined, 1.5))
+    [away] = [part for part in parts if part.kind is Kind.AWAY]
+
+    assert away.duration_ns == pytest.approx(1_000 * MS, abs=10 * MS)
+    assert away.text.startswith("without rank 0 (killed by SIGKILL), until its process started")
+    assert Kind.SILENT not in kinds(parts)
