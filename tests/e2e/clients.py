@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -208,6 +208,13 @@ class Reader:
                 if which(beat):
                     return beat
         raise AssertionError("no beats any more")
+
+
+async def attempts_of(running: Running, request_ids: Sequence[str]) -> set[int]:
+    """The attempts that wrote any of these answers: more than one, if a kill came in the middle."""
+    async with reader(running) as log:
+        found = [event for request_id in request_ids for event in await log.events(request_id)]
+    return {event.attempt for event in found if isinstance(event, OutputChunk)}
 
 
 # ---- the command line ------------------------------------------------------------------------------------
