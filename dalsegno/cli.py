@@ -25,6 +25,7 @@ COMMANDS: Final = {
         "why": "dalsegno.why.command:why",
         "replay": "dalsegno.replay.command:replay",
         "gate": "dalsegno.gate.command:gate",
+        "what-if": "dalsegno.what_if.command:what_if",
         "export": "dalsegno.bundle.export:export",
         "verify": "dalsegno.verify.command:verify",
         "check": "dalsegno.check.command:check",

@@ -1,0 +1,194 @@
+"""`dalsegno what-if`: recorded traffic under another configuration.
+
+    decisions   what would have been decided otherwise, given the recorded past: exact
+    times       how long requests would have taken: simulated, with costs learned from the recorded run
+
+It reads a log or a bundle and publishes nothing.
+
+Status 0: done. 2: wrong usage. 3: the question cannot be answered from this recording.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
+
+import click
+import msgspec
+
+from configs.deployment import PROCESS_SECTIONS, ConfigError
+from dalsegno.config import layers, options
+from dalsegno.config.layers import Setting
+from dalsegno.gate import admission, recordings, selection
+from dalsegno.gate.deployments import Deployments
+from dalsegno.gate.examination import PARTLY, Recording
+from dalsegno.gate.recorded_decisions import for_conductor, index
+from dalsegno.history.log_source import LogSource
+from dalsegno.roles import gc_tuning
+from dalsegno.terminal.sanitise import plain
+from dalsegno.what_if import decision_report, decisions
+from dalsegno.what_if.decisions import Otherwise
+from models import registry
+from shared.errors import ClientError, DalSegnoError
+
+_CANNOT: Final = 3
+_MODEL_KEYS: Final = frozenset({"model", "checkpoint", "name", "voices", "devices", "data_dir"})
+"""Keys of another model or machine: nothing that was recorded tells what they do."""
+
+
+class CannotTellError(ClientError):
+    """The recording does not answer the question."""
+
+    code = "cannot_tell"
+
+
+@click.command("what-if")
+@click.argument("source", metavar="[SOURCE]", required=False)
+@click.option(
+    "--set",
+    "changes",
+    metavar="KEY=VALUE",
+    multiple=True,
+    required=True,
+    help="Another value of a configuration key; may be repeated.",
+)
+@click.option(
+    "--level",
+    type=click.Choice(["decisions", "times"]),
+    default="decisions",
+    show_default=True,
+    help="What to tell.",
+)
+@click.option("--last", type=click.IntRange(min=1), help="The newest requests only.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
+@options.of_reader
+def what_if(source: str | None, **flags: Any) -> None:
+    """Say what another configuration would have done with the recorded requests.
+
+    SOURCE is a data dir or a bundle; without it, the log is found as by `log`.
+    Status 0: done; 2: usage; 3: this recording does not tell.
+    """
+    settings = _settings(flags["changes"])
+    where = LogSource(nats=flags["nats"], data_dir=flags["data_dir"], prefix=flags["prefix"])
+    try:
+        with gc_tuning.collected_seldom():
+            recording = _recording(source, where)
+            lines, data = _decisions(recording, settings, flags)
+    except ConfigError as error:
+        raise click.UsageError(plain(error.message)) from error
+    except DalSegnoError as error:
+        _refuse(error, as_json=flags["as_json"], level=flags["level"])
+    if flags["as_json"]:
+        click.echo(json.dumps(data, ensure_ascii=False, default=str))
+        return
+    for line in lines:
+        click.echo(plain(line))
+
+
+def _refuse(error: DalSegnoError, *, as_json: bool, level: str) -> NoReturn:
+    if as_json:
+        click.echo(json.dumps({"level": level, "cannot": error.message}, ensure_ascii=False))
+    click.echo(plain(f"Error: {error.message}"), err=True)
+    sys.exit(_CANNOT)
+
+
+def _settings(changes: Sequence[str]) -> tuple[Setting, ...]:
+    """Parse `--set`; refuse keys on which nothing recorded depends."""
+    try:
+        found = tuple(map(layers.of_flag, changes))
+    except ConfigError as error:
+        raise click.UsageError(plain(error.message)) from error
+    for one in found:
+        section = one.key.partition(".")[0]
+        if section in PROCESS_SECTIONS:
+            raise click.UsageError(
+                f"--set {one.key}: expected a key that decisions or times depend on, such as "
+                f"max_concurrent_requests; none depends on {section}.*"
+            )
+        if one.key in _MODEL_KEYS:
+            raise click.UsageError(
+                f"--set {one.key}: expected a key of scheduling or of the engine; the recording does not "
+                "tell what another model or machine would do"
+            )
+    return found
+
+
+def _recording(source: str | None, where: LogSource) -> Recording:
+    try:
+        sources = recordings.named(() if source is None else (source,), where)
+    except ClientError as error:
+        raise click.UsageError(plain(error.message)) from error
+    if len(sources.logs) + len(sources.bundles) != 1:
+        raise click.UsageError("expected one SOURCE, a data dir or a bundle; found several")
+    if sources.bundles:
+        return recordings.of_bundle(sources.bundles[0])
+    [(name, log)] = sources.logs
+    return asyncio.run(recordings.of_log(name, log))
+
+
+# ---- decisions -----------------------------------------------------------------------------------------
+
+
+def _decisions(
+    recording: Recording, settings: Sequence[Setting], flags: dict[str, Any]
+) -> tuple[list[str], dict[str, Any]]:
+    if recording.begins:
+        raise CannotTellError(recording.begins)
+    if recording.tampered:
+        raise CannotTellError(f"the log was tampered with: {recording.tampered}")
+    if recording.history is not None and recording.history.is_redacted:
+        raise CannotTellError("a redacted bundle has other requests than its log")
+    contents = selection.contents(recording.records, recording.subjects, recording.name)
+    seen = selection.chosen(list(contents.requests.values()), last=flags["last"])
+    chosen = {one.request_id for one in seen if one.summary is not None}
+    if not chosen:
+        raise CannotTellError("there are no requests in this recording")
+    found, notes = _decided_otherwise(recording, settings)
+    changes = [one for one in found.changes if one.request_id in chosen]
+    notes += decision_report.notes_of(found)
+    arguments = (found, changes, len(chosen), flags["changes"], notes)
+    return list(decision_report.lines(*arguments)), decision_report.as_plain(*arguments)
+
+
+def _decided_otherwise(recording: Recording, settings: Sequence[Setting]) -> tuple[Otherwise, list[str]]:
+    subjects = recording.subjects
+    records = [one for one in recording.records if for_conductor(one.subject, subjects)]
+    recorded = index(records, subjects, registry.graph)
+    before, after = Deployments(recording.configs), Deployments(recording.configs, settings=settings)
+    epochs_before, epochs_after = before.of_epochs(recorded), after.of_epochs(recorded)
+    known = [number for number, one in epochs_before.items() if not isinstance(one, str)]
+    if not known:
+        raise CannotTellError(
+            str(next(iter(epochs_before.values()), "no conductor has led in this recording"))
+        )
+    for number in known:
+        if isinstance(wrong := epochs_after[number], str):
+            raise ConfigError(f"--set: {wrong}")
+    notes = []
+    if all(_equal(epochs_before[number], epochs_after[number]) for number in known):
+        keys = ", ".join(dict.fromkeys(one.key for one in settings))
+        notes.append(
+            f"no decision depends on this change of {keys}; --level times says what it does to times"
+        )
+    if recording.history is not None:
+        again = [
+            admission.decide_again(records, recorded, one.of, subjects=subjects, graph_of=registry.graph)
+            for one in (before, after)
+        ]
+        return decisions.of_bundle(*again), [*notes, PARTLY]
+    kv_tokens = next((one.value for one in reversed(settings) if one.key == "kv_tokens"), None)
+    found = decisions.decide_otherwise(
+        records,
+        recorded,
+        epochs_before,
+        epochs_after,
+        subjects=subjects,
+        graph_of=registry.graph,
+        kv_tokens=kv_tokens,
+    )
+    return found, notes
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return bool(msgspec.structs.replace(other, config_digest=one.config_digest) == one)
