@@ -27,14 +27,21 @@ from dalsegno.gate.recorded_decisions import for_conductor, index
 from dalsegno.history.log_source import LogSource
 from dalsegno.roles import gc_tuning
 from dalsegno.terminal.sanitise import plain
-from dalsegno.what_if import decision_report, decisions
+from dalsegno.what_if import decision_report, decisions, recorded_load, time_report, times
 from dalsegno.what_if.decisions import Otherwise
+from dalsegno.what_if.times import NotCalibratedError
 from models import registry
 from shared.errors import ClientError, DalSegnoError
 
 _CANNOT: Final = 3
 _MODEL_KEYS: Final = frozenset({"model", "checkpoint", "name", "voices", "devices", "data_dir"})
 """Keys of another model or machine: nothing that was recorded tells what they do."""
+
+
+_SIMULATED: Final = frozenset(
+    {"max_sequences", "max_step_tokens", "block_size", "prefix_cache", "decode_slowdown_limit"}
+)
+"""Keys of `model_kwargs` that batching depends on, and the cost of a given batch does not."""
 
 
 class CannotTellError(ClientError):
@@ -61,6 +68,13 @@ class CannotTellError(ClientError):
     help="What to tell.",
 )
 @click.option("--last", type=click.IntRange(min=1), help="The newest requests only.")
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=1, max=100),
+    default=5,
+    show_default=True,
+    help="For times: simulations, whose lowest and highest results are shown.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 @options.of_reader
 def what_if(source: str | None, **flags: Any) -> None:
@@ -74,7 +88,8 @@ def what_if(source: str | None, **flags: Any) -> None:
     try:
         with gc_tuning.collected_seldom():
             recording = _recording(source, where)
-            lines, data = _decisions(recording, settings, flags)
+            answer = _times if flags["level"] == "times" else _decisions
+            lines, data = answer(recording, settings, flags)
     except ConfigError as error:
         raise click.UsageError(plain(error.message)) from error
     except DalSegnoError as error:
@@ -87,8 +102,14 @@ def what_if(source: str | None, **flags: Any) -> None:
 
 
 def _refuse(error: DalSegnoError, *, as_json: bool, level: str) -> NoReturn:
+    """Say why there is no answer; of a calibration that is too far off, also by how much."""
+    calibration = error.calibration if isinstance(error, NotCalibratedError) else {}
     if as_json:
-        click.echo(json.dumps({"level": level, "cannot": error.message}, ensure_ascii=False))
+        data = {"level": level, "cannot": error.message, "calibration": msgspec.to_builtins(calibration)}
+        click.echo(json.dumps(data, ensure_ascii=False))
+    elif calibration:
+        for line in time_report.calibration_lines(calibration):
+            click.echo(plain(line))
     click.echo(plain(f"Error: {error.message}"), err=True)
     sys.exit(_CANNOT)
 
@@ -130,15 +151,24 @@ def _recording(source: str | None, where: LogSource) -> Recording:
 # ---- decisions -----------------------------------------------------------------------------------------
 
 
-def _decisions(
-    recording: Recording, settings: Sequence[Setting], flags: dict[str, Any]
-) -> tuple[list[str], dict[str, Any]]:
+def _check_source(recording: Recording) -> None:
+    """Refuse a recording that does not tell what its conductors knew.
+
+    Raises:
+        CannotTellError: it does not.
+    """
     if recording.begins:
         raise CannotTellError(recording.begins)
     if recording.tampered:
         raise CannotTellError(f"the log was tampered with: {recording.tampered}")
     if recording.history is not None and recording.history.is_redacted:
         raise CannotTellError("a redacted bundle has other requests than its log")
+
+
+def _decisions(
+    recording: Recording, settings: Sequence[Setting], flags: dict[str, Any]
+) -> tuple[list[str], dict[str, Any]]:
+    _check_source(recording)
     contents = selection.contents(recording.records, recording.subjects, recording.name)
     seen = selection.chosen(list(contents.requests.values()), last=flags["last"])
     chosen = {one.request_id for one in seen if one.summary is not None}
@@ -190,5 +220,54 @@ def _decided_otherwise(recording: Recording, settings: Sequence[Setting]) -> tup
     return found, notes
 
 
+def _without_advice(why: object) -> str:
+    """The reason why a configuration is not known, without the gate's advice to name another one."""
+    return str(why).partition("; name one with --config")[0]
+
+
 def _equal(one: Any, other: Any) -> bool:
     return bool(msgspec.structs.replace(other, config_digest=one.config_digest) == one)
+
+
+# ---- times ---------------------------------------------------------------------------------------------
+
+
+def _times(
+    recording: Recording, changes: Sequence[Setting], flags: dict[str, Any]
+) -> tuple[list[str], dict[str, Any]]:
+    for one in changes:
+        section, _, key = one.key.partition(".")
+        if section == "model_kwargs" and key not in _SIMULATED:
+            raise click.UsageError(
+                f"--set {one.key}: expected one of {', '.join(sorted(_SIMULATED))}; the recording does not "
+                "tell what it does to the cost of a step"
+            )
+    _check_source(recording)
+    if recording.history is not None:
+        raise CannotTellError("a bundle has one request: times need a log, with the requests beside it")
+    subjects = recording.subjects
+    records = [one for one in recording.records if for_conductor(one.subject, subjects)]
+    recorded = index(records, subjects, registry.graph)
+    digest = next((epoch.configs[-1] for epoch in reversed(recorded.epochs.values()) if epoch.configs), "")
+    was = _side(Deployments(recording.configs), digest)
+    if isinstance(was, str):
+        raise CannotTellError(_without_advice(was))
+    becomes = _side(Deployments(recording.configs, settings=changes), digest)
+    if isinstance(becomes, str):
+        raise ConfigError(f"--set: {becomes}")
+    load = recorded_load.read(records, recorded, subjects=subjects, graph_of=registry.graph)
+    asked, notes = times.chosen(load, digest, flags["last"])
+    around = times.Around(subjects=subjects, graph_of=registry.graph)
+    found = times.predict(load, asked, was, becomes, around, seeds=flags["seeds"])
+    found = msgspec.structs.replace(found, notes=[*notes, *found.notes])
+    report = (found, len(asked), flags["changes"])
+    return list(time_report.lines(*report)), time_report.as_plain(*report)
+
+
+def _side(known: Deployments, digest: str) -> times.Side | str:
+    deployment = known.of(digest)
+    if isinstance(deployment, str):
+        return deployment
+    config = known.config(digest)
+    assert not isinstance(config, str), "it has a deployment"
+    return times.Side(config=config, deployment=deployment)
