@@ -26,7 +26,7 @@ COMMANDS: Final = {
         "replay": "dalsegno.replay.command:replay",
         "gate": "dalsegno.gate.command:gate",
         "what-if": "dalsegno.what_if.command:what_if",
-        "export": "dalsegno.bundle.export:export",
+        "export": "dalsegno.what_if.export_command:export",
         "verify": "dalsegno.verify.command:verify",
         "check": "dalsegno.check.command:check",
         "config": "dalsegno.config.command:config",

@@ -12,6 +12,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import click
@@ -27,9 +28,10 @@ from dalsegno.gate.recorded_decisions import for_conductor, index
 from dalsegno.history.log_source import LogSource
 from dalsegno.roles import gc_tuning
 from dalsegno.terminal.sanitise import plain
-from dalsegno.what_if import decision_report, decisions, recorded_load, time_report, times
+from dalsegno.what_if import decision_report, decisions, recorded_load, time_report, times, traces
 from dalsegno.what_if.decisions import Otherwise
 from dalsegno.what_if.times import NotCalibratedError
+from dalsegno.what_if.traces import Call, TraceError
 from models import registry
 from shared.errors import ClientError, DalSegnoError
 
@@ -75,21 +77,32 @@ class CannotTellError(ClientError):
     show_default=True,
     help="For times: simulations, whose lowest and highest results are shown.",
 )
+@click.option(
+    "--cost-from",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="DATA_DIR",
+    help="For times of a trace: the recorded run from which costs and configuration are learned.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 @options.of_reader
 def what_if(source: str | None, **flags: Any) -> None:
     """Say what another configuration would have done with the recorded requests.
 
-    SOURCE is a data dir or a bundle; without it, the log is found as by `log`.
+    SOURCE is a data dir, a bundle or, with --cost-from, a Mooncake trace; without it, the log is found as by
+    `log`.
     Status 0: done; 2: usage; 3: this recording does not tell.
     """
     settings = _settings(flags["changes"])
     where = LogSource(nats=flags["nats"], data_dir=flags["data_dir"], prefix=flags["prefix"])
     try:
         with gc_tuning.collected_seldom():
+            calls = None
+            if flags["cost_from"] is not None:
+                calls = _trace(source, flags)
+                source = str(flags["cost_from"])
             recording = _recording(source, where)
             answer = _times if flags["level"] == "times" else _decisions
-            lines, data = answer(recording, settings, flags)
+            lines, data = answer(recording, settings, flags | {"calls": calls})
     except ConfigError as error:
         raise click.UsageError(plain(error.message)) from error
     except DalSegnoError as error:
@@ -133,6 +146,18 @@ def _settings(changes: Sequence[str]) -> tuple[Setting, ...]:
                 "tell what another model or machine would do"
             )
     return found
+
+
+def _trace(source: str | None, flags: dict[str, Any]) -> list[Call]:
+    """Read a trace; it has no decisions."""
+    if source is None or flags["level"] != "times":
+        raise click.UsageError("--cost-from goes with a trace as SOURCE, and with --level times")
+    try:
+        return traces.read(Path(source).read_text(encoding="utf-8"), source)
+    except TraceError as error:
+        raise click.UsageError(plain(error.message)) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"cannot read {source}: {error}") from error
 
 
 def _recording(source: str | None, where: LogSource) -> Recording:
@@ -258,9 +283,19 @@ def _times(
     load = recorded_load.read(records, recorded, subjects=subjects, graph_of=registry.graph)
     asked, notes = times.chosen(load, digest, flags["last"])
     around = times.Around(subjects=subjects, graph_of=registry.graph)
-    found = times.predict(load, asked, was, becomes, around, seeds=flags["seeds"])
+    instead = None
+    if flags["calls"] is not None:
+        longest = max(one.input_length + one.output_length for one in flags["calls"])
+        fits = min(was.config.max_seq_len, becomes.config.max_seq_len)
+        if longest > fits:
+            raise CannotTellError(
+                f"the trace has a request of {longest:,} tokens, and max_seq_len is {fits:,}: "
+                "record with a larger one, or shorten the trace"
+            )
+        instead = traces.asked_of(flags["calls"], asked, was.deployment.model, subjects)
+    found = times.predict(load, asked, was, becomes, around, seeds=flags["seeds"], instead=instead)
     found = msgspec.structs.replace(found, notes=[*notes, *found.notes])
-    report = (found, len(asked), flags["changes"])
+    report = (found, len(asked if instead is None else instead), flags["changes"])
     return list(time_report.lines(*report)), time_report.as_plain(*report)
 
 

@@ -39,6 +39,9 @@ def lines(found: Times, requests: int, settings: Sequence[str]) -> Iterator[str]
         predicted = found.predicted.get(name, _NOTHING)
         rows.append([*_row(name, one), *map(_number, (predicted.value, predicted.low, predicted.high))])
     yield from tables.plain_lines(_PREDICTED, rows)
+    for name, value in found.baseline.items():
+        if name in found.predicted:
+            yield f"{_NAMES.get(name, name)} of the trace with the recorded configuration: {_number(value)}"
     yield (
         f"{requests:,} {'request' if requests == 1 else 'requests'}; lowest and highest of {found.seeds} "
         f"{'simulation' if found.seeds == 1 else 'simulations'}, with costs of resampled logs"
@@ -50,7 +53,7 @@ def lines(found: Times, requests: int, settings: Sequence[str]) -> Iterator[str]
         )
     if found.outcomes["recorded"] != found.outcomes["simulated"]:
         was, then = (_counts(found.outcomes[side]) for side in ("recorded", "simulated"))
-        yield f"outcomes: {was} recorded; {then} then"
+        yield f"outcomes: {was} {'recorded' if not found.baseline else 'as configured'}; {then} then"
     yield from (f"note: {note}" for note in found.notes)
 
 

@@ -13,15 +13,15 @@ class Timeline:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._due: list[tuple[float, int, Callable[[], object]]] = []
         self._added = 0
 
-    def at(self, when_s: float, what: Callable[[], None]) -> None:
+    def at(self, when_s: float, what: Callable[[], object]) -> None:
         """Do something then; not before now."""
         self._added += 1
         heapq.heappush(self._due, (max(when_s, self.now_s), self._added, what))
 
-    def after(self, pause_s: float, what: Callable[[], None]) -> None:
+    def after(self, pause_s: float, what: Callable[[], object]) -> None:
         """Do something after a while."""
         self.at(self.now_s + pause_s, what)
 

@@ -39,6 +39,8 @@ _TOKEN_SHARES: Final = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1)
 _FINER: Final = 1.7
 _SEARCHED: Final = 300
 """The requests with which costs are tried."""
+_FEW_ROWS: Final = 0.5
+"""The range of recorded rows, in shares of their mean, below which the cost of a row is hardly known."""
 _GATING: Final = ("latency p50, s", "latency p90, s", "throughput")
 """The measures whose error decides whether the simulation is calibrated."""
 
@@ -77,6 +79,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         calibration, predicted: by measure; those whose error is too large are not predicted.
+        baseline: of a trace, its measures with the recorded configuration; empty without one.
         costs: of an engine's step, by node.
         outcomes: how the requests ended, in the recording and in the simulation with seed 0.
         requests: by request, seconds recorded, simulated as recorded, and under the other configuration.
@@ -84,6 +87,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
     calibration: dict[str, Measure]
     predicted: dict[str, Predicted]
+    baseline: dict[str, float | None]
     costs: dict[str, dict[str, float]]
     outcomes: dict[str, dict[str, int]]
     requests: dict[str, dict[str, float | None]]
@@ -108,7 +112,14 @@ class Around:
 
 
 def predict(
-    load: Load, asked: Sequence[Asked], recorded: Side, other: Side, around: Around, *, seeds: int
+    load: Load,
+    asked: Sequence[Asked],
+    recorded: Side,
+    other: Side,
+    around: Around,
+    *,
+    seeds: int,
+    instead: Sequence[Asked] | None = None,
 ) -> Times:
     """Simulate the recorded configuration, then the other one.
 
@@ -119,6 +130,7 @@ def predict(
         other: the configuration to try.
         around: the subjects, and the graphs of families.
         seeds: how many simulations of the other configuration to make.
+        instead: other requests, those of a trace; the recorded ones only calibrate then.
 
     Raises:
         NotCalibratedError: the log has no work, or the simulation of the recorded run is too far from it.
@@ -147,6 +159,10 @@ def predict(
             f"expected at most {LIMIT:.0%}",
             calibration,
         )
+    baseline: dict[str, float | None] = {}
+    if instead is not None:
+        asked, same = instead, _simulate(load, instead, recorded, costs, around)
+        baseline = _measures_of(same)
     runs = [
         _simulate(load, asked, other, _costs(load, seed, _shares(costs)), around, seed)
         for seed in range(seeds)
@@ -160,9 +176,12 @@ def predict(
             for name in measures[0]
             if (error := calibration[name].error) is not None and error <= LIMIT
         },
+        baseline=baseline,
         costs={node: _as_plain(cost) for node, cost in costs.items()},
         outcomes={
-            "recorded": _counted(one.outcome for one in asked),
+            "recorded": _counted(
+                one.outcome for one in (asked if instead is None else same.requests.values())
+            ),
             "simulated": _counted(one.outcome for one in first.requests.values()),
         },
         requests={
@@ -377,6 +396,13 @@ def _notes(load: Load, costs: Mapping[str, StepCost], run: Simulated) -> list[st
             f"{len(run.lent):,} requests have no recorded work, and were given that of the nearest one, for "
             f"example {name} that of {donor}"
         )
+    for node, samples in load.samples.items():
+        spread = [one.rows for one in samples]
+        if max(spread) - min(spread) < _FEW_ROWS * fmean(spread):
+            notes.append(
+                f"the steps of {node} had about as many rows throughout the recording, so that the cost of a "
+                "row is hardly known"
+            )
     rows = run.rows / run.steps if run.steps else 0.0
     most = max((cost.most_rows for cost in costs.values()), default=0.0)
     if rows > most:

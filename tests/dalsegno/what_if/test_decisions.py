@@ -9,6 +9,7 @@ from conductor.core.schedule import Deployment
 from configs.placement import PlacedGroup
 from dalsegno.gate import admission
 from dalsegno.gate.recorded_decisions import for_conductor, index
+from dalsegno.gate.scheduling import Redecided
 from dalsegno.what_if import decision_report, decisions
 from dalsegno.what_if.decisions import Change, Otherwise
 from models import registry
@@ -215,11 +216,12 @@ def test_a_bundle_tells_of_its_own_request_alone() -> None:
     other = msgspec.structs.replace(
         recorded.deployment, limits=msgspec.structs.replace(script.LIMITS, max_attempts=9)
     )
-    before, after = (
-        admission.decide_again(
-            records, made, lambda _, one=one: one, subjects=SUBJECTS, graph_of=registry.graph
-        )  # type: ignore[misc]
-        for one in (recorded.deployment, other)
-    )
+
+    def again(one: Deployment) -> Redecided:
+        return admission.decide_again(
+            records, made, lambda _: one, subjects=SUBJECTS, graph_of=registry.graph
+        )
+
+    before, after = again(recorded.deployment), again(other)
     change = of_request(decisions.of_bundle(before, after), "r1")
     assert (change.kind, change.found) == ("changed", {"limits.max_attempts": 9})

@@ -1,6 +1,7 @@
 """Simulated nodes: the real scheduler, and durations of the cost model."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -17,13 +18,13 @@ COST = StepCost(step_s=0.010, row_s=0.002, token_s=0.001)
 class Run:
     """An engine, and what happens when."""
 
-    def __init__(self, *, kv_tokens: int = 1024, **settings: object) -> None:
+    def __init__(self, *, kv_tokens: int = 1024, **settings: Any) -> None:
         self.timeline = Timeline()
         size = EngineSize(
             settings=EngineSettings(**settings),
             device="cpu",
             kv_tokens=kv_tokens,
-            max_positions=512,  # type: ignore[arg-type]
+            max_positions=512,
         )
         self.engine = SimulatedEngine(self.timeline, size, COST)
         self.firsts: dict[str, float] = {}
