@@ -85,19 +85,24 @@ class DecisionWriter:
                 await self._log.drain()
 
     def _subject(self, decision: Decision) -> str:
-        request_id = str(decision.request_id)
-        match decision:
-            case NodeReady() | WalkStop():
-                return self._subjects.ready(decision.rank, request_id)
-            case OutputFence():
-                return self._subjects.output(self._origin(request_id), request_id, CONDUCTOR_WRITER)
-            case _:
-                return self._subjects.walk(request_id)
+        return subject_of(decision, self._subjects, self._origin)
 
     def _origin(self, request_id: str) -> str:
         request = self._cluster.request(request_id)
         assert request is not None, "only known requests get a fence"
         return request.submission.origin
+
+
+def subject_of(decision: Decision, subjects: Subjects, origin_of: Callable[[str], str]) -> str:
+    """The subject of a decision; `origin_of` is the origin of a request, by id."""
+    request_id = str(decision.request_id)
+    match decision:
+        case NodeReady() | WalkStop():
+            return subjects.ready(decision.rank, request_id)
+        case OutputFence():
+            return subjects.output(origin_of(request_id), request_id, CONDUCTOR_WRITER)
+        case _:
+            return subjects.walk(request_id)
 
 
 def _span(decision: Decision, seq: int, read_ns: int) -> tracing.Span:

@@ -76,7 +76,7 @@ def export(
     found, media = asyncio.run(_collected(source, request_id, with_media=payloads))
     header, kept = bundled(found, payloads=payloads, redact=redact)
     path = output or f"{request_id}{SUFFIX}"
-    with _target(path) as file:
+    with target(path) as file:
         length = bundle_file.write(file, header, kept, _bytes_of(media))
     reports = request_check.check(
         found.requests,
@@ -199,7 +199,7 @@ def _with_seals(kept: Sequence[BundledRecord], seals: Sequence[StoredRecord]) ->
 
 
 @contextlib.contextmanager
-def _target(path: str) -> Iterator[BinaryIO]:
+def target(path: str) -> Iterator[BinaryIO]:
     """Open a file that appears only when complete, readable by its user only: it has clients' text."""
     if path == bundle_file.STDIN:
         yield sys.stdout.buffer

@@ -17,7 +17,7 @@ from models import registry
 from shared.log.port import StoredRecord
 from shared.subjects import Subjects
 
-_PARTLY: Final = (
+PARTLY: Final = (
     "bundles hold no other request: the order of admissions, the choice of ranks and full queues are taken "
     "as recorded"
 )
@@ -96,7 +96,7 @@ def schedule_of(recording: Recording, requests: Collection[str], deployments: De
         again = admission.decide_again(
             records, recorded, deployments.of, subjects=subjects, graph_of=registry.graph
         )
-        found.notes.append(_PARTLY)
+        found.notes.append(PARTLY)
     _add(found, again, requests)
     return found
 

@@ -15,7 +15,7 @@ Facts that are no decisions are taken from the log: time limits that passed, los
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -37,6 +37,8 @@ from shared.subjects import Subjects
 AS_RECORDED: Final = "as recorded"
 SCHEDULER: Final = "scheduler"
 """The event of an exception, which belongs to no single request."""
+EARLIER: Final = "earlier"
+LATER: Final = "later or never"
 
 
 class Redecided(msgspec.Struct, kw_only=True):
@@ -54,6 +56,25 @@ class Redecided(msgspec.Struct, kw_only=True):
     skipped: dict[str, str] = {}
 
 
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """A difference, and both decisions.
+
+    Attributes:
+        made: the recorded decision; None if there is none.
+        found: the decision that is made here; None if there is none yet.
+        deployment: that of `found`.
+    """
+
+    difference: Difference
+    made: Made | None
+    found: Scheduled | None
+    deployment: Deployment
+
+
+Watch: TypeAlias = Callable[[Told, Cluster], None]
+"""Called with each difference, in the state of the cluster in which it is found."""
+
+
 def decide_again(
     records: Sequence[StoredRecord],
     recorded: RecordedDecisions,
@@ -61,6 +82,8 @@ def decide_again(
     *,
     subjects: Subjects,
     graph_of: Callable[[str], ModelGraph],
+    cluster: "TaughtCluster | None" = None,
+    watch: Watch | None = None,
 ) -> Redecided:
     """Decide scheduling again.
 
@@ -70,14 +93,16 @@ def decide_again(
         deployments: by epoch, its deployment; or the reason why it is not known.
         subjects: those of the log.
         graph_of: the graph of a family, by name.
+        cluster: the cluster that decides, if it is of a special kind.
+        watch: sees the differences as they are found.
     """
-    run = _Run(_TaughtCluster(graph_of, subjects), recorded, deployments)
+    run = _Run(cluster or TaughtCluster(graph_of, subjects), recorded, deployments, watch)
     for record in records:
         run.take(record)
     return run.close()
 
 
-class _TaughtCluster(Cluster):
+class TaughtCluster(Cluster):
     """A cluster to which decisions can be applied that it did not make, and that takes back its own."""
 
     def teach(self, event: Scheduled, deployment: Deployment) -> None:
@@ -135,9 +160,10 @@ class _TaughtCluster(Cluster):
 class _Run:
     """One pass over the log."""
 
-    cluster: _TaughtCluster
+    cluster: TaughtCluster
     recorded: RecordedDecisions
     deployments: Mapping[int, Deployment | str]
+    watch: Watch | None = None
     result: Redecided = field(default_factory=Redecided)
     _fold: Fold = field(init=False)
     _memories: dict[str, Memory] = field(default_factory=dict)
@@ -225,16 +251,16 @@ class _Run:
         if made is None:
             self._hold_unrecorded(decision, seq, epoch, deployment)
         elif seq < made.earliest:
-            self._tell(decision, WHEN, AS_RECORDED, "earlier", seq)
+            self._tell(decision, WHEN, AS_RECORDED, EARLIER, seq, made)
             self.cluster.take_back(decision, deployment)
         else:
             del self._expected[decision.id]
             self._count(made)
             if made.number and made.number < self._last_number:
-                self._tell(decision, ORDER, AS_RECORDED, "after a decision that followed it", made.seq)
+                self._tell(decision, ORDER, AS_RECORDED, "after a decision that followed it", made.seq, made)
             self._last_number = max(self._last_number, made.number)
             for name, was, becomes in differing(made.event, decision):
-                self._tell(decision, name, was, becomes, made.seq)
+                self._tell(decision, name, was, becomes, made.seq, made)
             self.cluster.correct(made.event, deployment)
 
     def _hold_unrecorded(self, decision: Scheduled, seq: int, epoch: Epoch, deployment: Deployment) -> None:
@@ -261,30 +287,37 @@ class _Run:
             if str(made.event.request_id) not in self._refused:
                 field_name, was, becomes = (DECISION, _named(made.event), None)
                 if not isinstance(made.event, RequestRejected):
-                    field_name, was, becomes = (WHEN, AS_RECORDED, "later or never")
-                self._tell(made.event, field_name, was, becomes, made.seq)
+                    field_name, was, becomes = (WHEN, AS_RECORDED, LATER)
+                self._tell(made.event, field_name, was, becomes, made.seq, made)
             self.cluster.teach(made.event, deployment)
 
     def _count(self, made: Made) -> None:
         request_id = str(made.event.request_id)
         self.result.decided[request_id] = self.result.decided.get(request_id, 0) + 1
 
-    def _tell(self, decision: Scheduled, name: str, was: Any, becomes: Any, seq: int) -> None:
+    def _tell(
+        self, decision: Scheduled, name: str, was: Any, becomes: Any, seq: int, made: Made | None = None
+    ) -> None:
         """Note a difference; the same one of a decision only once."""
         if (decision.id, name) in self._told:
             return
         self._told.add((decision.id, name))
-        self.result.differences.append(
-            Difference(
-                level="schedule",
-                event=type_of(decision),
-                field=name,
-                recorded=was,
-                found=becomes,
-                request_id=str(decision.request_id),
-                seq=seq,
-            )
+        difference = Difference(
+            level="schedule",
+            event=type_of(decision),
+            field=name,
+            recorded=was,
+            found=becomes,
+            request_id=str(decision.request_id),
+            seq=seq,
         )
+        self.result.differences.append(difference)
+        deployment = self._deployment()
+        if self.watch is not None and deployment is not None:
+            found = None if made is not None and decision is made.event else decision
+            self.watch(
+                Told(difference=difference, made=made, found=found, deployment=deployment), self.cluster
+            )
 
 
 def _named(decision: Scheduled) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from conductor import writer
 from conductor.core.cluster import Cluster, Folded
 from conductor.core.request import Decision, Request
 from conductor.core.schedule import Deployment
@@ -23,7 +24,6 @@ from shared.events import (
     Limits,
     MalformedEventError,
     NodeReady,
-    OutputFence,
     Params,
     RequestCancel,
     RequestSubmitted,
@@ -32,7 +32,6 @@ from shared.events import (
     WalkFailed,
     WalkProgressed,
     WalkResult,
-    WalkStop,
     WorkerJoined,
     WorkerLeaving,
     WorkerLost,
@@ -65,14 +64,7 @@ def deployment(**changes: Any) -> Deployment:
 
 
 def subject_of(decision: Decision, origin: str = "nats") -> str:
-    request_id = str(decision.request_id)
-    match decision:
-        case NodeReady() | WalkStop():
-            return SUBJECTS.ready(decision.rank, request_id)
-        case OutputFence():
-            return SUBJECTS.output(origin, request_id, CONDUCTOR_WRITER)
-        case _:
-            return SUBJECTS.walk(request_id)
+    return writer.subject_of(decision, SUBJECTS, lambda _: origin)
 
 
 class Script:
