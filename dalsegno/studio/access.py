@@ -17,23 +17,14 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-CONTENT_POLICY: Final = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self' data: blob:",
-        "media-src 'self' blob:",
-        "connect-src 'self'",
-        "frame-ancestors 'none'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "require-trusted-types-for 'script'",
-        "trusted-types 'none'",
-    )
+CONTENT_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+    "media-src 'self' blob:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
+    "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
 HEADERS: Final = {
     "content-security-policy": CONTENT_POLICY,
@@ -151,11 +142,11 @@ class Access:
         )
 
     def _entered(self, scope: Scope) -> Response:
-        from starlette.requests import Request
-
         session = self.door.enter(Request(scope).query_params.get("token", ""))
         if session is None:
-            return _refused("this link was used, or is of another run: `dalsegno studio` has printed a new one")
+            return _refused(
+                "this link was used, or is of another run: `dalsegno studio` has printed a new one"
+            )
         answer = RedirectResponse("/", status_code=303)
         answer.set_cookie(self.door.cookie, session, httponly=True, samesite="strict", path="/")
         return answer

@@ -7,7 +7,6 @@ from them, while they are looked at; that of an open request is read again when 
 import asyncio
 import time
 from collections import OrderedDict
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
@@ -25,7 +24,7 @@ from dalsegno.history.summary import Summary
 from dalsegno.history.summary_fold import SummaryFold
 from dalsegno.replay import recorded_request
 from dalsegno.replay.recorded_request import History
-from dalsegno.studio.subject_of_study import Study
+from dalsegno.studio.study import Study
 from dalsegno.why.comparison import around
 from shared.errors import ClientError
 from shared.events import RequestSubmitted
