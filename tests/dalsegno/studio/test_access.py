@@ -27,7 +27,9 @@ async def test_a_link_opens_one_session_once_and_the_next_one_is_offered() -> No
     assert (await one.http.get(offered[0])).status_code == 303
 
 
-@pytest.mark.parametrize("path", ["/", "/api/sources", "/api/request", *(f"/{name}" for name in static_files())])
+@pytest.mark.parametrize(
+    "path", ["/", "/api/sources", "/api/request", *(f"/{name}" for name in static_files())]
+)
 async def test_nothing_is_served_without_a_session(path: str) -> None:
     answer = await Visitor(shelf_of(*BUNDLES[:1])).http.get(path)
 
@@ -46,7 +48,9 @@ async def test_a_wrong_token_opens_nothing(token: str) -> None:
     assert "set-cookie" not in answer.headers
 
 
-@pytest.mark.parametrize("cookie", ["", "dalsegno_studio_8123=wrong", "dalsegno_studio_8123=\u00e9", "=;;=", "a"])
+@pytest.mark.parametrize(
+    "cookie", ["", "dalsegno_studio_8123=wrong", "dalsegno_studio_8123=\u00e9", "=;;=", "a"]
+)
 def test_a_wrong_cookie_is_no_session(cookie: str) -> None:
     door = Door(PORT)
     door.enter(door.link().rpartition("=")[2])
@@ -73,7 +77,9 @@ async def test_another_host_is_refused_even_with_a_session(host: str) -> None:
     assert answer.status_code == 403
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "null", f"https://127.0.0.1:{PORT}", "http://127.0.0.1"])
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", f"https://127.0.0.1:{PORT}", "http://127.0.0.1"]
+)
 async def test_another_origin_is_refused_even_with_a_session(origin: str) -> None:
     one = await visitor()
 
@@ -119,7 +125,14 @@ def test_the_policy_allows_nothing_inline_and_nothing_foreign() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/../pyproject.toml", "/..%2f..%2fpyproject.toml", "/static/app.js", "/%2e%2e/server.py", "/etc/passwd", "//etc/passwd"],
+    [
+        "/../pyproject.toml",
+        "/..%2f..%2fpyproject.toml",
+        "/static/app.js",
+        "/%2e%2e/server.py",
+        "/etc/passwd",
+        "//etc/passwd",
+    ],
 )
 async def test_no_other_file_is_served(path: str) -> None:
     one = await visitor()

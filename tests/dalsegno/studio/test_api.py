@@ -65,7 +65,13 @@ def test_every_decision_and_every_report_has_a_cause_before_it(path: Path) -> No
     study = study_of(path)
 
     for row in study.events(0, "", "")["rows"]:
-        if row["type"] in ("node.ready", "walk.completed", "request.finished", "request.admitted", "output.chunk"):
+        if row["type"] in (
+            "node.ready",
+            "walk.completed",
+            "request.finished",
+            "request.admitted",
+            "output.chunk",
+        ):
             assert row["cause"] is not None, row
             assert row["cause"] < row["seq"]
             assert row["seq"] in study.effects[row["cause"]]
@@ -127,7 +133,9 @@ async def test_the_list_has_every_request_newest_first_and_filters_choose() -> N
 
     rows = (await one.get("/api/requests"))["rows"]
     assert {row["source_name"] for row in rows} == {path.name for path in BUNDLES}
-    assert [int(row["start_ns"]) for row in rows] == sorted((int(row["start_ns"]) for row in rows), reverse=True)
+    assert [int(row["start_ns"]) for row in rows] == sorted(
+        (int(row["start_ns"]) for row in rows), reverse=True
+    )
     failed = (await one.get("/api/requests", outcome="failed"))["rows"]
     assert {row["outcome"] for row in failed} == {"failed"}
     assert len(failed) == sum(row["outcome"] == "failed" for row in rows)
