@@ -4,12 +4,15 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from conductor.core.replay import plain
 from dalsegno.gate.differences import between
 from dalsegno.history.event_description import summary_of, type_of, writer_of
 from dalsegno.replay import recorded_request, verdicts
 from dalsegno.replay.recorded_request import History
 from dalsegno.replay.timeline import ReplayTimeline, TimelinePosition
+from dalsegno.replay.verdicts import ControlResult
 from shared.events import AnyEvent, EpochOpened, WorkerLost
 from shared.subjects import CONDUCTOR_WRITER
 
@@ -42,8 +45,13 @@ def decisions_of(
     return {
         "decisions": found,
         "counts": Counter(row["match"] for row in found),
-        "verdicts": [verdicts.as_plain(one) | {"lines": verdicts.lines(one)} for one in results],
+        "verdicts": [_verdict(one) for one in results],
     }
+
+
+def _verdict(one: ControlResult) -> dict[str, Any]:
+    lines = verdicts.lines(msgspec.structs.replace(one, source=None))
+    return verdicts.as_plain(one) | {"lines": [line for line in lines if not line.startswith("  ")]}
 
 
 def _is_decision(event: AnyEvent) -> bool:

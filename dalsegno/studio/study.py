@@ -18,7 +18,6 @@ from dalsegno.history.summary import Summary, iso
 from dalsegno.replay import recorded_request
 from dalsegno.replay.recorded_request import History
 from dalsegno.replay.timeline import ReplayTimeline
-from dalsegno.replay.timeline import plain as plain_of
 from dalsegno.studio import lanes, media
 from dalsegno.studio.causes import causes_of, effects_of
 from dalsegno.studio.decisions import decisions_of
@@ -33,7 +32,9 @@ from shared.log.port import StoredRecord
 PAGE: Final = 500
 """Events in one answer."""
 _SHOWN_BYTES: Final = 512
-"""Bytes of one value of an event that are shown; the rest is counted."""
+"""Bytes of an unreadable record that are shown."""
+_SHOWN_CHARS: Final = 32_768
+"""Characters of one text that are shown; the rest is counted."""
 
 
 class Study:
@@ -181,7 +182,7 @@ class Study:
         record = self.history.records[place]
         address = self.history.subjects.parse(record.subject)
         try:
-            found: Any = _cut(msgspec.to_builtins(decode(record.data, address.kind if address else None)))
+            found: Any = _shown(msgspec.to_builtins(decode(record.data, address.kind if address else None)))
         except MalformedEventError:
             found = None
         raw = record.data[:_SHOWN_BYTES].hex()
@@ -200,8 +201,8 @@ class Study:
             "place": place,
             "count": len(positions),
             "row": row,
-            "state": state,
-            "changes": msgspec.to_builtins(changes),
+            "state": _shown(state),
+            "changes": _shown(msgspec.to_builtins(changes)),
         }
 
     def changes(self, name: str) -> dict[str, Any]:
@@ -213,8 +214,8 @@ class Study:
                 {
                     "place": place,
                     "seq": self.timeline.positions[place].record.seq,
-                    "before": change.before,
-                    "after": change.after,
+                    "before": _shown(change.before),
+                    "after": _shown(change.after),
                     "text": self._described(self.timeline.positions[place].record)["text"],
                     "type": self._described(self.timeline.positions[place].record)["type"],
                 }
@@ -224,7 +225,7 @@ class Study:
 
     def decisions(self) -> dict[str, Any]:
         """The recorded decisions beside those that are made again."""
-        return decisions_of(self.history, self.timeline, self.causes, self.begin_ns)
+        return dict(_shown(decisions_of(self.history, self.timeline, self.causes, self.begin_ns)))
 
     def place_of(self, seq: int) -> int:
         """Return the number of a record, from 0.
@@ -243,25 +244,25 @@ class Study:
 
 
 _SHOWN_EFFECTS: Final = 4
+_MAX_EXACT: Final = (1 << 53) - 1
+"""The largest whole number that a browser's numbers hold."""
 
 
 def _has(row: dict[str, Any], wanted: str) -> bool:
     return any(wanted in str(row[name]).casefold() for name in ("type", "writer", "text", "seq"))
 
 
-def _cut(value: Any) -> Any:
-    """A value of an event as JSON: long bytes in base64 are cut and counted."""
-    return _walked(plain_of(value))
-
-
-def _walked(value: Any) -> Any:
+def _shown(value: Any) -> Any:
+    """A value as JSON that a browser reads exactly: long texts are cut, large numbers are texts."""
     match value:
         case dict():
-            return {name: _walked(item) for name, item in value.items()}
-        case list():
-            return [_walked(item) for item in value]
-        case str() if len(value) > 64 * _SHOWN_BYTES:
-            return f"{value[: 64 * _SHOWN_BYTES]}… {len(value):,} characters in all"
+            return {str(name): _shown(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_shown(item) for item in value]
+        case int() if abs(value) > _MAX_EXACT:
+            return str(value)
+        case str() if len(value) > _SHOWN_CHARS:
+            return f"{value[:_SHOWN_CHARS]}… {len(value):,} characters in all"
         case _:
             return value
 

@@ -32,7 +32,7 @@ const status = h("div.status", { role: "status" });
 const keys = helpDialog();
 
 function bar() {
-  return h("header.bar", {},
+  return h("header.topbar", {},
     h("a.skip", { href: "#main", on: { click: (event) => { event.preventDefault(); main.focus(); } } }, "To the contents"),
     h("strong.name", {}, h("span.segno", { "aria-hidden": "true" }, "%"), "studio"),
     tabs, subject, status,

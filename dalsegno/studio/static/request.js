@@ -128,13 +128,14 @@ function criticalPath(found, lanes) {
     h("h2", {}, "Critical path", h("span.dim", {}, " every moment once")),
     h("div.scroll", { tabindex: 0, role: "region", "aria-label": "Parts of the critical path" },
       h("table", {},
-        h("thead", {}, h("tr", {}, ["from", "took", "share", "what"].map((name, place) =>
-          h("th", { scope: "col", class: place < 3 ? "num" : "" }, name)))),
+        h("thead", {}, h("tr", {}, ["from", "took", "share"].map((name) => h("th.num", { scope: "col" }, name)),
+          h("td.fills"), h("th", { scope: "col" }, "what"))),
         h("tbody", {}, parts.map((part) => h("tr", { on: { click: () => lanes.move(part.from_s) } },
           h("td.num", {}, seconds(part.from_s)),
           h("td.num", {}, seconds(part.seconds)),
-          h("td.num.share", {}, h(`span.fill.bar.${part.kind}`, {
-            "aria-hidden": "true", class: isWait(part.kind) ? "wait" : "", style: { width: `${(50 * part.share) / widest}%` } }), share(part.share)),
+          h("td.num.share", {}, share(part.share)),
+          h("td.fills", {}, h(`span.fill.bar.${part.kind}`, {
+            "aria-hidden": "true", class: isWait(part.kind) ? "wait" : "", style: { width: `${(72 * part.share) / widest}px` } })),
           h("td", {}, h("span.kind", {}, nameOf(part.kind)), " ", part.text)))))),
     found.explained.unusual.length ? h("ul.unusual", {}, found.explained.unusual.map((one) => h("li", {}, one.text))) : null);
 }
@@ -148,7 +149,7 @@ function answerPanel(about, found, at) {
   const parts = texts.map(([choice, text]) => {
     const before = h("span.said");
     const after = h("span.unsaid");
-    const element = h("div.text", { tabindex: 0, role: "region", "aria-label": texts.length > 1 ? `Answer ${choice}` : "Answer" }, before, after);
+    const element = h("div.prose", { tabindex: 0, role: "region", "aria-label": texts.length > 1 ? `Answer ${choice}` : "Answer" }, before, after);
     return { choice: Number(choice), points: [...text], before, after, element };
   });
   const place = h("span.dim");
@@ -175,7 +176,7 @@ function answerPanel(about, found, at) {
 
   const element = h("section.answer", { "aria-label": "Answer" },
     found.prompt && h("details.prompt", {}, h("summary", {}, h("b", {}, "Prompt "), h("span.dim", {}, several([...found.prompt].length, "character"))),
-      h("div.text", { tabindex: 0, role: "region", "aria-label": "Prompt" }, found.prompt)),
+      h("div.prose", { tabindex: 0, role: "region", "aria-label": "Prompt" }, found.prompt)),
     h("h2", {}, "Answer", place),
     parts.map((part) => part.element),
     media.map((one) => one.element),

@@ -33,10 +33,10 @@ const COLUMNS = [
   { name: "outcome", class: "outcome" },
   { name: "took", class: "num took" },
   { name: "queue", class: "num" },
-  { name: "first chunk", class: "num" },
+  { name: "first", class: "num" },
   { name: "tokens", class: "num" },
   { name: "tok/s", class: "num" },
-  { name: "attempts", class: "num small" },
+  { name: "tries", class: "num small" },
   { name: "ranks", class: "small" },
   { name: "events", class: "num small" },
   { name: "tenant", class: "name" },
@@ -81,7 +81,7 @@ export const requests = {
       const rate = row.completion_tokens && row.seconds ? (row.completion_tokens / row.seconds).toFixed(1) : "";
       const why = row.finish_reason ?? row.code;
       return [
-        row.submitted.slice(0, 10) === row.submitted ? row.submitted : row.submitted.replace("T", " ").replace("Z", ""),
+        row.submitted.replace("T", " ").replace("Z", ""),
         h("a", { href: address.of("request", about(row)) }, row.request_id),
         [h("span.sign", { "aria-hidden": "true" }, SIGNS[row.outcome]), ` ${row.outcome}`, why && h("span.dim", {}, ` ${why}`)],
         [h("span.bar", { "aria-hidden": "true", style: { width: `${longest ? (100 * (row.seconds ?? 0)) / longest : 0}%` } }),

@@ -22,7 +22,7 @@ export const state = {
     slider.value = now.place;
     const where = h("div.where");
     const changed = h("div.changes");
-    const values_ = h("div.values", { tabindex: 0, role: "region", "aria-label": "State" });
+    const values_ = h("div.values", { tabindex: 0, role: "region", "aria-label": "Values" });
     const past = h("div.past");
     const rows = new Map();
 
@@ -61,13 +61,14 @@ export const state = {
     function drawValues(marked) {
       const seen = new Set();
       let after = null;
+      let root = null;
       for (const [name, value] of leaves(now.state)) {
         if (filter && !name.toLowerCase().includes(filter.toLowerCase())) continue;
-        seen.add(name);
+        seen.add(name).add(`${rootOf(name)}.`);
         let row = rows.get(name);
         if (!row) {
           row = { mark: h("span.mark"), value: h("span.value"), text: null };
-          row.element = h("div.leaf", {}, row.mark, pathButton(name), row.value);
+          row.element = h("div.leaf", {}, row.mark, pathButton(name, name.slice(rootOf(name).length + 1)), row.value);
           rows.set(name, row);
         }
         const text = json(value);
@@ -78,15 +79,27 @@ export const state = {
           row.element.classList.toggle("changed", isMarked);
           fill(row.mark, isMarked ? "● changed" : "");
         }
-        const next = after ? after.nextSibling : values_.firstChild;
-        if (next !== row.element) values_.insertBefore(row.element, next);
-        after = row.element;
+        if (rootOf(name) !== root) { root = rootOf(name); after = put(rootRow(root), after); }
+        after = put(row.element, after);
       }
       for (const [name, row] of rows) if (!seen.has(name)) { row.element.remove(); rows.delete(name); }
     }
 
-    function pathButton(name) {
-      return button(name, () => look(name), { class: "path", title: `When did ${name} change?` });
+    /** Put an element behind another one, or first, unless it is there. */
+    function put(element, before) {
+      const next = before ? before.nextSibling : values_.firstChild;
+      if (next !== element) values_.insertBefore(element, next);
+      return element;
+    }
+
+    function rootRow(name) {
+      const key = `${name}.`;
+      if (!rows.has(key)) rows.set(key, { element: h("div.root", {}, name) });
+      return rows.get(key).element;
+    }
+
+    function pathButton(name, label = name) {
+      return button(label, () => look(name), { class: "path", title: `When did ${name} change?` });
     }
 
     async function look(name) {
@@ -132,11 +145,11 @@ export const state = {
     fill(root,
       h("h1.hidden", {}, "State"),
       h("div.tools", {},
-        button("⏮", () => go(0), { "aria-label": "To the first record" }),
+        button("⇤", () => go(0), { "aria-label": "To the first record" }),
         button("◀", () => go(wanted - 1), { "aria-label": "One record back" }),
         slider,
         button("▶", () => go(wanted + 1), { "aria-label": "One record on" }),
-        button("⏭", () => go(now.count - 1), { "aria-label": "To the last record" })),
+        button("⇥", () => go(now.count - 1), { "aria-label": "To the last record" })),
       where,
       h("div.split.three", {}, h("div.side", {}, changed, past), h("div.side", {}, h("div.tools", {}, h("h2", {}, "State after it"), search), values_)));
     draw();
@@ -153,6 +166,10 @@ function* leaves(value, name = "") {
   } else if (isMap(value)) {
     for (const [key, item] of Object.entries(value)) yield* leaves(item, name ? `${name}.${key}` : key);
   } else yield [name, value];
+}
+
+function rootOf(name) {
+  return name.split(".")[0];
 }
 
 function isMap(value) {

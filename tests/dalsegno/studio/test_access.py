@@ -1,4 +1,4 @@
-"""The door: one session per token, this host and origin only, and a policy under which nothing foreign runs."""
+"""The door: one session per token, this host and origin only, and a strict policy."""
 
 from pathlib import Path
 

@@ -247,7 +247,7 @@ async def test_sound_is_a_wav_file_that_can_be_asked_for_in_parts() -> None:
         assert (file.getframerate(), file.readframes(1000)) == (16_000, pcm)
     assert part.status_code == 206
     assert part.content == whole.content[10:20]
-    [medium] = (await one.get("/api/request", **{"source": "b1", "id": "r1"}))["media"]
+    [medium] = (await one.get("/api/request", source="b1", id="r1"))["media"]
     assert medium["seconds"] == len(pcm) / 2 / 16_000
     assert medium["times"][-1][1] == len(pcm) / 2
 
