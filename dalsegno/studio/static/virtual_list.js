@@ -146,8 +146,9 @@ export function virtualList({ label, columns, height, load, cells, choose, open,
       empty.hidden = total > 0;
       fill(empty, none);
       if (place !== null && total) {
-        await fetchAt(place);
-        pick(place);
+        const near = Math.min(place, total - 1);
+        await fetchAt(near);
+        pick(near);
       }
     },
     pick,

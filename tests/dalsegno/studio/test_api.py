@@ -237,7 +237,7 @@ async def test_sound_is_a_wav_file_that_can_be_asked_for_in_parts() -> None:
     shelf.bundles["b1"] = BundleRecording("b1", "made", study.history)
     one = Visitor(shelf)
     await one.enter()
-    at = {"source": "b1", "id": "r1", "number": 0}
+    at = {"source": "b1", "id": "r1", "number": "0"}
 
     whole = await one.http.get("/api/medium", params=at)
     part = await one.http.get("/api/medium", params=at, headers={"range": "bytes=10-19"})

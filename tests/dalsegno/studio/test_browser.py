@@ -34,6 +34,7 @@ pytestmark = [
 
 ALTERED: Final = HISTORIES / "wrong" / "altered.bundle"
 SCREENS: Final = ("request", "events", "state", "decisions")
+PATIENCE_MS: Final = 15_000
 DRAWN: Final = {
     "requests": "[role=grid] [aria-selected=true]",
     "request": ".timeline .tick",
@@ -128,10 +129,12 @@ def opened(chromium: Any) -> Iterator[Opener]:
         windows.append(window)
         own = re.compile(rf"{re.escape(served.url)}/|data:|blob:")
         page = window.page
-        page.on("console", lambda message: window.wrong.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: window.wrong.append(f"error: {error}"))
-        page.on("request", lambda one: own.match(one.url) or window.wrong.append(f"asked {one.url}"))
-        page.on("dialog", lambda dialog: window.wrong.append("a dialog was opened"))
+        page.set_default_timeout(PATIENCE_MS)
+        note = window.wrong.append
+        page.on("console", lambda message: note(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: note(f"error: {error}"))
+        page.on("request", lambda one: None if own.match(one.url) else note(f"asked {one.url}"))
+        page.on("dialog", lambda dialog: note("a dialog was opened"))
         page.goto(served.door.link())
         page.wait_for_selector("section.screen.requests")
         return window
@@ -166,11 +169,12 @@ def test_every_history_opens_on_every_screen_without_an_error(opened: Opener) ->
 def test_axe_finds_nothing_on_any_screen(scheme: str, opened: Opener) -> None:
     window = opened(shelf_of(HISTORIES / "sound-worker-died.bundle", ALTERED))
     window.page.emulate_media(color_scheme=scheme)
-    for screen, values in (
+    shown_screens: list[tuple[str, dict[str, object]]] = [
         ("requests", {}),
         *((screen, {"source": "b1", "id": "sound-worker-died", "at": 5}) for screen in SCREENS),
         ("decisions", {"source": "b2", "id": "plain"}),
-    ):
+    ]
+    for screen, values in shown_screens:
         window.open(screen, **values)
         found = axe.Axe().run(window.page).response["violations"]
         shown = [(one["id"], [node["html"][:160] for node in one["nodes"]][:4]) for one in found]
@@ -239,7 +243,7 @@ def test_an_address_holds_what_is_shown(opened: Opener) -> None:
     window = opened(shelf_of(HISTORIES / "worker-died.bundle"))
     window.open("state", source="b1", id="worker-died", at=5)
     window.page.keyboard.press("ArrowRight")
-    window.page.wait_for_function("location.hash.includes('at=6')")
+    window.page.wait_for_url("**/*at=6*")
     here = window.page.locator(".where").inner_text()
 
     window.page.reload()
@@ -270,9 +274,16 @@ def test_sound_can_be_played(opened: Opener) -> None:
     window = opened(shelf)
     window.open("request", source="b1", id="r1")
 
-    window.page.wait_for_function("document.querySelector('audio').readyState > 0")
+    duration = window.page.evaluate(
+        """() => new Promise((done) => {
+            const audio = document.querySelector("audio");
+            if (audio.readyState) done(audio.duration);
+            audio.addEventListener("loadedmetadata", () => done(audio.duration));
+            audio.addEventListener("error", () => done(null));
+        })"""
+    )
 
-    assert window.page.evaluate("document.querySelector('audio').duration") == pytest.approx(1.0)
+    assert duration == pytest.approx(1.0)
 
 
 def test_a_bundle_is_opened_by_dropping_it(opened: Opener) -> None:
