@@ -29,8 +29,9 @@ from starlette.routing import BaseRoute, Route
 
 from dalsegno.history import filter_options
 from dalsegno.history.request_filter import RequestFilter
+from dalsegno.studio.export import row_of
 from dalsegno.studio.following import Follower
-from dalsegno.studio.recordings import LOG, Row, Shelf
+from dalsegno.studio.recordings import LOG, Shelf
 from dalsegno.studio.study import Study
 from shared.errors import ClientError, DalSegnoError
 
@@ -105,7 +106,7 @@ class Api:
         shown = rows[:PAGE]
         return _json(
             {
-                "rows": [_row(row) for row in shown],
+                "rows": [row_of(row) for row in shown],
                 "next": str(shown[-1].summary.start_ns) if len(rows) > PAGE else None,
             }
         )
@@ -177,15 +178,6 @@ def filter_of(query: list[tuple[str, str]]) -> RequestFilter:
 
 def _until(wanted: RequestFilter, until_ns: int) -> RequestFilter:
     return replace(wanted, until_ns=min(wanted.until_ns, until_ns))
-
-
-def _row(row: Row) -> dict[str, Any]:
-    return row.summary.plain() | {
-        "source": row.source,
-        "source_name": row.source_name,
-        "start_ns": str(row.summary.start_ns),
-        "seq": row.summary.seq,
-    }
 
 
 def _events(study: Study, query: Any) -> Any:

@@ -5,18 +5,22 @@ only, through a link with a token that works once (`dalsegno.studio.access`).
 """
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Final
 
 import click
 
 from dalsegno.config import options
 from dalsegno.history import log_source
 from dalsegno.history.log_source import LogSource
+from dalsegno.history.request_filter import RequestFilter
 from dalsegno.replay import recorded_request
 from dalsegno.serve.data_dir import DataDirError
-from dalsegno.studio.recordings import LogRecording, Shelf
+from dalsegno.studio.recordings import LogRecording, Row, Shelf
+from dalsegno.studio.study import Study
 from shared.errors import ClientError
 
 
@@ -25,10 +29,20 @@ from shared.errors import ClientError
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=0, help="Port on 127.0.0.1. [default: a free one]"
 )
+@click.option(
+    "--export",
+    "file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.html",
+    help="Write the pages with the data inside to one file, and serve nothing.",
+)
+@click.option("--request", "requests", multiple=True, metavar="ID", help="Only these, for --export.")
 @options.of_reader
 def studio(
     recordings: tuple[Path, ...],
     port: int,
+    file: Path | None,
+    requests: tuple[str, ...],
     nats: str | None,
     data_dir: Path | None,
     prefix: str | None,
@@ -40,7 +54,16 @@ def studio(
     """
     found, bundles = _chosen(recordings, data_dir)
     source = LogSource(nats=nats, data_dir=found, prefix=prefix)
-    asyncio.run(_run(source, bundles, port, needs_log=source.is_named))
+    if requests and file is None:
+        raise click.UsageError("--request chooses what --export writes; the pages have all requests")
+    if file is None:
+        asyncio.run(_run(source, bundles, port, needs_log=source.is_named))
+        return
+    if not requests and (source.is_named or not bundles):
+        raise click.UsageError("--export of a log needs --request: expected the ids of one or more requests")
+    count, document = asyncio.run(_exported(source, bundles, requests, needs_log=source.is_named))
+    file.write_text(document, encoding="utf-8")
+    click.echo(f"{file}: {count} request{'s' if count != 1 else ''}, {file.stat().st_size:,} bytes")
 
 
 def _chosen(recordings: Sequence[Path], data_dir: Path | None) -> tuple[Path | None, list[Path]]:
@@ -79,6 +102,35 @@ async def _run(source: LogSource, bundles: Sequence[Path], port: int, *, needs_l
             for line in _opening(shelf, door.link()):
                 click.echo(line)
             await server.serve(server.application(shelf, door, follower), bound)
+
+
+async def _exported(
+    source: LogSource, bundles: Sequence[Path], requests: Sequence[str], *, needs_log: bool
+) -> tuple[int, str]:
+    """Return the number of requests that are exported, and the file's contents."""
+    from dalsegno.studio import export
+
+    rows, studies, missing = list[Row](), list[tuple[str, Study]](), set(requests)
+    async with _opened(source, is_needed=needs_log or not bundles, is_wanted=True) as log:
+        shelf = Shelf(log)
+        for path in bundles:
+            shelf.add_file(path)
+        for recording in [*([log] if log is not None else []), *shelf.bundles.values()]:
+            for row in await recording.rows(RequestFilter(), sys.maxsize):
+                request_id = row.summary.request_id
+                if not requests or request_id in requests:
+                    rows.append(row)
+                    studies.append((recording.id, await recording.study(request_id)))
+                    missing.discard(request_id)
+    if missing:
+        raise ClientError(
+            f"expected the requests {', '.join(sorted(missing))}, found none; see `dalsegno log`"
+        )
+    title = ", ".join(dict.fromkeys(row.summary.request_id for row in rows))[:_TITLE_CHARS]
+    return len(rows), export.document(rows, studies, title)
+
+
+_TITLE_CHARS: Final = 80
 
 
 def _opening(shelf: Shelf, link: str) -> list[str]:

@@ -65,12 +65,16 @@ class Recording(Protocol):
 
 @dataclass(slots=True)
 class BundleRecording:
-    """A bundle."""
+    """A bundle.
+
+    Attributes:
+        summaries: its requests, in order of submission.
+    """
 
     id: str
     name: str
     history: History
-    _summaries: list[Summary] = field(default_factory=list)
+    summaries: list[Summary] = field(init=False)
     _prompts: dict[str, str] = field(default_factory=dict)
     _studies: dict[str, Study] = field(default_factory=dict)
 
@@ -81,19 +85,19 @@ class BundleRecording:
             event = manifest.event_of(record, self.history.subjects)
             if isinstance(event, RequestSubmitted):
                 self._prompts.setdefault(str(event.request_id), prompt_of(event.inputs))
-        self._summaries = [tracked.summary for tracked in fold.requests.values()]
+        self.summaries = [tracked.summary for tracked in fold.requests.values()]
 
     async def rows(self, wanted: RequestFilter, limit: int) -> list[Row]:
         now_ns = time.time_ns()
         found = (
             Row(source=self.id, source_name=self.name, summary=one)
-            for one in reversed(self._summaries)
+            for one in reversed(self.summaries)
             if wanted.accepts(one, now_ns) and wanted.accepts_prompt(self._prompts.get(one.request_id, ""))
         )
         return list(found)[:limit]
 
     async def study(self, request_id: str) -> Study:
-        if request_id not in {one.request_id for one in self._summaries} | {*self.history.requests}:
+        if request_id not in {one.request_id for one in self.summaries} | {*self.history.requests}:
             raise ClientError(f"{self.name} has no request {request_id!r}")
         return self._studies.setdefault(request_id, Study(self.history, request_id, []))
 

@@ -124,13 +124,14 @@ class Study:
             "tenant": submission.tenant if submission is not None else None,
         }
 
-    def events(self, start: int, kind: str, text: str) -> dict[str, Any]:
+    def events(self, start: int, kind: str, text: str, count: int = PAGE) -> dict[str, Any]:
         """A page of the events, from the number `start` of those that match.
 
         Args:
             start: a number from 0.
             kind: an event type, or empty for all.
             text: a part of the type, writer or description, in any case; or empty.
+            count: of events on the page, at most.
         """
         rows, wanted = self._rows, text.casefold()
         chosen = [
@@ -139,7 +140,7 @@ class Study:
         kinds: dict[str, int] = {}
         for row in rows:
             kinds[row["type"]] = kinds.get(row["type"], 0) + 1
-        return {"total": len(chosen), "start": start, "kinds": kinds, "rows": chosen[start : start + PAGE]}
+        return {"total": len(chosen), "start": start, "kinds": kinds, "rows": chosen[start : start + count]}
 
     @cached_property
     def _rows(self) -> list[dict[str, Any]]:

@@ -11,18 +11,17 @@ export class DataError extends Error {}
 
 /** Return the answer to `/api/<what>?<query>`. */
 export async function get(what, query = {}, signal = undefined) {
-  const text = queryOf(query);
-  if (kept) return fromFile(what, query, text);
-  let answer;
+  if (kept) return fromFile(what, query);
+  let found;
   try {
-    answer = await fetch(`/api/${what}${text}`, { signal, credentials: "same-origin" });
+    found = await fetch(`/api/${what}${queryOf(query)}`, { signal, credentials: "same-origin" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new DataError("The studio does not answer: it was stopped. Start `dalsegno studio` again.");
   }
-  if (answer.status === 401) throw new DataError(await answer.text());
-  const value = await answer.json();
-  if (!answer.ok) throw new DataError(value.error);
+  if (found.status === 401) throw new DataError(await found.text());
+  const value = await found.json();
+  if (!found.ok) throw new DataError(value.error);
   return value;
 }
 
@@ -34,13 +33,13 @@ export function mediumAddress(source, id, number) {
 /** Add a bundle. */
 export async function addBundle(file) {
   if (kept) throw new DataError("This is an exported file: it shows what is in it. Start `dalsegno studio`.");
-  const answer = await fetch("/api/bundles", {
+  const found = await fetch("/api/bundles", {
     method: "POST",
     body: file,
     headers: { "x-dalsegno-studio": "1", "x-dalsegno-name": encodeURIComponent(file.name) },
   });
-  const value = await answer.json();
-  if (!answer.ok) throw new DataError(value.error);
+  const value = await found.json();
+  if (!found.ok) throw new DataError(value.error);
   return value;
 }
 
@@ -61,18 +60,22 @@ function queryOf(query) {
 
 // ---- an exported file ------------------------------------------------------------------------------------
 
-function fromFile(what, query, text) {
-  const found = kept.answers[`${what}${text}`];
-  if (found) return found;
+function fromFile(what, query) {
   const { source, id } = query;
-  if (what === "requests") return kept.answers.requests;
+  if (what === "requests") return answer(what);
   if (what === "events") return eventsOf(source, id, query);
   if (what === "changes") return changesOf(source, id, query.name);
-  throw new DataError("This is not in the exported file.");
+  const found = answer(what, source, id, query.seq ?? query.place);
+  if (!found) throw new DataError("This is not in the exported file.");
+  return found;
+}
+
+function answer(what, source = "", id = "", number = "") {
+  return kept.answers[[what, source, id, number].join("\n")];
 }
 
 function eventsOf(source, id, { start = 0, kind = "", text = "" }) {
-  const { rows, kinds } = kept.answers[`events${queryOf({ source, id })}`];
+  const { rows, kinds } = answer("events", source, id);
   const wanted = text.toLowerCase();
   const chosen = rows.filter(
     (row) => (!kind || row.type === kind) &&
@@ -83,9 +86,9 @@ function eventsOf(source, id, { start = 0, kind = "", text = "" }) {
 
 function changesOf(source, id, name) {
   const changes = [];
-  const first = kept.answers[`state${queryOf({ source, id, place: 0 })}`];
+  const first = answer("state", source, id, 0);
   for (let place = 0; place < first.count; place++) {
-    const { row, changes: all } = kept.answers[`state${queryOf({ source, id, place })}`];
+    const { row, changes: all } = answer("state", source, id, place);
     for (const one of all) if (one.name === name) changes.push({ ...one, place, seq: row.seq, text: row.text, type: row.type });
   }
   return { name, changes };

@@ -102,8 +102,8 @@ export const requests = {
     const form = filterForm(query, of);
     fill(root,
       h("h1.hidden", {}, "Requests"),
-      h("div.tools", {}, shelves(sources, of), presets(query, of), found),
-      form,
+      h("div.tools", {}, shelves(sources, of), isExported ? null : presets(query, of), found),
+      isExported ? null : form,
       list.element,
       isExported ? null : dropHint());
     const none = sources.log || sources.bundles.length ? "No request matches these filters." : "No recording is open yet.";

@@ -8,13 +8,16 @@ import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
 import pytest
 import uvicorn
+from click.testing import CliRunner
 
+from dalsegno.cli import main
 from dalsegno.replay import recorded_request
 from dalsegno.studio import server
 from dalsegno.studio.access import Door
@@ -294,3 +297,33 @@ def test_a_bundle_is_opened_by_dropping_it(opened: Opener) -> None:
 
     window.page.wait_for_selector("section.request")
     assert "plain" in window.page.locator("h1").inner_text()
+
+
+def test_an_exported_file_shows_all_screens_without_a_server(chromium: Any, tmp_path: Path) -> None:
+    file = tmp_path / "all.html"
+    paths = [str(HISTORIES / f"{name}.bundle") for name in ("worker-died", "choices")]
+    with ThreadPoolExecutor() as pool:  # playwright runs an event loop in this thread
+        done = pool.submit(CliRunner().invoke, main, ["studio", *paths, "--export", str(file)])
+        assert done.result().exit_code == 0
+    context = chromium.new_context(offline=True)
+    window = Window(context.new_page(), "")
+    window.page.set_default_timeout(PATIENCE_MS)
+    window.page.on("console", lambda message: window.wrong.append(message.text))
+    window.page.on("pageerror", lambda error: window.wrong.append(str(error)))
+    window.page.on("request", lambda one: window.wrong.append(one.url))
+
+    window.page.goto(file.as_uri())
+    window.page.wait_for_selector(DRAWN["requests"])
+    asked = [url for url in window.wrong if url != file.as_uri() and not url.startswith("data:")]
+    window.wrong.clear()
+    for screen in SCREENS:
+        window.page.evaluate("(hash) => { location.hash = hash; }", f"#/{screen}?source=b1&id=worker-died")
+        window.page.wait_for_selector(DRAWN[screen])
+    window.page.evaluate(
+        "() => { location.hash = '#/state?source=b1&id=worker-died&field=worker-died.phase'; }"
+    )
+    window.page.wait_for_selector(".past ol")
+
+    assert asked == []
+    assert window.wrong == []
+    context.close()
