@@ -9,6 +9,9 @@ GET  /api/event?source=&id=&seq=              one event
 GET  /api/state?source=&id=&place=            the state after a record
 GET  /api/changes?source=&id=&name=           every change of one value of the state
 GET  /api/decisions?source=&id=               recorded decisions beside repeated ones
+GET  /api/compare?source=&id=&source2=&id2=   two requests beside one another
+GET  /api/range?source=                       the first and the last position of a recording
+GET  /api/cluster?source=&at=                 ranks and open requests at a position
 GET  /api/medium?source=&id=&number=          a medium of the answer
 POST /api/bundles                             a bundle's bytes; it is kept in memory until the end
 """
@@ -29,6 +32,7 @@ from starlette.routing import BaseRoute, Route
 
 from dalsegno.history import filter_options
 from dalsegno.history.request_filter import RequestFilter
+from dalsegno.studio.comparison import comparison
 from dalsegno.studio.export import row_of
 from dalsegno.studio.following import Follower
 from dalsegno.studio.recordings import LOG, Shelf
@@ -80,6 +84,9 @@ class Api:
             "/api/changes": self._of_study(lambda study, query: study.changes(_text(query, "name"))),
             "/api/decisions": self._of_study(lambda study, _: study.decisions()),
             "/api/medium": self._medium,
+            "/api/compare": self._compare,
+            "/api/range": self._range,
+            "/api/cluster": self._cluster,
         }
         return [
             *(Route(path, _guarded(answer), methods=["GET"]) for path, answer in answers.items()),
@@ -135,6 +142,20 @@ class Api:
             return _json(await asyncio.to_thread(partial(compute, study, request.query_params)))
 
         return answer
+
+    async def _compare(self, request: Request) -> Response:
+        query = request.query_params
+        other = await self._shelf.find(_text(query, "source2")).study(_text(query, "id2"))
+        return _json(await asyncio.to_thread(comparison, await self._study(request), other))
+
+    async def _range(self, request: Request) -> Response:
+        first, last = await self._shelf.find(_text(request.query_params, "source")).extent()
+        return _json({"first_seq": first, "last_seq": last})
+
+    async def _cluster(self, request: Request) -> Response:
+        query = request.query_params
+        fold = self._shelf.find(_text(query, "source")).cluster
+        return _json(await fold.at(_number(query, "at")))
 
     async def _medium(self, request: Request) -> Response:
         study, number = await self._study(request), _number(request.query_params, "number")

@@ -7,7 +7,9 @@ from them, while they are looked at; that of an open request is read again when 
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
@@ -24,10 +26,12 @@ from dalsegno.history.summary import Summary
 from dalsegno.history.summary_fold import SummaryFold
 from dalsegno.replay import recorded_request
 from dalsegno.replay.recorded_request import History
+from dalsegno.studio.cluster_view import ClusterFold
 from dalsegno.studio.study import Study
 from dalsegno.why.comparison import around
 from shared.errors import ClientError
 from shared.events import RequestSubmitted
+from shared.log.port import StoredRecord
 
 _KEPT: Final = 6
 """Requests whose history is kept."""
@@ -54,6 +58,15 @@ class Recording(Protocol):
         """Return at most `limit` of the requests that a filter chooses, newest first."""
         ...
 
+    @property
+    def cluster(self) -> ClusterFold:
+        """The cluster at any position."""
+        ...
+
+    async def extent(self) -> tuple[int, int]:
+        """Return the first and the last position."""
+        ...
+
     async def study(self, request_id: str) -> Study:
         """Return a request with all that can be computed from its history.
 
@@ -63,7 +76,7 @@ class Recording(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@dataclass
 class BundleRecording:
     """A bundle.
 
@@ -96,13 +109,25 @@ class BundleRecording:
         )
         return list(found)[:limit]
 
+    @cached_property
+    def cluster(self) -> ClusterFold:
+        async def read(first: int, last: int) -> AsyncIterator[StoredRecord]:
+            for record in self.history.records:
+                if first <= record.seq <= last:
+                    yield record
+
+        return ClusterFold(self.history.subjects, read)
+
+    async def extent(self) -> tuple[int, int]:
+        return self.history.records[0].seq, self.history.records[-1].seq
+
     async def study(self, request_id: str) -> Study:
         if request_id not in {one.request_id for one in self.summaries} | {*self.history.requests}:
             raise ClientError(f"{self.name} has no request {request_id!r}")
         return self._studies.setdefault(request_id, Study(self.history, request_id, []))
 
 
-@dataclass(slots=True)
+@dataclass
 class LogRecording:
     """A log, opened with the permissions of a reader.
 
@@ -126,6 +151,15 @@ class LogRecording:
         ):
             found = await newest(log, subjects, requests, wanted, limit, now_ns=time.time_ns())
         return [Row(source=LOG, source_name=self.name, summary=one) for one in reversed(found)]
+
+    @cached_property
+    def cluster(self) -> ClusterFold:
+        log, wanted = self.opened.log, self.opened.subjects.logged()
+        return ClusterFold(self.opened.subjects, lambda first, last: log.history(wanted, first, last))
+
+    async def extent(self) -> tuple[int, int]:
+        state = await self.opened.log.state()
+        return max(state.first_seq, 1), max(state.last_seq, 1)
 
     async def study(self, request_id: str) -> Study:
         async with self._lock:

@@ -3,16 +3,18 @@
 import * as address from "./address.js";
 import { addBundle, get, isExported } from "./data.js";
 import { add, button, fill, h } from "./dom.js";
+import { cluster } from "./cluster.js";
+import { compare } from "./compare.js";
 import { decisions } from "./decisions.js";
 import { events } from "./events.js";
 import { request } from "./request.js";
 import { requests } from "./requests.js";
 import { state } from "./state.js";
 
-const SCREENS = { requests, request, events, state, decisions };
-const ALONE = ["requests"]; // screens that need no request
+const SCREENS = { requests, request, events, state, decisions, ...(isExported ? {} : { compare, cluster }) };
+const ALONE = ["requests", "compare", "cluster"]; // screens that need no request
 const KEYS = [
-  ["1 … 5", "the screens"],
+  ["1 … 7", "the screens"],
   ["↑ ↓, j k", "move in a list; Page Up, Page Down, Home, End"],
   ["Enter", "open what is chosen"],
   ["← →", "move the cursor in time, or the slider; with Shift in larger steps"],
@@ -43,7 +45,7 @@ function helpDialog() {
   const dialog = h("dialog.keys", { "aria-labelledby": "keys-title" },
     h("h2", { id: "keys-title" }, "Keys"),
     h("dl", {}, KEYS.map(([key, what]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)])),
-    h("form", { method: "dialog" }, h("button", { autofocus: true }, "Close")));
+    h("form", { method: "dialog" }, h("button", {}, "Close")));
   return dialog;
 }
 
@@ -105,7 +107,7 @@ function press(event) {
   }
   if (event.key === "?") keys.showModal();
   else if (event.key === "/") (main.querySelector("[data-search]") ?? main).focus();
-  else if (/^[1-5]$/.test(event.key)) tabs.children[event.key - 1]?.click();
+  else if (/^[1-7]$/.test(event.key)) tabs.children[event.key - 1]?.click();
   else return;
   event.preventDefault();
 }

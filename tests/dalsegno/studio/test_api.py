@@ -284,3 +284,64 @@ def test_a_png_file_is_what_other_readers_read() -> None:
     assert image.size == (4, 3)
     assert image.convert("RGB").tobytes() == pixels
     assert base64.b64encode(media.png(pixels, 4, 3)).startswith(b"iVBOR")
+
+
+# ---- comparison and cluster ----------------------------------------------------------------------------
+
+
+async def test_a_request_compared_with_itself_has_no_difference() -> None:
+    one = await visitor(HISTORIES / "plain.bundle")
+
+    found = await one.get("/api/compare", source="b1", id="plain", source2="b1", id2="plain")
+
+    assert [edge for edge in found["edges"] if edge.get("diverges")] == []
+    assert all(text["parts_at"] is None for text in found["texts"])
+    assert all(row["a"] == row["b"] is not None for row in found["events"])
+    assert all(a == b for one_kind in found["kinds"] for a, b in [one_kind["seconds"]])
+
+
+async def test_a_request_with_a_lost_worker_is_compared_with_one_without() -> None:
+    one = await visitor(HISTORIES / "plain.bundle", HISTORIES / "worker-died.bundle")
+
+    found = await one.get("/api/compare", source="b1", id="plain", source2="b2", id2="worker-died")
+
+    only_b = [row["b"]["type"] for row in found["events"] if row["a"] is None]
+    assert {"worker.lost", "output.fence", "request.resumed"} <= set(only_b)
+    both = [row for row in found["events"] if row["a"] and row["b"]]
+    assert all(row["a"]["type"] == row["b"]["type"] for row in both)
+    assert {row["a"]["type"] for row in both} >= {"request.submitted", "request.admitted", "node.ready"}
+    assert next(kind for kind in found["kinds"] if kind["kind"] == "away")["seconds"][0] == 0
+    [text] = found["texts"]
+    a, b = text["texts"]
+    assert a[: text["parts_at"]] == b[: text["parts_at"]]
+    assert a[text["parts_at"] :][:1] != b[text["parts_at"] :][:1]
+
+
+async def test_the_cluster_is_that_of_the_state_at_every_position_in_any_order() -> None:
+    path = HISTORIES / "worker-died.bundle"
+    one, study = await visitor(path), study_of(path)
+    places = [*range(len(study.history.records)), 3, 0, len(study.history.records) - 1]
+
+    for place in places:
+        record = study.history.records[place]
+        found = await one.get("/api/cluster", source="b1", at=record.seq)
+        state = study.state(place)["state"]
+        phase = state.get("worker-died", {}).get("phase")
+        assert found["seq"] == record.seq
+        assert found["epoch"] == state["world"]["epoch"]
+        assert {str(rank["rank"]): rank["incarnation"] for rank in found["ranks"]} == {
+            rank: value["incarnation"] for rank, value in state["world"]["ranks"].items()
+        }
+        open_phases = {row["request_id"]: row["phase"] for row in found["requests"]}
+        assert open_phases == ({"worker-died": phase} if phase in ("waiting", "running", "held") else {})
+    assert found["ended"] == {"finished": 1}
+
+
+async def test_the_range_of_a_recording_is_that_of_its_records() -> None:
+    one = await visitor(HISTORIES / "plain.bundle")
+    records = bundle_file.read(str(HISTORIES / "plain.bundle")).records
+
+    assert await one.get("/api/range", source="b1") == {
+        "first_seq": records[0].seq,
+        "last_seq": records[-1].seq,
+    }

@@ -44,6 +44,8 @@ DRAWN: Final = {
     "events": ".event h2",
     "state": ".leaf",
     "decisions": ".event h2",
+    "compare": ".compared",
+    "cluster": ".compared h2",
 }
 """What a screen shows once it is complete."""
 HOSTILE: Final = (
@@ -166,6 +168,10 @@ def test_every_history_opens_on_every_screen_without_an_error(opened: Opener) ->
         window.open("request", source=source, id=request_id)
         window.open("state", source=source, id=request_id, at=3, field=f"{request_id}.phase")
         window.page.wait_for_selector(".past ol, .past h2")
+        window.open("cluster", source=source)
+        window.open(
+            "compare", source=source, id=request_id, source2="b1", id2=shelf.bundles["b1"].history.requests[0]
+        )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -176,6 +182,8 @@ def test_axe_finds_nothing_on_any_screen(scheme: str, opened: Opener) -> None:
         ("requests", {}),
         *((screen, {"source": "b1", "id": "sound-worker-died", "at": 5}) for screen in SCREENS),
         ("decisions", {"source": "b2", "id": "plain"}),
+        ("compare", {"source": "b2", "id": "plain", "source2": "b1", "id2": "sound-worker-died"}),
+        ("cluster", {"source": "b1", "at": 22}),
     ]
     for screen, values in shown_screens:
         window.open(screen, **values)
