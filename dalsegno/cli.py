@@ -23,6 +23,7 @@ COMMANDS: Final = {
         "transcribe": "dalsegno.transcribe.command:transcribe",
         "log": "dalsegno.history.command:log",
         "why": "dalsegno.why.command:why",
+        "studio": "dalsegno.studio.command:studio",
         "replay": "dalsegno.replay.command:replay",
         "gate": "dalsegno.gate.command:gate",
         "what-if": "dalsegno.what_if.command:what_if",

@@ -130,10 +130,20 @@ async def opened(
 
 def configs(source: LogSource) -> dict[str, Any]:
     """Return the known configurations of the log of `source`, by digest."""
+    data_dir = data_dir_of(source)
+    return {} if data_dir is None else data_dir.configs()
+
+
+def data_dir_of(source: LogSource) -> DataDir | None:
+    """Return the data dir of the log of `source`; None if it is on a NATS server of the user's own.
+
+    Raises:
+        DataDirError: there is no such data dir, or several to choose from.
+    """
     settings = resolve.reach(resolve.settings_of(nats=source.nats, prefix=source.prefix))
     if settings.nats.url is not None and source.data_dir is None:
-        return {}
-    return _data_dir(source.data_dir or settings.data_dir).configs()
+        return None
+    return _data_dir(source.data_dir or settings.data_dir)
 
 
 @asynccontextmanager

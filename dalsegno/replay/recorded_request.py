@@ -7,7 +7,7 @@ import msgspec
 
 from conductor.core.replay import Replayer, Verdict
 from dalsegno.bundle import bundle_file, manifest
-from dalsegno.bundle.bundle_file import LeftOut
+from dalsegno.bundle.bundle_file import Bundle, LeftOut
 from dalsegno.bundle.export import SUFFIX
 from dalsegno.history import log_source, request_media, request_records, seals
 from dalsegno.history.log_source import LogSource
@@ -105,11 +105,19 @@ def of_bundle(path: str) -> History:
     Raises:
         BundleError: it is not a bundle, or it was altered.
     """
-    found = bundle_file.read(path)
+    return in_bundle(path, bundle_file.read(path))
+
+
+def in_bundle(name: str, found: Bundle) -> History:
+    """Return the history in a bundle that was read; `name` is that of its file.
+
+    Raises:
+        BundleError: it has no records.
+    """
     if not found.kept:
-        raise bundle_file.BundleError(f"{path} holds no records")
+        raise bundle_file.BundleError(f"{name} holds no records")
     return History(
-        source=path,
+        source=name,
         seals=found.seals,
         log=LogName(stream=Subjects(found.header.log.prefix).stream, created_ns=found.header.log.created_ns),
         requests=found.header.requests,

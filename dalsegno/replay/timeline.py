@@ -6,7 +6,7 @@ stepped through in both directions. A position is identified by its record's num
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -49,6 +49,14 @@ class StateChange(msgspec.Struct, frozen=True, kw_only=True):
     after: Any
 
 
+class _Written(NamedTuple):
+    """The valid output of a request up to a position: numbers of chunks, tokens and characters."""
+
+    chunks: int
+    tokens: int
+    characters: int
+
+
 class ReplayTimeline:
     """A history, replayed once.
 
@@ -68,6 +76,11 @@ class ReplayTimeline:
     ) -> None:
         self.subjects = subjects
         self.requests = requests
+        self._fence = EpochFence()
+        self._outputs_so_far: dict[str, RequestOutput] = {}
+        self._texts: dict[str, list[str]] = {}
+        self._whole_texts: dict[str, str] = {}
+        self._written: list[dict[str, _Written]] = []
         replayer = Replayer(graph_of, subjects, incomplete=incomplete)
         self.positions = [self._taken(replayer, record) for record in records]
         if self.positions:  # missing decisions are known only at the end
@@ -78,9 +91,11 @@ class ReplayTimeline:
         replayer.replay_record(record)
         cluster = replayer.cluster
         known = {one: found for one in self.requests if (found := cluster.request(one)) is not None}
+        event = manifest.event_of(record, self.subjects)
+        self._note_output(record, event)
         return TimelinePosition(
             record=record,
-            event=manifest.event_of(record, self.subjects),
+            event=event,
             requests=known,
             world=cluster.world,
             leader=cluster.leader,
@@ -150,30 +165,70 @@ class ReplayTimeline:
             if was.get(name) != becomes.get(name)
         ]
 
+    def changes(self, name: str) -> list[tuple[int, StateChange]]:
+        """Every change of one value of the state: the index of the record that made it, and the values.
+
+        Args:
+            name: the path of the value, as in `StateChange`.
+        """
+        root, _, field = name.partition(".")
+        found: list[tuple[int, StateChange]] = []
+        owner: object = None
+        value: Any = None
+        for place, position in enumerate(self.positions):
+            now = self._owner(place, position, root, field)
+            if now is owner or (isinstance(now, tuple) and now == owner):
+                continue
+            owner, before = now, value
+            value = dict(leaves(self.state(place))).get(name)
+            if value != before:
+                found.append((place, StateChange(name=name, before=before, after=value)))
+        return found
+
+    def _owner(self, place: int, position: TimelinePosition, root: str, field: str) -> object:
+        """The immutable object that holds a value of the state: while it is the same, so is the value."""
+        if root == "world":
+            return position.leader, position.epoch, id(position.world)
+        if field.startswith("output"):
+            return self._written[place].get(root)
+        return position.requests.get(root)
+
     def _outputs(self, place: int) -> dict[str, Any]:
         """The valid output of each request up to an index."""
-        outputs: dict[str, RequestOutput] = {}
-        texts: dict[str, str] = {}
-        tokens: dict[str, int] = {}
-        fence = EpochFence()
-        for position in self.positions[: place + 1]:
-            event, address = position.event, self.subjects.parse(position.record.subject)
-            if event is None or address is None or not fence.admits(event):
-                continue
-            if (request_id := str(address.request_id)) not in self.requests:
-                continue
-            for chunk in outputs.setdefault(request_id, RequestOutput()).fold(address, event):
-                texts[request_id] = texts.get(request_id, "") + chunk.text
-                tokens[request_id] = tokens.get(request_id, 0) + len(chunk.token_ids)
         return {
             request_id: {
-                "chunks": output.transcript.totals.chunks,
-                "tokens": tokens.get(request_id, 0),
-                "text": texts.get(request_id, ""),
+                "chunks": written.chunks,
+                "tokens": written.tokens,
+                "text": self._text(request_id)[: written.characters],
             }
-            for request_id, output in outputs.items()
-            if output.transcript.totals.chunks
+            for request_id, written in self._written[place].items()
+            if written.chunks
         }
+
+    def _text(self, request_id: str) -> str:
+        whole = self._whole_texts.get(request_id)
+        if whole is None:
+            whole = self._whole_texts[request_id] = "".join(self._texts.get(request_id, []))
+        return whole
+
+    def _note_output(self, record: StoredRecord, event: AnyEvent | None) -> None:
+        """Fold a record into the outputs; the text up to a position is a prefix of the whole text."""
+        before = self._written[-1] if self._written else {}
+        self._written.append(before)
+        address = self.subjects.parse(record.subject)
+        if event is None or address is None or not self._fence.admits(event):
+            return
+        if (request_id := str(address.request_id)) not in self.requests:
+            return
+        output = self._outputs_so_far.setdefault(request_id, RequestOutput())
+        _, tokens, characters = before.get(request_id, _Written(0, 0, 0))
+        for chunk in output.fold(address, event):
+            self._texts.setdefault(request_id, []).append(chunk.text)
+            tokens += len(chunk.token_ids)
+            characters += len(chunk.text)
+        written = _Written(output.transcript.totals.chunks, tokens, characters)
+        if written != before.get(request_id):
+            self._written[-1] = before | {request_id: written}
 
 
 def plain(value: Any) -> Any:

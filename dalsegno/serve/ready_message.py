@@ -53,6 +53,7 @@ Dal Segno serves {model} at {listen.url} (ready after {seconds:.1f} s). Talk to 
 
 {_elsewhere(others)}Data dir: {data_dir}
 Durability: {durability}; {PROMISES[durability]}.
+Its requests in a browser: {_program()} studio {shlex.quote(str(data_dir))}
 Ctrl-C stops it.
 """
 

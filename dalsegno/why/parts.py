@@ -59,7 +59,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         begin_ns, end_ns: from the submission.
         text: the cause, in words.
-        rank, step, attempt: where, if it belongs to a step.
+        rank, step, attempt, node: where, if it belongs to a step.
         requests: the other requests that caused it.
     """
 
@@ -70,6 +70,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rank: int | None = None
     step: int | None = None
     attempt: int | None = None
+    node: str | None = None
     requests: list[str] = []
 
     @property
@@ -84,6 +85,7 @@ class _Piece(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     text: str
     rank: int
+    node: str | None = None
     requests: Sequence[str] = ()
 
 
@@ -122,6 +124,7 @@ def _placed(step: Step, pieces: Sequence[_Piece], begin_ns: int, end_ns: int) ->
                 rank=piece.rank,
                 step=step.index,
                 attempt=step.attempt,
+                node=piece.node,
                 requests=list(piece.requests),
             )
         at_ns = until_ns
@@ -146,7 +149,8 @@ def _pieces(step: Step, total_s: float) -> Iterator[_Piece]:
         orders = orders[-1:]  # ranks compute at the same time: the last to report decides
     for order in orders:
         for node, work in order.work.items():
-            yield from _of_node(node, work, order)
+            for piece in _of_node(node, work, order):
+                yield msgspec.structs.replace(piece, node=node)
 
 
 def _of_durations(orders: Sequence[Order]) -> Iterator[_Piece]:

@@ -21,6 +21,7 @@ def answered(
     data: bytes | None = None,
     metadata: dict[str, Any] | None = None,
     form: int = FORM,
+    modality: str = "text",
     files: Sequence[Media] = (),
     **submission: Any,
 ) -> list[StoredRecord]:
@@ -47,6 +48,7 @@ def answered(
             token_ids=[index],
             token_offset=index,
             data=data if index == 1 else None,
+            modality=modality if index == 1 else "text",
             metadata=metadata or {} if index == 1 else {},
         )
         transcript.fold(chunk)

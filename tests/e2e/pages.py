@@ -42,6 +42,7 @@ READY_FILE: Final = '"ready.json"'
 NOT_RUN: Final[Mapping[str, str]] = {
     "make": "it sets up a virtual environment, serves until it is stopped, measures, or is what runs this",
     "dalsegno serve": "it serves until it is stopped, as every deployment of these tests does",
+    "dalsegno studio": "it serves until it is stopped; tests/dalsegno/studio opens its pages in a browser",
     "docker": "it needs an engine and an image registry; deploy/smoke.sh tries all of it",
     "pip": "it asks a package index; the family's own test has it installed",
 }

@@ -45,6 +45,7 @@ ON_THE_DEMO: Final = (
     "docs/durability.md",
     "docs/operations.md",
     "docs/replay.md",
+    "docs/studio.md",
 )
 """Pages that are run on the deployment all tests share."""
 ELSEWHERE: Final = {

@@ -28,6 +28,7 @@ def test_what_is_shown_names_the_address_the_model_and_the_data_dir() -> None:
     assert "Dal Segno serves demo at http://127.0.0.1:9000 (ready after 5.0 s)" in shown
     assert 'ask "What does len do?" --url http://127.0.0.1:9000\n' in shown
     assert 'base_url="http://127.0.0.1:9000/v1"' in shown
+    assert "studio /data\n" in shown
     assert "Data dir: /data\n" in shown
     assert "Durability: host; acked events survive the end of the NATS server's machine." in shown
 
