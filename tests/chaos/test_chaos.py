@@ -27,7 +27,7 @@ from tests.e2e import pages
 from tests.e2e.clients import ROOT
 from tests.tiny import tiny_checkpoint
 
-pytestmark = pytest.mark.timeout(900)  # the processes of a deployment start, and some start again
+pytestmark = pytest.mark.timeout(300)  # the processes of a deployment start, and some start again
 CELLS: Final = (Cell(point="worker.chunk.posted", action="cut"),)
 LIES: Final[dict[str, Lie]] = {
     "twice": liar.duplicated,
