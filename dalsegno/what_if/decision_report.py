@@ -100,7 +100,14 @@ def sentence(one: Change) -> str:
 
 
 def _values(recorded: Any, found: Any) -> str:
-    return ", ".join(f"{name} {recorded.get(name)} -> {value}" for name, value in found.items())
+    return ", ".join(
+        f"{name} {_value(recorded.get(name))} -> {_value(value)}" for name, value in found.items()
+    )
+
+
+def _value(one: Any) -> str:
+    """A value of an event; one that is not there is its default."""
+    return "(default)" if one is None else str(one)
 
 
 def _in_the_way(one: Change) -> str:

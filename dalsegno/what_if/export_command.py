@@ -60,7 +60,7 @@ def _write_trace(where: LogSource, path: str, *, as_json: bool) -> None:
     lines = list(traces.lines_of(one for one in load.requests if one.outcome == "finished"))
     if not lines:
         raise ClientError(
-            "there is no finished request of a language model with recorded work in this log: nothing to export"
+            "this log has no finished request of a language model with recorded work: nothing to export"
         )
     with bundles.target(path) as file:
         file.write("".join(f"{line}\n" for line in lines).encode())

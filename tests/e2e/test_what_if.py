@@ -130,4 +130,4 @@ def test_a_bundle_has_no_times(data_dir: Path, tmp_path: Path) -> None:
     assert "times need a log" in ended.stderr
     ended = clients.run("what-if", str(bundle), "--set", "max_attempts=7")
     assert ended.returncode == 0
-    assert "limits.max_attempts 2 -> 7" in ended.stdout
+    assert "limits.max_attempts (default) -> 7" in ended.stdout
