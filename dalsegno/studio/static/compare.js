@@ -10,7 +10,9 @@ export const compare = {
   title: "Compare",
 
   async show(root, values) {
-    const lists = await Promise.all(["log", "bundles"].map((of) => get("requests", { of }).catch(() => ({ rows: [] }))));
+    const sources = await get("sources");
+    const shelves = [...(sources.log ? ["log"] : []), ...(sources.bundles.length ? ["bundles"] : [])];
+    const lists = await Promise.all(shelves.map((of) => get("requests", { of })));
     const rows = lists.flatMap((list) => list.rows);
     const pair = [{ source: values.get("source"), id: values.get("id") }, { source: values.get("source2"), id: values.get("id2") }];
     const title = h("h1.hidden", {}, "Compare");
@@ -50,7 +52,7 @@ function known(rows, one) {
 
 function table(label, columns, rows) {
   return h("table.differences", { "aria-label": label },
-    h("thead", {}, h("tr", {}, columns.map((name) => h("th", { scope: "col" }, name)))),
+    h("thead", {}, h("tr", {}, columns.map((name) => (name ? h("th", { scope: "col" }, name) : h("td", {}))))),
     h("tbody", {}, rows));
 }
 
