@@ -4,7 +4,7 @@ import * as address from "./address.js";
 import { get } from "./data.js";
 import { fill, h } from "./dom.js";
 import { count, seconds } from "./format.js";
-import { nameOf } from "./lanes.js";
+import { isWait, nameOf } from "./lanes.js";
 
 export const compare = {
   title: "Compare",
@@ -74,7 +74,7 @@ function heads(found, pair) {
 
 function kinds(found) {
   const most = Math.max(...found.kinds.flatMap((one) => one.seconds), 1e-9);
-  const bar = (kind, value) => h("td", {}, h(`span.fill.bar.${kind}`, { "aria-hidden": "true", style: { width: `${(160 * value) / most}px` } }), ` ${seconds(value)}`);
+  const bar = (kind, value) => h("td", {}, h(`span.fill.bar.${kind}`, { "aria-hidden": "true", class: isWait(kind) ? "wait" : "", style: { width: `${(160 * value) / most}px` } }), ` ${seconds(value)}`);
   return [h("h2", {}, "Time on the critical path"), table("Time by kind", ["", "A", "B", "B − A"], found.kinds.map(({ kind, seconds: [a, b] }) =>
     h("tr", {}, h("th", { scope: "row" }, nameOf(kind)), bar(kind, a), bar(kind, b), h("td.num", {}, `${b >= a ? "+" : "−"}${seconds(Math.abs(b - a))}`))))];
 }

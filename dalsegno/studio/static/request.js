@@ -4,7 +4,7 @@ import * as address from "./address.js";
 import { follow, get, mediumAddress } from "./data.js";
 import { button, fill, h } from "./dom.js";
 import { bytes, count, seconds, several, share, SIGNS } from "./format.js";
-import { nameOf, timeline } from "./lanes.js";
+import { isWait, nameOf, timeline } from "./lanes.js";
 
 export const request = {
   title: "Request",
@@ -91,10 +91,6 @@ function legend(lanes) {
   const kinds = new Set(lanes.flatMap((lane) => lane.bars.map((bar) => bar.kind)));
   return h("ul.legend", { "aria-label": "Kinds of parts" }, [...kinds].map((kind) =>
     h("li", {}, h(`span.swatch.bar.${kind}`, { class: isWait(kind) ? "wait" : "", "aria-hidden": "true" }), nameOf(kind))));
-}
-
-function isWait(kind) {
-  return !["conductor", "prefill", "decode", "node", "transit", "running", "order"].includes(kind);
 }
 
 function outputLanes(output) {
