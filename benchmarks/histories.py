@@ -40,9 +40,11 @@ MAX_TOKENS: Final = CHUNKS * TOKENS_PER_CHUNK
 QUESTION: Final = "What does sorted do? Answer in one sentence, and say what it returns."
 
 
-def make(requests: int, deployment: Deployment, subjects: Subjects) -> list[StoredRecord]:
-    """Make the log of a deployment that has answered `requests` requests."""
-    history = _History(deployment, subjects)
+def make(
+    requests: int, deployment: Deployment, subjects: Subjects, *, chunks: int = CHUNKS
+) -> list[StoredRecord]:
+    """Make the log of a deployment that has answered `requests` requests with so many chunks each."""
+    history = _History(deployment, subjects, chunks)
     for number in range(requests):
         history.submit(f"request-{number:06}")
         if len(history.orders) >= UNDER_WAY:
@@ -111,9 +113,10 @@ def completed(order: NodeReady, number: int) -> WalkCompleted:
 class _History:
     """A log, its leading conductor, and a worker with a queue of orders."""
 
-    def __init__(self, deployment: Deployment, subjects: Subjects) -> None:
+    def __init__(self, deployment: Deployment, subjects: Subjects, chunks: int = CHUNKS) -> None:
         self.records: list[StoredRecord] = []
         self.orders: dict[str, NodeReady] = {}
+        self._chunks = chunks
         self._deployment = deployment
         self._subjects = subjects
         self._cluster = Cluster(registry.graph, subjects)
@@ -143,7 +146,7 @@ class _History:
     def _emit(self, order: NodeReady) -> object:
         transcript = Transcript()
         request_id = str(order.request_id)
-        for index in range(CHUNKS):
+        for index in range(self._chunks):
             self._reported += 1
             chunk = OutputChunk(
                 id=f"{request_id}.out.{order.attempt}.{index}",

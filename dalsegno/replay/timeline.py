@@ -165,14 +165,13 @@ class ReplayTimeline:
             if was.get(name) != becomes.get(name)
         ]
 
-    def changes(self, name: str) -> list[tuple[int, StateChange]]:
-        """Every change of one value of the state: the index of the record that made it, and the values.
+    def changes(self, name: str) -> Iterator[tuple[int, StateChange]]:
+        """Yield every change of one value of the state: the index of the record that made it, and the values.
 
         Args:
             name: the path of the value, as in `StateChange`.
         """
         root, _, field = name.partition(".")
-        found: list[tuple[int, StateChange]] = []
         owner: object = None
         value: Any = None
         for place, position in enumerate(self.positions):
@@ -180,10 +179,12 @@ class ReplayTimeline:
             if now is owner or (isinstance(now, tuple) and now == owner):
                 continue
             owner, before = now, value
-            value = dict(leaves(self.state(place))).get(name)
+            if field.startswith("output."):
+                value = self._outputs(place).get(root, {}).get(field.removeprefix("output."))
+            else:
+                value = dict(leaves(self.state(place))).get(name)
             if value != before:
-                found.append((place, StateChange(name=name, before=before, after=value)))
-        return found
+                yield place, StateChange(name=name, before=before, after=value)
 
     def _owner(self, place: int, position: TimelinePosition, root: str, field: str) -> object:
         """The immutable object that holds a value of the state: while it is the same, so is the value."""

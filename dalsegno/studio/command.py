@@ -19,7 +19,7 @@ from dalsegno.history.log_source import LogSource
 from dalsegno.history.request_filter import RequestFilter
 from dalsegno.replay import recorded_request
 from dalsegno.serve.data_dir import DataDirError
-from dalsegno.studio.recordings import LogRecording, Row, Shelf
+from dalsegno.studio.recordings import LogRecording, Recording, Row, Shelf
 from dalsegno.studio.study import Study
 from shared.errors import ClientError
 
@@ -115,7 +115,8 @@ async def _exported(
         shelf = Shelf(log)
         for path in bundles:
             shelf.add_file(path)
-        for recording in [*([log] if log is not None else []), *shelf.bundles.values()]:
+        recordings: list[Recording] = [*([log] if log is not None else []), *shelf.bundles.values()]
+        for recording in recordings:
             for row in await recording.rows(RequestFilter(), sys.maxsize):
                 request_id = row.summary.request_id
                 if not requests or request_id in requests:

@@ -74,17 +74,14 @@ def _row(
     decided = request.expected.get(event.id) if request is not None else None
     recorded = plain(event)
     differences = [] if decided is None else [*between(recorded, plain(decided))]
-    after = position.requests.get(request_id)
-    is_adopted = after is not None and event.id in after.recorded
+    verdict = position.verdicts.get(request_id)
+    is_first_mismatch = verdict is not None and verdict.mismatch is not None
     if request_id in parted:
         match = "unchecked"
     elif decided is not None:
         match = "differs" if differences else "same"
-    elif is_adopted or type_of(event) in ("request.admitted", "request.rejected", "request.resumed"):
-        match = "adopted"
     else:
-        known = position.verdicts.get(request_id)
-        match = "unexpected" if known is not None and not known.matches else "adopted"
+        match = "unexpected" if is_first_mismatch else "adopted"
     return {
         "place": place,
         "seq": record.seq,

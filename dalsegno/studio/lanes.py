@@ -37,7 +37,10 @@ def lanes_of(one: Explanation, history: History) -> list[dict[str, Any]]:
 
 
 def output_of(history: History, request_id: str, begin_ns: int) -> dict[str, Any]:
-    """The chunks of a request's answer, in columns, and the whole text of each choice."""
+    """The chunks of a request's answer, in columns, and the whole text of each choice.
+
+    `end` of a chunk is the length of the text of its choice up to its end, in UTF-16 units.
+    """
     reply, times = reply_of(history, request_id)
     texts: dict[int, list[str]] = {}
     columns: dict[str, list[Any]] = {name: [] for name in ("t", "seq", "choice", "track", "end", "tokens")}
@@ -46,7 +49,7 @@ def output_of(history: History, request_id: str, begin_ns: int) -> dict[str, Any
         chunk = one.chunk
         if not chunk.is_echo:
             texts.setdefault(chunk.choice, []).append(chunk.text)
-            ends[chunk.choice] = ends.get(chunk.choice, 0) + len(chunk.text)
+            ends[chunk.choice] = ends.get(chunk.choice, 0) + _units(chunk.text)
         columns["t"].append((times[one.seq] - begin_ns) / NS)
         columns["seq"].append(one.seq)
         columns["choice"].append(chunk.choice)
@@ -59,6 +62,11 @@ def output_of(history: History, request_id: str, begin_ns: int) -> dict[str, Any
         "usage": None if reply.usage is None else msgspec.to_builtins(reply.usage),
         **columns,
     }
+
+
+def _units(text: str) -> int:
+    """The length of a text as a browser counts it: in UTF-16 units."""
+    return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
 def _lane(

@@ -7,6 +7,7 @@ thread. They return JSON values.
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import islice
 from threading import RLock
 from typing import Any, Final
 
@@ -34,7 +35,11 @@ PAGE: Final = 500
 _SHOWN_BYTES: Final = 512
 """Bytes of an unreadable record that are shown."""
 _SHOWN_CHARS: Final = 32_768
-"""Characters of one text that are shown; the rest is counted."""
+"""Characters of one text of an event that are shown; the rest is counted."""
+_SHOWN_OF_STATE: Final = 1_000
+"""The same of a text in a state: the slider shows many states a second."""
+_SHOWN_CHANGES: Final = 1_000
+"""Changes of a value that are listed."""
 
 
 class Study:
@@ -202,25 +207,26 @@ class Study:
             "place": place,
             "count": len(positions),
             "row": row,
-            "state": _shown(state),
-            "changes": _shown(msgspec.to_builtins(changes)),
+            "state": _shown(state, _SHOWN_OF_STATE),
+            "changes": _shown(msgspec.to_builtins(changes), _SHOWN_OF_STATE),
         }
 
     def changes(self, name: str) -> dict[str, Any]:
-        """Every change of one value of the state."""
-        found = self.timeline.changes(name)
+        """The changes of one value of the state, from the first on."""
+        found = list(islice(self.timeline.changes(name), _SHOWN_CHANGES + 1))
         return {
             "name": name,
+            "more": len(found) > _SHOWN_CHANGES,
             "changes": [
                 {
                     "place": place,
                     "seq": self.timeline.positions[place].record.seq,
-                    "before": _shown(change.before),
-                    "after": _shown(change.after),
+                    "before": _shown(change.before, _SHOWN_OF_STATE),
+                    "after": _shown(change.after, _SHOWN_OF_STATE),
                     "text": self._described(self.timeline.positions[place].record)["text"],
                     "type": self._described(self.timeline.positions[place].record)["type"],
                 }
-                for place, change in found
+                for place, change in found[:_SHOWN_CHANGES]
             ],
         }
 
@@ -253,17 +259,17 @@ def _has(row: dict[str, Any], wanted: str) -> bool:
     return any(wanted in str(row[name]).casefold() for name in ("type", "writer", "text", "seq"))
 
 
-def _shown(value: Any) -> Any:
+def _shown(value: Any, chars: int = _SHOWN_CHARS) -> Any:
     """A value as JSON that a browser reads exactly: long texts are cut, large numbers are texts."""
     match value:
         case dict():
-            return {str(name): _shown(item) for name, item in value.items()}
+            return {str(name): _shown(item, chars) for name, item in value.items()}
         case list() | tuple():
-            return [_shown(item) for item in value]
+            return [_shown(item, chars) for item in value]
         case int() if abs(value) > _MAX_EXACT:
             return str(value)
-        case str() if len(value) > _SHOWN_CHARS:
-            return f"{value[:_SHOWN_CHARS]}… {len(value):,} characters in all"
+        case str() if len(value) > chars:
+            return f"{value[:chars]}… {len(value):,} characters in all"
         case _:
             return value
 

@@ -24,7 +24,7 @@ export const cluster = {
     let isAsking = false;
     const slider = h("input.slider", { type: "range", min: range.first_seq, max: range.last_seq, "aria-label": "Record", on: { input: () => go(Number(slider.value)) } });
     slider.value = now.seq;
-    const contents = h("div.compared", { tabindex: 0, role: "region", "aria-label": "Cluster" });
+    const contents = h("div.compared", { tabindex: 0, role: "region", "aria-label": "Ranks and requests" });
     const choice = h("select", { "aria-label": "Recording", on: { change: () => address.go("cluster", { source: choice.value }) } },
       all.map((one) => h("option", { value: one.id, selected: one.id === source }, one.name)));
 

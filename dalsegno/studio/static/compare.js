@@ -4,13 +4,15 @@ import * as address from "./address.js";
 import { get } from "./data.js";
 import { fill, h } from "./dom.js";
 import { count, seconds } from "./format.js";
-import { nameOf } from "./lanes.js";
+import { isWait, nameOf } from "./lanes.js";
 
 export const compare = {
   title: "Compare",
 
   async show(root, values) {
-    const lists = await Promise.all(["log", "bundles"].map((of) => get("requests", { of }).catch(() => ({ rows: [] }))));
+    const sources = await get("sources");
+    const shelves = [...(sources.log ? ["log"] : []), ...(sources.bundles.length ? ["bundles"] : [])];
+    const lists = await Promise.all(shelves.map((of) => get("requests", { of })));
     const rows = lists.flatMap((list) => list.rows);
     const pair = [{ source: values.get("source"), id: values.get("id") }, { source: values.get("source2"), id: values.get("id2") }];
     const title = h("h1.hidden", {}, "Compare");
@@ -50,7 +52,7 @@ function known(rows, one) {
 
 function table(label, columns, rows) {
   return h("table.differences", { "aria-label": label },
-    h("thead", {}, h("tr", {}, columns.map((name) => h("th", { scope: "col" }, name)))),
+    h("thead", {}, h("tr", {}, columns.map((name) => (name ? h("th", { scope: "col" }, name) : h("td", {}))))),
     h("tbody", {}, rows));
 }
 
@@ -72,7 +74,7 @@ function heads(found, pair) {
 
 function kinds(found) {
   const most = Math.max(...found.kinds.flatMap((one) => one.seconds), 1e-9);
-  const bar = (kind, value) => h("td", {}, h(`span.fill.bar.${kind}`, { "aria-hidden": "true", style: { width: `${(160 * value) / most}px` } }), ` ${seconds(value)}`);
+  const bar = (kind, value) => h("td", {}, h(`span.fill.bar.${kind}`, { "aria-hidden": "true", class: isWait(kind) ? "wait" : "", style: { width: `${(160 * value) / most}px` } }), ` ${seconds(value)}`);
   return [h("h2", {}, "Time on the critical path"), table("Time by kind", ["", "A", "B", "B − A"], found.kinds.map(({ kind, seconds: [a, b] }) =>
     h("tr", {}, h("th", { scope: "row" }, nameOf(kind)), bar(kind, a), bar(kind, b), h("td.num", {}, `${b >= a ? "+" : "−"}${seconds(Math.abs(b - a))}`))))];
 }

@@ -10,9 +10,11 @@ export function seconds(value) {
   return `${(value * 1e3).toFixed(1)} ms`;
 }
 
+const WHOLE = new Intl.NumberFormat("en");
+
 /** A whole number with separators. */
 export function count(value) {
-  return value === null || value === undefined ? "" : value.toLocaleString("en");
+  return value === null || value === undefined ? "" : WHOLE.format(value);
 }
 
 /** A number and a noun. */

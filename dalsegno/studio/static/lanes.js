@@ -12,6 +12,11 @@ const NAMES = {
 };
 const MOST_TICKS = 4000;
 
+/** True for what is hatched: time in which the request itself was not computed. */
+export function isWait(kind) {
+  return WAITS.has(kind);
+}
+
 export function nameOf(kind) {
   return NAMES[kind] ?? kind;
 }

@@ -4,7 +4,9 @@ import * as address from "./address.js";
 import { follow, get, mediumAddress } from "./data.js";
 import { button, fill, h } from "./dom.js";
 import { bytes, count, seconds, several, share, SIGNS } from "./format.js";
-import { nameOf, timeline } from "./lanes.js";
+import { isWait, nameOf, timeline } from "./lanes.js";
+
+const MOST_TEXT = 20000; // characters that are shown on each side of the cursor
 
 export const request = {
   title: "Request",
@@ -93,18 +95,16 @@ function legend(lanes) {
     h("li", {}, h(`span.swatch.bar.${kind}`, { class: isWait(kind) ? "wait" : "", "aria-hidden": "true" }), nameOf(kind))));
 }
 
-function isWait(kind) {
-  return !["conductor", "prefill", "decode", "node", "transit", "running", "order"].includes(kind);
-}
-
 function outputLanes(output) {
   if (!output) return [];
   const lanes = new Map();
   output.t.forEach((at, place) => {
     const key = [output.track[place], output.choice[place] || ""].filter(Boolean).join(" ");
     if (!lanes.has(key)) lanes.set(key, { key, label: `output ${key}`.trim(), kind: "output", bars: [], ticks: [] });
-    const tokens = several(output.tokens[place], "token");
-    lanes.get(key).ticks.push({ at, seq: output.seq[place], kind: "output.chunk", text: `chunk at ${seconds(at)}, ${tokens}` });
+    lanes.get(key).ticks.push({
+      at, seq: output.seq[place], kind: "output.chunk",
+      get text() { return `chunk at ${seconds(at)}, ${several(output.tokens[place], "token")}`; }, // of few that are drawn
+    });
   });
   return [...lanes.values()];
 }
@@ -150,7 +150,7 @@ function answerPanel(about, found, at) {
     const before = h("span.said");
     const after = h("span.unsaid");
     const element = h("div.prose", { tabindex: 0, role: "region", "aria-label": texts.length > 1 ? `Answer ${choice}` : "Answer" }, before, after);
-    return { choice: Number(choice), points: [...text], before, after, element };
+    return { choice: Number(choice), text, before, after, element };
   });
   const place = h("span.dim");
   const media = found.media.map((one) => medium(about, one));
@@ -167,8 +167,10 @@ function answerPanel(about, found, at) {
     }
     for (const part of parts) {
       const end = ends.get(part.choice) ?? 0;
-      fill(part.before, part.points.slice(0, end).join(""));
-      fill(part.after, part.points.slice(end).join(""));
+      const first = Math.max(0, end - MOST_TEXT);
+      const last = Math.min(part.text.length, end + MOST_TEXT);
+      fill(part.before, first ? `… ${count(first)} characters before … ` : "", part.text.slice(first, end));
+      fill(part.after, part.text.slice(end, last), last < part.text.length ? ` … ${count(part.text.length - last)} more characters` : "");
     }
     fill(place, ` up to ${seconds(time)}: ${count(chunks)} of ${several(output.t.length, "chunk")}`);
     for (const one of media) one.move(time);

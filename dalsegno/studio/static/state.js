@@ -114,7 +114,7 @@ export const state = {
       if (!history) { fill(past, h("p.dim", {}, "Choose a value to see when it first changed, and each time after.")); return; }
       const all = history.changes;
       fill(past,
-        h("h2", {}, h("code", {}, history.name), h("span.dim", {}, ` ${all.length ? `changed ${several(all.length, "time")}` : "never changes here"}`)),
+        h("h2", {}, h("code", {}, history.name), h("span.dim", {}, ` ${all.length ? `changed ${history.more ? "more than " : ""}${several(all.length, "time")}` : "never changes here"}`)),
         h("ol", {}, all.slice(0, 400).map((one, place) => h("li", { "aria-current": one.place === now.place ? "step" : null },
           button(place ? `record ${one.seq}` : `first: record ${one.seq}`, () => go(one.place), { class: "link" }), " ",
           h("span.before", {}, json(one.before)), " → ", h("span.after", {}, json(one.after)), " ", h("span.dim", {}, `${one.type} ${one.text}`)))));
