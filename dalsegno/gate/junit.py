@@ -34,7 +34,8 @@ def document(verdict: Verdict) -> bytes:
     for name in ("tests", "failures", "errors", "skipped"):
         root.set(name, str(sum(int(suite.get(name, "0")) for suite in root)))
     indent(root)
-    return tostring(root, encoding="utf-8", xml_declaration=True) + b"\n"
+    text: bytes = tostring(root, encoding="utf-8", xml_declaration=True)
+    return text + b"\n"
 
 
 def _suite(root: Element, verdict: Verdict, level: Level) -> None:
