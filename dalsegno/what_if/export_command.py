@@ -30,7 +30,9 @@ _OF_BUNDLES = [one for one in bundles.export.params if one.name != "request_id"]
     ],
 )
 @click.pass_context
-def export(ctx: click.Context, request_id: str | None, whole: bool, form: str | None, **flags: Any) -> None:
+def export(
+    ctx: click.Context, /, request_id: str | None, whole: bool, form: str | None, **flags: Any
+) -> None:
     """Write one request to a file that can be replayed anywhere.
 
     The file contains every event of REQUEST_ID, and of the workers and epochs it depends on. `dalsegno replay
