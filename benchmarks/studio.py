@@ -99,10 +99,7 @@ def _of_pages(browser: Any, door: Door, bound: socket.socket) -> list[Figure]:
     page = browser.new_page(viewport={"width": 1440, "height": 900})
     page.set_default_timeout(300_000)
     sizes: list[int] = []
-    page.on(
-        "response",
-        lambda answer: "/api/" in answer.url or sizes.append(len(answer.body()) if answer.ok else 0),
-    )
+    page.on("response", lambda answer: sizes.append(_size_of(answer)))
     begun_s = time.perf_counter()
     page.goto(door.link())
     page.wait_for_selector(_ROWS_DRAWN)
@@ -152,3 +149,8 @@ def _history() -> History:
     deployment = deployment_of(resolve("demo"), max_event_bytes=1 << 20)
     records = histories.make(1, deployment, SUBJECTS, chunks=EVENTS - 8)
     return History(source="long", requests=[REQUEST], records=records, subjects=SUBJECTS)
+
+
+def _size_of(answer: Any) -> int:
+    """The bytes of a file of the pages; none of data and of redirections."""
+    return len(answer.body()) if answer.ok and "/api/" not in answer.url else 0
