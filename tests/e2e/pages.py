@@ -83,6 +83,8 @@ _OTHERS_EVERY_TIME: Final = (
     (re.compile(r"\bkey [0-9a-f]{16}\b"), "key _"),
     (re.compile(r'"[0-9a-f]{32}"'), '"DIGEST"'),
     (re.compile(r"[\d,]+ events in _ s \([\d,]+ events/s\)"), "_ events in _ s"),
+    (re.compile(r"\b\d+(?:\.\d)? %"), "_ %"),
+    (re.compile(r"\bin \d+ chunks; longest pause"), "in _ chunks; longest pause"),
     (re.compile(r" {2,}"), " "),
 )
 
