@@ -120,13 +120,13 @@ class Served(Script):
         self._complete(order, [result], {"prepare": NodeWork(calls=1, took_s=PREPARE_S)})
 
     def _generated(self, order: NodeReady, ask: Asks, begun_s: float, first_s: float) -> None:
-        work = self._work[str(order.request_id)]
+        steps, rows = self._work[str(order.request_id)].so_far
         took = NodeWork(
             calls=2,
             took_s=self.timeline.now_s - begun_s,
             first_token_s=first_s,
-            steps=work.steps,
-            rows=work.rows / work.steps,
+            steps=steps,
+            rows=rows / steps,
         )
         facts = {"completion_tokens": ask.generated, "finish_reason": "length"}
         results = [WalkResult(name="prefill"), WalkResult(name="decode", facts=facts)]
