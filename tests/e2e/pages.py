@@ -86,6 +86,7 @@ _OTHERS_EVERY_TIME: Final = (
     (re.compile(r"\b\d+(?:\.\d)? %"), "_ %"),
     (re.compile(r"\bin \d+ chunks; longest pause"), "in _ chunks; longest pause"),
     (re.compile(r" {2,}"), " "),
+    (re.compile(r"^ ?_ m?s _ m?s _ %", re.MULTILINE), "FROM TOOK SHARE"),
 )
 
 
