@@ -55,7 +55,9 @@ def static_files() -> list[str]:
 
 
 def bind(port: int) -> socket.socket:
-    """Return a socket on this machine's loopback address; port 0 is any free one.
+    """Return a listening socket on this machine's loopback address; port 0 is any free one.
+
+    It listens at once, so that a link can be printed before the server runs: connections wait.
 
     Raises:
         ClientError: the port is in use.
@@ -64,6 +66,7 @@ def bind(port: int) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind(("127.0.0.1", port))
+        bound.listen()
     except OSError as error:
         bound.close()
         raise ClientError(

@@ -141,7 +141,7 @@ async def test_speech_ends_by_itself_where_that_of_transformers_does(monkeypatch
         with torch.no_grad():
             weight[dia.EOS] = last
         try:
-            ended = said("guided")
+            ended = said.__wrapped__("guided")  # not remembered: the oracle is changed
         finally:
             with torch.no_grad():
                 weight[dia.EOS] = kept

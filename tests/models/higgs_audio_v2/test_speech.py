@@ -141,7 +141,7 @@ async def test_speech_ends_by_itself_where_that_of_transformers_does(book: int) 
             patched.setattr(HiggsAudioLM, "head", ending)
             weight[row + higgs_audio.EOS] = last
             try:
-                ended = said("plain")
+                ended = said.__wrapped__("plain")  # not remembered: the oracle is changed
             finally:
                 weight[row + higgs_audio.EOS] = kept
             assert ended.shape[1] < STEPS

@@ -79,8 +79,8 @@ def test_a_size_that_does_not_divide_is_refused(size: int, why: str) -> None:
         (
             LlamaConfig,
             "llama",
-            {"layers.*.self_attn": "mla_kv_a_proj"},
-            r"its plan asks for 'mla_kv_a_proj' of layers\.0\.self_attn, which is not supported",
+            {"layers.*.self_attn": "unheard_of"},
+            r"its plan asks for 'unheard_of' of layers\.0\.self_attn, which is not supported",
         ),
         (LlamaConfig, "llama", {"norm": "colwise"}, "norm is a LlamaRMSNorm: expected a plain Linear"),
         (
