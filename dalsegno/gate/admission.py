@@ -29,7 +29,7 @@ from shared.subjects import Subjects
 _OTHERS: Final = Place(ranks=frozenset())
 """The place of another request, on ranks that are not looked at."""
 _OF_ALL: Final = "; concurrent request"
-"""What follows in the reason of an admission does not depend on the ranks."""
+"""The part of an admission's reason from here on does not depend on the ranks."""
 
 
 def decide_again(

@@ -1,4 +1,4 @@
-"""What a gate has looked at (event types, outcomes, codes, layouts), and what was not there. Pure.
+"""Coverage of a gate: the event types, outcomes, codes and layouts it compared, and those it lacked. Pure.
 
 A gate that passes says nothing about what its sample did not contain.
 """

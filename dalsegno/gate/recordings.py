@@ -20,7 +20,7 @@ from shared.sealing.log_check import LogReport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """What the user named: logs, with the name of each, and the files of bundles."""
+    """The recordings that the user named: logs, each with its name, and the files of bundles."""
 
     logs: Sequence[tuple[str, LogSource]]
     bundles: Sequence[str]

@@ -6,7 +6,7 @@ from dalsegno.gate.differences import Difference, Level
 
 
 class Examined(msgspec.Struct, kw_only=True):
-    """What was repeated, and how it differs.
+    """The result of repeating a source's decisions or data: the number compared, and the differences.
 
     Attributes:
         decided: by request, the number of its decisions (of data: of its values) that were compared.

@@ -50,7 +50,7 @@ class Seen:
 
     @property
     def kind(self) -> tuple[str, str, str, str]:
-        """What a sample takes some of each: outcome, code, family, layout."""
+        """Outcome, code, family and layout; a sample contains requests of each kind."""
         code = self.summary.code if self.summary is not None else None
         return self.outcome, code or "", self.family, self.layout
 

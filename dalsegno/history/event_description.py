@@ -189,7 +189,7 @@ def _waits_of(work: Mapping[str, NodeWork]) -> str:
 
 
 def _ended(ends: Sequence[ProcessEnd]) -> str:
-    """How the process before this one ended."""
+    """Describe the end of the process before this one, and of failed starts since."""
     if not ends:
         return ""
     first, *others = ends

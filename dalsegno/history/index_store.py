@@ -52,7 +52,7 @@ class LogName(msgspec.Struct, frozen=True):
 
 
 class Fold(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the fold of the rows stands.
+    """The position of the fold of the rows.
 
     Attributes:
         position: the position of the last folded record; 0 before the first.

@@ -41,7 +41,7 @@ _Key = tuple[int, str, str | None]
 
 @dataclass(slots=True)
 class Refused:
-    """What the log tells of refused requests.
+    """The refused requests that a log records.
 
     Attributes:
         counts: by status, code and tenant: exact.

@@ -106,7 +106,7 @@ def _short(row: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _key(study: Study, row: dict[str, Any]) -> tuple[Any, ...]:
-    """What makes two events of two requests the same one."""
+    """Return the key under which events of two requests count as the same."""
     position = study.timeline.positions[study.place_of(row["seq"])]
     event = position.event
     writer = str(row["writer"]).partition("/")[0]

@@ -173,7 +173,7 @@ def _end_of(*ends: Stored | None) -> Stored | None:
 
 
 def _parts(facts: RequestFacts, step: Step, order: Order, total_ns: int) -> Iterator[Part]:
-    """What one rank's nodes did in a step."""
+    """The work of one rank's nodes in a step."""
     begin_ns, end_ns = _extent(facts, order, total_ns)
     alone = Step(step.attempt, step.index, {order.ready.rank: order})
     return parts_of_step(alone, begin_ns, end_ns, {})

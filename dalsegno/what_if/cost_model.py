@@ -31,7 +31,7 @@ _PER_SPAN: Final = 6
 """Sequences for each span of the pace."""
 _FEWEST_SPANS: Final = 2
 _TURNS: Final = 5
-"""How often costs and pace are fitted in turn."""
+"""The number of rounds in which costs and pace are fitted in turn."""
 _MOST_PACE: Final = 10.0
 _ALIKE: Final = 0.1
 """The weight of the likeness of neighbouring spans, in shares of what a span's own sequences weigh."""
@@ -60,7 +60,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How much slower than usual steps were, over time.
+    """The slowness of steps over time, as a multiple of the usual.
 
     Attributes:
         bounds: of the spans, ascending, one more than spans; by the log's clock, in seconds.

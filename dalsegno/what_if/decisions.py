@@ -173,7 +173,7 @@ def _events(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Obstacle:
-    """What a request waits for: the limit, the requests that have the places, and those that come before it.
+    """The cause of a wait: the limit, the requests that have the places, and those that come before it.
 
     `free_after`: how many of all these have to end before there is a place for it; 0 if that is not known.
     """
@@ -213,7 +213,7 @@ class _OtherCluster(TaughtCluster):
         return World(ranks=ranks)
 
     def obstacle(self, request: Request, deployment: Deployment) -> _Obstacle:
-        """What a request that waits here, or is held, waits for."""
+        """Return the cause for which a request waits here, or is held."""
         running = [name for name in self._places if name != request.id]
         held = [name for name in self.held if name != request.id]
         is_waiting = request.id in self.waiting

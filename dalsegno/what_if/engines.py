@@ -86,7 +86,7 @@ class SimulatedEngine:
 
     @property
     def preemptions(self) -> int:
-        """How often a sequence gave its blocks back."""
+        """The number of times that a sequence gave its blocks back."""
         return self._scheduler.counters.preemptions
 
     def add(

@@ -42,7 +42,7 @@ _END_HOP_S: Final = 0.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What a rank reported of a step.
+    """A rank's report of a step.
 
     Attributes:
         after_s: from the submission to the order.

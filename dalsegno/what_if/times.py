@@ -105,7 +105,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Around:
-    """What both simulations share."""
+    """The subjects and the graphs that both simulations use."""
 
     subjects: Subjects
     graph_of: Callable[[str], ModelGraph]

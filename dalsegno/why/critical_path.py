@@ -22,6 +22,7 @@ from shared.events import (
     EpochOpened,
     NodeReady,
     OutputFence,
+    ProcessEnd,
     RequestAdmitted,
     RequestFailed,
     RequestResumed,
@@ -286,7 +287,7 @@ class _Path:
         return 0 if later is not None and later.joined_ns <= fence.time_ns else fence.time_ns
 
     def _how(self, lost: Incarnation) -> str:
-        """How an incarnation ended, in words."""
+        """Describe the end of an incarnation."""
         end = self._facts.process_end(lost)
         reasons = []
         if end is not None:
@@ -319,11 +320,11 @@ class _Path:
         for opened in self._facts.epochs:
             if not begin_ns < opened.time_ns <= end_ns:
                 continue
-            ended_ns = _leader_ended_ns(opened, begin_ns)
-            if ended_ns is not None or opened is self._facts.epochs[0]:
+            end = _leader_end(opened, begin_ns)
+            if end is not None or opened is self._facts.epochs[0]:
                 yield Part(
                     kind=Kind.NO_CONDUCTOR,
-                    begin_ns=ended_ns or begin_ns,
+                    begin_ns=end.ended_ns if end is not None else begin_ns,
                     end_ns=opened.time_ns,
                     text=_new_leader(opened, begin_ns),
                 )
@@ -409,11 +410,11 @@ def _took_last_place(reason: str) -> bool:
     return found is not None and found[1] == found[2]
 
 
-def _leader_ended_ns(opened: Stored, begin_ns: int) -> int | None:
-    """The time at which the process before a new leader's ended, if that was after `begin_ns`."""
+def _leader_end(opened: Stored, begin_ns: int) -> ProcessEnd | None:
+    """Return the end of the process before a new leader's, if that was after `begin_ns`."""
     assert isinstance(opened.event, EpochOpened)
-    times = [end.ended_ns for end in opened.event.ended if begin_ns < end.ended_ns <= opened.time_ns]
-    return times[0] if times else None
+    ends = (end for end in opened.event.ended if begin_ns < end.ended_ns <= opened.time_ns)
+    return next(ends, None)
 
 
 def _reported_ns(step: Step, stop_ns: int) -> int:
@@ -436,9 +437,9 @@ def _lost_part(step: Step, begin_ns: int, end_ns: int) -> Part:
 
 
 def _new_leader(opened: Stored, begin_ns: int) -> str:
-    """Why there was no leader, as far as a conductor's epoch says."""
+    """Describe the absence of a leader; a conductor's epoch may say how the process before it ended."""
     event = opened.event
     assert isinstance(event, EpochOpened)
-    ends = [end for end in event.ended if begin_ns < end.ended_ns <= opened.time_ns]
-    how = f" (the process before it was {ends[0].how})" if ends else ""
+    end = _leader_end(opened, begin_ns)
+    how = f" (the process before it was {end.how})" if end is not None else ""
     return f"no conductor led, until {event.conductor} opened epoch {event.epoch}{how}"

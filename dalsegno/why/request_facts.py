@@ -236,7 +236,7 @@ class RequestFacts:
         return min(later, key=lambda one: one.seq, default=None)
 
     def process_end(self, of: Incarnation) -> ProcessEnd | None:
-        """How the process of an incarnation ended, if it did and a launcher recorded it."""
+        """Return the end of an incarnation's process; None if it runs, or no launcher recorded its end."""
         later = self.successor(of)
         if later is None or later.pid == of.pid:
             return None

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.meters.answers import Meter
 from gateway.middleware.exchange import Exchange, Middleware
 
-METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER: Final = "other"
 """The label of unknown methods and paths: clients must not be able to create series."""
 
@@ -24,11 +24,15 @@ class HttpMetrics(Middleware):
         def count(error: BaseException | None) -> None:
             status = exchange.status or (500 if isinstance(error, Exception) else None)
             if status is not None:  # None: the client left before the response began
-                method = scope["method"] if scope["method"] in METHODS else OTHER
-                self._meter.http[method, route_of(scope), status] += 1
+                self._meter.http[method_of(scope), route_of(scope), status] += 1
 
         exchange.on_end(count)
         return self._next(exchange, scope, receive, send)
+
+
+def method_of(scope: Scope) -> str:
+    """The request's method; `other` for an unknown one."""
+    return scope["method"] if scope["method"] in _METHODS else OTHER
 
 
 def route_of(scope: Scope) -> str:

@@ -16,7 +16,7 @@ from gateway.errors import CHOSEN_ID, REFUSAL, HttpError
 from gateway.middleware import request_id
 from gateway.middleware.api_keys import bearer
 from gateway.middleware.exchange import Exchange, Middleware, header
-from gateway.middleware.http_metrics import METHODS, OTHER, route_of
+from gateway.middleware.http_metrics import OTHER, method_of, route_of
 from gateway.requests.refusals import sample
 from shared.errors import DalSegnoError
 from shared.events import Refusal
@@ -61,7 +61,7 @@ class RefusalRecord(Middleware):
             time_ns=time.time_ns(),
             param=error.param,
             tenant=key_name(scope),
-            route=f"{scope['method'] if scope['method'] in METHODS else OTHER} {self._route(scope)}",
+            route=f"{method_of(scope)} {self._route(scope)}",
             request_id=state.get(CHOSEN_ID) or own_id,
             correlation=state.get(request_id.NAME),
             secret=bearer(header(scope["headers"], _AUTHORIZATION)),

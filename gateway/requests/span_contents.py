@@ -1,4 +1,4 @@
-"""What clients ask and what they are answered, as OpenTelemetry's conventions write it into a span; pure.
+"""Requests and answers as attributes of a span, by OpenTelemetry's conventions. Pure.
 
     gen_ai.input.messages    [{"role":"user","parts":[{"type":"text","content":"What does len do?"}]}]
     gen_ai.output.messages   [{"role":"assistant","parts":[...],"finish_reason":"stop"}]

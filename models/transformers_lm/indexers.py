@@ -34,7 +34,7 @@ _TOLERANCE: Final = 1e-4
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Indexed:
-    """What an indexer made of T packed tokens. It stands for their choices of keys.
+    """An indexer's results for T packed tokens. It stands for their choices of keys.
 
     Attributes:
         layer: the number of the indexer's layer, in whose cells its keys are stored.

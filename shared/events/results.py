@@ -91,7 +91,7 @@ class NodeWork(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 MAX_NAMED: Final = 8
-"""How many requests, or preemptions, `NodeWork` names; further ones are only counted."""
+"""The most requests, or preemptions, that `NodeWork` names; further ones are only counted."""
 
 
 class WalkCompleted(
