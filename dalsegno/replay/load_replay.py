@@ -29,6 +29,7 @@ from shared.errors import ClientError
 from shared.events import ForkedFrom, Inputs, Params, RequestAdmitted, RequestSubmitted
 from shared.log.nats.permissions import CLIENT
 from shared.log.port import StoredRecord
+from shared.quantile import quantile
 from shared.subjects import Subjects
 
 _QUANTILES: Final = (0.5, 0.9, 0.99)
@@ -193,17 +194,10 @@ def _summary(replies: Iterable[Reply]) -> dict[str, float | int | None]:
         "tokens per second": tokens / seconds if seconds else None,
     }
     for name, of in (("first chunk", "first_s"), ("whole answer", "whole_s")):
-        times = sorted(taken for reply in whole if (taken := getattr(reply, of)) is not None)
-        for quantile in _QUANTILES:
-            found[f"{name}, p{quantile * 100:g}, ms"] = _quantile(times, quantile)
+        times_ms = [1e3 * taken for reply in whole if (taken := getattr(reply, of)) is not None]
+        for share in _QUANTILES:
+            found[f"{name}, p{share * 100:g}, ms"] = quantile(times_ms, share)
     return found
-
-
-def _quantile(times: Sequence[float], quantile: float) -> float | None:
-    """The quantile by nearest rank, in milliseconds."""
-    if not times:
-        return None
-    return times[min(int(quantile * len(times)), len(times) - 1)] * 1e3
 
 
 def _tokens(reply: Reply) -> int:

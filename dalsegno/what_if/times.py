@@ -11,11 +11,12 @@ Seed 0 has the costs that fit all recorded work best. Each further seed has thos
 the interval shows how well the log determines the costs.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 from statistics import fmean
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -28,6 +29,7 @@ from dalsegno.what_if.engines import EngineSize
 from dalsegno.what_if.recorded_load import Asked, Load
 from models.base import ModelGraph
 from shared.errors import ClientError
+from shared.quantile import quantile
 from shared.subjects import Subjects
 from workers import settings
 
@@ -179,10 +181,10 @@ def predict(
         baseline=baseline,
         costs={node: _as_plain(cost) for node, cost in costs.items()},
         outcomes={
-            "recorded": _counted(
+            "recorded": Counter(
                 one.outcome for one in (asked if instead is None else same.requests.values())
             ),
-            "simulated": _counted(one.outcome for one in first.requests.values()),
+            "simulated": Counter(one.outcome for one in first.requests.values()),
         },
         requests={
             one.id: {
@@ -362,22 +364,9 @@ def _measures(
     }
 
 
-def quantile(values: Sequence[float], share: float) -> float | None:
-    """The quantile by nearest rank; None of nothing."""
-    ordered = sorted(values)
-    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else None
-
-
 def _interval(values: Sequence[float | None]) -> Predicted:
     known = [one for one in values if one is not None]
     return Predicted(value=values[0], low=min(known, default=None), high=max(known, default=None))
-
-
-def _counted(outcomes: Any) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for one in outcomes:
-        found[one] = found.get(one, 0) + 1
-    return found
 
 
 def _as_plain(cost: StepCost) -> dict[str, float]:

@@ -14,6 +14,7 @@ from dalsegno.what_if import recorded_load, time_report, times
 from dalsegno.what_if.recorded_load import Load
 from dalsegno.what_if.times import Around, NotCalibratedError, Side, Times
 from models import registry
+from shared.quantile import quantile
 from tests.conductor import script
 from tests.conductor.script import SUBJECTS
 from tests.dalsegno.what_if.served import COST, Asks, Served, traffic
@@ -72,13 +73,13 @@ def test_the_costs_are_those_of_the_worker() -> None:
 
 @pytest.mark.parametrize("max_sequences", [2, 8])
 def test_another_number_of_sequences_takes_as_long_as_it_then_does(max_sequences: int) -> None:
-    truth = times.quantile(served(max_sequences).latencies, 0.5)
+    truth = quantile(served(max_sequences).latencies, 0.5)
     found = predict(served(), side(max_sequences)).predicted["latency p50, s"]
     assert found.value == pytest.approx(truth, rel=0.15)
 
 
 def test_fewer_places_take_as_long_as_they_then_do() -> None:
-    truth = times.quantile(served(places=2).latencies, 0.5)
+    truth = quantile(served(places=2).latencies, 0.5)
     found = predict(served(), side(max_concurrent_requests=2)).predicted["latency p50, s"]
     assert found.value == pytest.approx(truth, rel=0.15)
 

@@ -6,6 +6,7 @@ import pytest
 from dalsegno.what_if import times, traces
 from dalsegno.what_if.recorded_load import Asked
 from dalsegno.what_if.traces import BLOCK, Call, TraceError
+from shared.quantile import quantile
 from tests.conductor.script import SUBJECTS
 from tests.dalsegno.what_if.test_times import AROUND, load_of, served, side
 
@@ -50,7 +51,7 @@ def test_the_trace_of_a_log_takes_as_long_as_the_log() -> None:
     )
     recorded = found.calibration["latency p50, s"].recorded
     assert found.baseline["latency p50, s"] == pytest.approx(recorded, rel=0.1)
-    truth = times.quantile(served(places=2).latencies, 0.5)
+    truth = quantile(served(places=2).latencies, 0.5)
     assert found.predicted["latency p50, s"].value == pytest.approx(truth, rel=0.15)
     assert found.outcomes["simulated"] == {"finished": len(calls)}
 
