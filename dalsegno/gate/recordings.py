@@ -82,7 +82,7 @@ async def of_log(name: str, where: LogSource) -> Recording:
         damage = Damage(state.missing, subjects)
         sealed = await sealed_log.begun(log, subjects, seals.trusted_keys())
         records, requests = [], dict[str, None]()
-        async for record in log.history(subjects.logged(), end_seq=state.last_seq):
+        async for record in log.history(subjects.logged(), end_seq=sealed.extent.last_seq):
             records.append(record)
             damage.take(record)
             sealed.check.take(record)

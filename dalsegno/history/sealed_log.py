@@ -34,14 +34,19 @@ async def begun(
 ) -> SealedLog:
     """Begin the verification of a log: read its seals, and the anchors of it.
 
+    A running conductor stores records, then their seal, then its anchor. They are read the other way round:
+    what an earlier one of these reads names is there for the later ones.
+
     Raises:
         ClientError: a file of anchors cannot be read.
     """
-    state = await log.state()
-    default = seal_keys.anchor_file(resolve.sealing(), subjects.stream, state.created_ns)
+    created_ns = (await log.state()).created_ns
+    default = seal_keys.anchor_file(resolve.sealing(), subjects.stream, created_ns)
     files = [*anchor_files, *([default] if default.exists() else [])]
+    kept = [anchor for path in files for anchor in _anchors(path)]
     async with aclosing(log.history([subjects.sealed])) as records:
         found = [record async for record in records]
+    state = await log.state()
     extent = LogExtent(
         stream=subjects.stream,
         created_ns=state.created_ns,
@@ -49,7 +54,6 @@ async def begun(
         last_seq=state.last_seq,
         now_ns=time.time_ns(),
     )
-    kept = [anchor for path in files for anchor in _anchors(path)]
     return SealedLog(
         check=LogCheck(extent, found, subjects, trusted=trusted, anchors=kept),
         extent=extent,

@@ -84,6 +84,7 @@ _OTHERS_EVERY_TIME: Final = (
     (re.compile(r'"[0-9a-f]{32}"'), '"DIGEST"'),
     (re.compile(r"[\d,]+ events in _ s \([\d,]+ events/s\)"), "_ events in _ s"),
     (re.compile(r"\b\d+(?:\.\d)? %"), "_ %"),
+    (re.compile(r"^unusual: .*\n", re.MULTILINE), ""),  # it depends on the requests of other tests
     (re.compile(r"\bin \d+ chunks; longest pause"), "in _ chunks; longest pause"),
     (re.compile(r" {2,}"), " "),
     (re.compile(r"^ ?_ m?s _ m?s _ %", re.MULTILINE), "FROM TOOK SHARE"),
