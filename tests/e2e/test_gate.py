@@ -82,8 +82,9 @@ def test_the_code_that_decided_decides_the_same(data_dir: Path) -> None:
     assert (control["requests"], schedule["requests"]) == (12, 12)
     codes = next(one for one in data["coverage"] if one["name"] == "codes")
     assert codes["seen"] == {"queue_full": 3}
+    # Without `worker.lost`, if the successor joined before the killed worker's silence was noticed.
     types = next(one for one in data["coverage"] if one["name"] == "event types")
-    assert {"request.resumed", "worker.lost"} <= types["seen"].keys()
+    assert "request.resumed" in types["seen"]
 
 
 def test_another_configuration_is_different_and_the_newest_requests_can_be_chosen(data_dir: Path) -> None:
