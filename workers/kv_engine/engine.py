@@ -363,11 +363,9 @@ class KVEngine:
         if self._laps is not None:
             self._laps.lap("sample")
         self._under_way, self._read_s = ahead, time.perf_counter()
-        pass_tokens = sum(one.span.count for one in passes)
-        took_s, computed = self._read_s - begun_s, sum(span.count for span in spans) + pass_tokens
-        if self._scheduler.prefill_budget is not None:
-            prompts = sum(span.count for span in spans if not span.is_decode) + pass_tokens
-            self._scheduler.prefill_budget.observe(decodes=decodes, prefill_tokens=prompts, took_s=took_s)
+        took_s = self._read_s - begun_s
+        # Counted before rejected drafts are cut off: they were computed, too.
+        computed = self._computed(spans, passes, decodes=decodes, took_s=took_s)
         tokens = accept_drafts(spans, launched.tokens_of(spans, result), self._scheduler.counters)
         made, failed = self._programs.take(passes, result.pass_results, step=launched.number)
         sampled = sum(map(len, tokens)) + _emitted(made)
@@ -387,6 +385,14 @@ class KVEngine:
         if self._laps is not None:
             self._laps.end(rows=len(spans), computed=computed, sampled=sampled)
         return outputs
+
+    def _computed(self, spans: list[Span], passes: list[PassSpan], *, decodes: int, took_s: float) -> int:
+        """Return how many tokens a step computed; tell the budget of prompts its duration."""
+        pass_tokens = sum(one.span.count for one in passes)
+        if self._scheduler.prefill_budget is not None:
+            prompts = sum(span.count for span in spans if not span.is_decode) + pass_tokens
+            self._scheduler.prefill_budget.observe(decodes=decodes, prefill_tokens=prompts, took_s=took_s)
+        return sum(span.count for span in spans) + pass_tokens
 
     def _schedule(self) -> tuple[list[Span], list[PassSpan], dict[str, DalSegnoError]]:
         """Return the spans and passes of the next step, and the errors of those that cannot be computed."""

@@ -25,7 +25,7 @@ from workers.kv_engine.adapters import Adapters, uses_adapters
 from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.feeding.sequences import FedSequences
-from workers.kv_engine.gpu.cuda_graphs import DecodeGraphs, GraphCapture
+from workers.kv_engine.gpu.cuda_graphs import DecodeGraphs, GraphCapture, RecordedStep
 from workers.kv_engine.node import KVNode, head_of, vocab_size_of
 from workers.kv_engine.node_parts import forward_with_states, inputs_of
 from workers.kv_engine.outputs import StateOutput, TokenScore, as_dalsegno_error
@@ -39,7 +39,7 @@ from workers.kv_engine.sampling.pooling import StatePooler
 from workers.kv_engine.sampling.sampler import NOT_A_TOKEN, node_key, sample
 from workers.kv_engine.sent_states import sends_any, states_to_send
 from workers.kv_engine.sequence import Span
-from workers.kv_engine.step import StepBuilder, UnreadTokens
+from workers.kv_engine.step import Step, StepBuilder, UnreadTokens
 from workers.kv_engine.stream_nodes import sends_states
 
 _PLACEHOLDER: Final = 0
@@ -94,6 +94,23 @@ class LaunchedStep:
             return result.tokens
         wanted = set(spans)
         return [token for span, token in zip(self.spans, result.tokens, strict=True) if span in wanted]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Computed:
+    """What the layers of a step gave.
+
+    Attributes:
+        hidden: (T, hidden) of the packed tokens; of a replayed step, (S, hidden) of those that are sampled.
+        logits: (S, vocab) float32 of a replayed step; None if the head is still to be called.
+        states: the tensors per token that go into streams, by edge.
+        ties: as in `ForwardResult`.
+    """
+
+    hidden: torch.Tensor
+    logits: torch.Tensor | None = None
+    states: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    ties: Items[int | None] = ()
 
 
 class Runner:
@@ -199,57 +216,76 @@ class Runner:
         of_towers: Items[torch.Tensor] = (),
     ) -> LaunchedStep:
         """Launch a forward of the node; `of_towers` are the results of the passes after `passes`."""
-        sends = self._sends_states and sends_any(spans)
-        is_plain = not passes and not sends and not uses_adapters(spans)
-        recorded = self._graphs.recorded(spans) if self._graphs is not None and is_plain else None
+        recorded = None if passes else self._recording_of(spans)
         rows = recorded.rows if recorded is not None else 0
         step = self._builder.build([*spans, *(one.span for one in passes)], rows=rows, unread=unread)
         if passes:
             step = add_passes(step, passes)
         masks = self._guides.begin(spans)
-        if self._laps is not None:
-            self._laps.lap("build")
-        states: Mapping[str, torch.Tensor] = {}
-        ties: Items[int | None] = ()
-        if recorded is not None:
-            hidden, logits = recorded.forward(len(spans))
-        else:
-            with (
-                attention_context(self._pool, step) as attended,
-                self._adapters.computing(spans),
-                self._followers.computing(step) if self._followers is not None else nullcontext(),
-            ):
-                if sends:
-                    hidden, states = forward_with_states(self._node, step)
-                else:
-                    hidden = self._node.forward(inputs_of(self._node, step), step)
-            if self._node.layout.has_indexers:
-                ties = attended.ties()
+        self._lap("build")
+        computed = self._compute(spans, step, recorded)
+        hidden = computed.hidden
         self._pool_states(spans, hidden)
         pass_results = [*results_of(passes, hidden, partial(head_of, self._node)), *of_towers]
-        if self._laps is not None:
-            self._laps.lap("forward")
-        wanted, scores, prompt_scores = step.scored, list[TokenScore](), list[TokenScore]()
-        sizes = {"top": wanted.top if wanted else 0, "vocab_size": vocab_size_of(self._node)}
-        if wanted and wanted.prompt_ids.numel():
-            prompt_scores = score(
-                lambda at: self._node.head(hidden, at), wanted.prompt_indices, wanted.prompt_ids, **sizes
-            )
-        if not step.logit_indices.numel():
-            return LaunchedStep(
-                number=self.forwards,
-                spans=spans,
-                read=partial(
-                    _finish,
-                    hidden,
-                    prompt_scores,
-                    pass_results,
-                    partial(states_to_send, spans, states, step=self.forwards),
-                    ties,
-                ),
-            )
-        if recorded is None:
+        self._lap("forward")
+        prompt_scores = self._prompt_scores(step, hidden)
+        if step.logit_indices.numel():
+            return self._launch_sampling(spans, step, recorded, computed, masks, prompt_scores, pass_results)
+        states = partial(states_to_send, spans, computed.states, step=self.forwards)
+        read = partial(_finish, hidden, prompt_scores, pass_results, states, computed.ties)
+        return LaunchedStep(number=self.forwards, spans=spans, read=read)
+
+    def _recording_of(self, spans: list[Span]) -> RecordedStep | None:
+        """Return the recording that computes these spans, if one does."""
+        if self._graphs is None or uses_adapters(spans) or self._sends(spans):
+            return None
+        return self._graphs.recorded(spans)
+
+    def _sends(self, spans: list[Span]) -> bool:
+        return self._sends_states and sends_any(spans)
+
+    def _compute(self, spans: list[Span], step: Step, recorded: RecordedStep | None) -> _Computed:
+        """Compute the layers, and the logits: replayed, or called."""
+        if recorded is not None:
+            hidden, logits = recorded.forward(len(spans))
+            return _Computed(hidden=hidden, logits=logits)
+        states: Mapping[str, torch.Tensor] = {}
+        with (
+            attention_context(self._pool, step) as attended,
+            self._adapters.computing(spans),
+            self._followers.computing(step) if self._followers is not None else nullcontext(),
+        ):
+            if self._sends(spans):
+                hidden, states = forward_with_states(self._node, step)
+            else:
+                hidden = self._node.forward(inputs_of(self._node, step), step)
+        ties = attended.ties() if self._node.layout.has_indexers else ()
+        return _Computed(hidden=hidden, states=states, ties=ties)
+
+    def _prompt_scores(self, step: Step, hidden: torch.Tensor) -> list[TokenScore]:
+        wanted = step.scored
+        if wanted is None or not wanted.prompt_ids.numel():
+            return []
+        sizes = {"top": wanted.top, "vocab_size": vocab_size_of(self._node)}
+        head = partial(self._node.head, hidden)
+        return score(head, wanted.prompt_indices, wanted.prompt_ids, **sizes)
+
+    def _launch_sampling(
+        self,
+        spans: list[Span],
+        step: Step,
+        recorded: RecordedStep | None,
+        computed: _Computed,
+        masks: StepMasks | None,
+        prompt_scores: list[TokenScore],
+        pass_results: list[torch.Tensor],
+    ) -> LaunchedStep:
+        """Launch the adjustments, masks and sampler of a step, and the copy of its tokens to the host."""
+        hidden, number = computed.hidden, self.forwards
+        logits = computed.logits
+        if logits is None:
             logits = self._node.head(hidden, step.logit_indices)
+        wanted = step.scored
         is_changed = step.adjusted is not None or masks is not None
         # Scores are of the logits before any change.
         raw = logits.clone() if is_changed and wanted else logits
@@ -260,13 +296,15 @@ class Runner:
             tokens = recorded.sample(step.sampling)
         else:
             tokens = sample(logits, step.sampling, self._node_key)
+        scores: list[TokenScore] = []
         if wanted and wanted.sampled.numel():
             taken = tokens.index_select(0, wanted.sampled)
+            sizes = {"top": wanted.top, "vocab_size": vocab_size_of(self._node)}
             scores = score(lambda at: raw.index_select(0, at), wanted.sampled, taken, **sizes)
         made: AfterTokens | None = None
         if self._fed is not None:
             made = self._fed.after_tokens(spans, tokens, hidden, step.logit_indices)
-        arriving, number = self._arrivals.begin(tokens), self.forwards
+        arriving = self._arrivals.begin(tokens)
 
         def read() -> ForwardResult:
             result = ForwardResult(
@@ -275,17 +313,20 @@ class Runner:
                 prompt_scores=prompt_scores,
                 pass_results=pass_results,
                 made=made,
-                states=states_to_send(spans, states, step=number) if states else [],
-                ties=ties,
+                states=states_to_send(spans, computed.states, step=number) if computed.states else [],
+                ties=computed.ties,
             )
             if masks is not None:
                 result.failures.update({key: as_dalsegno_error(error) for key, error in failures.items()})
                 _find_stuck(masks, result, lambda row: self._node.head(hidden, step.logit_indices[row, None]))
             return result
 
-        return LaunchedStep(
-            number=self.forwards, spans=spans, read=read, tokens=tokens if recorded is not None else None
-        )
+        replayed = tokens if recorded is not None else None
+        return LaunchedStep(number=number, spans=spans, read=read, tokens=replayed)
+
+    def _lap(self, name: str) -> None:
+        if self._laps is not None:
+            self._laps.lap(name)
 
     def _pool_states(self, spans: Items[Span], hidden: torch.Tensor) -> None:
         """Add the hidden states of pooled prompts to their poolers, each state once."""

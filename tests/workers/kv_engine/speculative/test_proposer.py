@@ -201,3 +201,14 @@ def test_a_cancelled_sequence_leaves_nothing_with_who_guesses(qwen3: DecoderLM) 
         guessing.step()
         guessing.cancel(str(number))
     assert proposer._blocks.free == 20
+
+
+def test_rejected_drafts_count_as_computed(qwen3: DecoderLM, noisy: DecoderLM) -> None:
+    asked = spec("a", prompts(1, seed=3)[0], ignore_eos=True)
+    guessing = engine(qwen3, draft(noisy))
+    run(guessing, [asked])
+    counts, work = guessing.stats().cache, guessing.stats().work
+
+    rejected = counts.drafted - counts.accepted
+    assert rejected > 0
+    assert work.computed_tokens == len(asked.prompt_ids) + asked.max_tokens - 1 + rejected
