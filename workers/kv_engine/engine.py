@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from typing import Final
 
-from shared.errors import BugError, DalSegnoError
+from shared.errors import BugError, ClientError, DalSegnoError
 from shared.telemetry import timeline
 from workers.data_plane.port import Array
 from workers.kv_engine.adapters import Adapters
@@ -61,6 +61,7 @@ from workers.kv_engine.step_outputs import OutputBuilder, StepOutcome
 from workers.kv_engine.stream_nodes import is_fed, sends_states
 from workers.machine.cores import cores
 from workers.machine.cpu_threads import threads_for, use_cpu_threads
+from workers.machine.gpu_context import check_context
 
 
 class KVEngine:
@@ -323,6 +324,7 @@ class KVEngine:
         Raises:
             StepFailedError: some sequences of the step failed; they have left the engine.
             GroupLostError: a member of the TP group is gone; no further step is possible.
+            DeviceLostError: the GPU cannot be used by this process any more.
         """
         begun_s = time.perf_counter()
         if self._laps is not None:
@@ -353,6 +355,7 @@ class KVEngine:
         except GroupLostError:
             raise
         except Exception as error:  # whatever it is, the batch fails and the engine continues
+            check_context(self.node.device)
             self._drop([*self.step_keys, *failures])
             raise StepFailedError(
                 f"engine step {launched.number if launched else self.forwards} failed: "
@@ -429,6 +432,8 @@ class KVEngine:
 
     def _end(self, outcome: StepOutcome) -> list[Output]:
         """Remove the sequences that ended with the step, and return its outputs."""
+        if any(not isinstance(error, ClientError) for error in outcome.failures.values()):
+            check_context(self.node.device)
         self._drop(outcome.ended)
         outcome.raise_failures()
         return outcome.outputs

@@ -19,6 +19,7 @@ from models.stepped import SteppedNode, is_stepped
 from shared.errors import BugError, DalSegnoError, TensorGone
 from workers.machine.cores import cores
 from workers.machine.cpu_threads import give_way, stateless_threads, use_cpu_threads
+from workers.machine.gpu_context import check_context
 from workers.stateless_engine.firing import FiringResult, StatelessFiring
 from workers.stateless_engine.results import failure_of, item_of, result_of, shapes_of
 from workers.stateless_engine.scheduler import BatchKey
@@ -83,7 +84,11 @@ class StatelessNodes:
 
     @torch.inference_mode()
     def run(self, node: str, firings: Sequence[StatelessFiring]) -> list[FiringResult | DalSegnoError]:
-        """Return the result or the error of each firing."""
+        """Return the result or the error of each firing.
+
+        Raises:
+            DeviceLostError: the GPU cannot be used by this process any more.
+        """
         items = [self._read(firing) for firing in firings]
         results = iter(self._run(node, [item for item in items if isinstance(item, Item)]))
         return [
@@ -95,6 +100,7 @@ class StatelessNodes:
         try:
             return item_of(firing, self.device)
         except (ValueError, RuntimeError, TensorGone) as error:  # invalid bytes, or no memory for the tensor
+            check_context(self.device)
             return error
 
     def _run(self, node: str, items: Sequence[Item]) -> list[StatelessResult | Exception]:
@@ -103,6 +109,7 @@ class StatelessNodes:
         try:
             results: list[StatelessResult | Exception] | None = self._nodes[node].run(items)
         except Exception as error:  # noqa: BLE001 - an error of a model fails this batch only
+            check_context(self.device)
             _LOGGER.warning(
                 "node %s: %s: %s, in a batch of %d", node, type(error).__name__, str(error), len(items)
             )

@@ -17,6 +17,7 @@ from models.stepped import Call, Run, SteppedNode
 from shared.errors import BugError
 from workers.data_plane.arrays import to_array, to_tensor
 from workers.data_plane.port import Array
+from workers.machine.gpu_context import check_context
 from workers.stateless_engine import stepped_runs
 from workers.stateless_engine.firing import FiringReport, StatelessFiring
 from workers.stateless_engine.results import failure_of, item_of, result_of
@@ -48,7 +49,8 @@ class TorchStepper:
     """A stepped node on its device (`workers.stateless_engine.stepped_runs.Stepper`).
 
     One thread uses it. All of a run is computed in inference mode: a run may leave a `no_grad` block of its
-    own open between two calls, which changes nothing then.
+    own open between two calls, which changes nothing then. Each method raises `DeviceLostError` if the GPU
+    cannot be used by this process any more.
     """
 
     def __init__(self, name: str, node: SteppedNode, device: torch.device) -> None:
@@ -101,6 +103,7 @@ class TorchStepper:
         try:
             results: list[Any] | None = self._node.compute(calls)
         except Exception as error:  # noqa: BLE001 - an error of a model fails this batch only
+            check_context(self._device)
             _LOGGER.warning(
                 "node %s: %s: %s, in a forward over %d calls",
                 self._name, type(error).__name__, str(error), len(calls),
@@ -131,6 +134,7 @@ class TorchStepper:
         return Progressed(result_of(run.firing, found))
 
     def _failed(self, run: TorchRun, error: Exception) -> Progressed:
+        check_context(self._device)
         run.close()
         return Progressed(failure_of(self._name, error))
 

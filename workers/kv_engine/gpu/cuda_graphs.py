@@ -30,6 +30,7 @@ import torch
 from workers.kv_engine.attention.kernels import PlanningKernel, RecordedKernel
 from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
+from workers.kv_engine.gpu.host_reads import RefuseHostReads
 from workers.kv_engine.node import KVNode
 from workers.kv_engine.sampling.sampler import sample
 from workers.kv_engine.sampling.sampling_rows import SamplingRows
@@ -39,8 +40,6 @@ from workers.kv_engine.step import StepBuilder
 _LOGGER: Final = logging.getLogger(__name__)
 
 Replay = Callable[[], None]
-_WARM_UPS: Final = 2
-"""The first run compiles kernels and allocates workspaces; the second shows that neither is left to do."""
 
 
 class GraphCapture(Protocol):
@@ -57,6 +56,9 @@ class GraphCapture(Protocol):
 class CudaCapture:
     """CUDA graphs on a device, all in one memory pool. Create it in the thread that replays them.
 
+    Each function runs twice for warm-up: the first run compiles kernels and allocates workspaces, the second
+    one finds operations that cannot be recorded (`workers.kv_engine.gpu.host_reads`).
+
     A kernel keeps the priority of the stream on which it was recorded. So recordings are made on a stream
     with the priority of the thread's own stream (`workers.kv_engine.gpu.cuda_streams`).
     """
@@ -72,16 +74,22 @@ class CudaCapture:
         with torch.cuda.device(self._device):
             outside = torch.cuda.current_stream()
             self._stream.wait_stream(outside)
-            with torch.cuda.stream(self._stream):
-                for _ in range(_WARM_UPS):
-                    compute()
-            outside.wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
-            # Other threads may allocate concurrently; that is not part of the recording.
-            with torch.cuda.graph(
-                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-            ):
-                compute()
+            try:
+                with torch.cuda.stream(self._stream):
+                    compute()
+                    with RefuseHostReads():
+                        compute()
+                outside.wait_stream(self._stream)
+                # Other threads may allocate concurrently; that is not part of the recording.
+                with torch.cuda.graph(
+                    graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+                ):
+                    compute()
+            except Exception:
+                # torch leaves the thread on the capture's stream if the capture cannot be ended.
+                torch.cuda.set_stream(outside)
+                raise
         return graph.replay
 
 
@@ -122,6 +130,13 @@ class RecordedStep:
         """Replay the sampler over the logits buffer, and return the tokens of the sampled rows, (S,)."""
         self.samplers[sampling.is_random, sampling.is_filtered]()
         return self.tokens[: len(sampling.draw_index)]
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """The error behind CUDA's message that a capture failed because of an earlier one."""
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    return error
 
 
 def _stands_for_media(span: Span) -> bool:
@@ -185,7 +200,7 @@ class DecodeGraphs:
                     rows,
                 )
             except RuntimeError as error:
-                why = str(error).partition("\n")[0]
+                why = str(_first_cause(error)).partition("\n")[0]
                 _LOGGER.warning(
                     "steps of %s cannot be recorded (%s): they run unrecorded, which is slower",
                     self._node.architecture,
