@@ -13,6 +13,7 @@ from tests.workers.kv_engine.oracle import ids, prompts, run, tokens
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.outputs import Output, StepFailedError
 from workers.kv_engine.sequence_spec import FinishReason, Sampling, SequenceSpec
+from workers.machine.gpu_context import DeviceLostError
 
 SAMPLED = Sampling(temperature=1.2, top_k=50, top_p=0.95, seed=11)
 
@@ -278,6 +279,24 @@ def test_a_failing_step_fails_only_its_own_sequences(
     assert caught.value.keys == ("0", "1")
     assert rest == {key: ids(outputs) for key, outputs in expected.items()}
     assert narrow.stats().kv_used == 0
+
+
+def test_a_step_that_loses_the_gpu_ends_the_engine(qwen3: DecoderLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = engine(qwen3)
+    lost.add(spec())
+
+    def fail(*args: object) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    def check_context(device: torch.device) -> None:
+        raise DeviceLostError(f"{device} is lost")
+
+    monkeypatch.setattr(DecoderLM, "embed", fail)
+    monkeypatch.setattr(DecoderLM, "head", fail)
+    monkeypatch.setattr("workers.kv_engine.engine.check_context", check_context)
+
+    with pytest.raises(DeviceLostError, match="cpu is lost"):
+        lost.step()
 
 
 def test_logits_that_are_not_numbers_fail_only_their_sequence(

@@ -13,6 +13,7 @@ from models.encoder_cache import EncoderCache
 from shared.errors import BugError, ClientError, DalSegnoError
 from workers.data_plane.arrays import to_array
 from workers.data_plane.port import Array
+from workers.machine.gpu_context import DeviceLostError
 from workers.stateless_engine.firing import FiringResult, StatelessFiring
 from workers.stateless_engine.nodes import StatelessNodes
 from workers.stateless_engine.results import NodeFailedError
@@ -136,6 +137,16 @@ def test_after_a_node_raises_each_firing_is_run_by_itself() -> None:
     assert isinstance(results[1], NodeFailedError)
     assert results[1].message == "node 'double' failed: IndexError: out of its depth"
     assert [len(batch) for batch in node.batches] == [3, 1, 1, 1]
+
+
+def test_a_batch_that_loses_the_gpu_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check_context(device: torch.device) -> None:
+        raise DeviceLostError(f"{device} is lost")
+
+    monkeypatch.setattr("workers.stateless_engine.nodes.check_context", check_context)
+
+    with pytest.raises(DeviceLostError, match="cpu is lost"):
+        run(Doubling(), firing([1]), firing(args={"raises": True}))
 
 
 def test_bytes_that_do_not_fit_fail_their_firing_alone() -> None:

@@ -16,6 +16,7 @@ from models.stepped import Call
 from shared.errors import ClientError, DalSegnoError, WorkerError
 from workers.data_plane.arrays import to_array, to_tensor
 from workers.data_plane.port import Array
+from workers.machine.gpu_context import DeviceLostError
 from workers.stateless_engine.firing import FiringReport, FiringResult
 from workers.stateless_engine.nodes import StatelessNodes
 from workers.stateless_engine.thread import StatelessThread
@@ -249,6 +250,20 @@ async def test_a_run_fails_alone() -> None:
     assert "too large" in str(third)
     assert sorted(node.closed) == [1, 2, 3, 4]
     assert thread.stats().failed == 2
+
+
+async def test_a_forward_that_loses_the_gpu_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check_context(device: torch.device) -> None:
+        raise DeviceLostError(f"{device} is lost")
+
+    monkeypatch.setattr("workers.stateless_engine.stepper.check_context", check_context)
+    node = HalvingNode()
+    thread = StatelessThread(lambda: StatelessNodes({"halve": node}, CPU))
+    await thread.start()
+    [failed] = await outcomes(fire(thread, 3, x=(1e9, 1.0)))
+    with pytest.raises(DeviceLostError, match="cpu is lost"):
+        await thread.wait()
+    assert isinstance(failed, WorkerError)
 
 
 async def test_a_failed_forward_holds_no_memory_while_its_calls_are_computed_alone() -> None:
