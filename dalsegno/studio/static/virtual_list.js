@@ -1,8 +1,12 @@
 // A list of any length: only the rows in view exist. Rows have one height, and come in pages when they are needed.
+//
+// A frame of a scrolled list has to be drawn in 16 ms. So rows that leave the view are used again for those
+// that come into it, and a page is loaded only once the view stays where it is.
 
-import { fill, h } from "./dom.js";
+import { fill, h, shown } from "./dom.js";
 
 const AROUND = 12; // rows that are made above and below the view
+const REST_MS = 50; // of a view that stays where it is
 
 /**
  * Make a list.
@@ -17,13 +21,21 @@ const AROUND = 12; // rows that are made above and below the view
  */
 export function virtualList({ label, columns, height, load, cells, choose, open, classOf }) {
   const pages = new Map();
-  const made = new Map();
+  const made = new Map(); // by number: the rows in the document
+  const spare = []; // rows that are in no place
   let total = 0;
   let chosen = -1;
   let generation = 0;
   let due = 0;
+  let resting = 0;
 
-  const body = h("div.rows", { role: "rowgroup" });
+  const body = h("div.rows", {
+    role: "rowgroup",
+    on: {
+      click: (event) => { if (!event.target.closest("a")) pick(placeOf(event)); },
+      dblclick: (event) => { const value = valueAt(placeOf(event)); if (value) open?.(value); },
+    },
+  });
   const head = h("div.row.head", { role: "row", "aria-rowindex": 1 },
     columns.map((one) => h("div.cell", { role: "columnheader", class: one.class }, one.name)));
   const empty = h("p.empty", { hidden: true });
@@ -45,25 +57,50 @@ export function virtualList({ label, columns, height, load, cells, choose, open,
     const first = Math.max(0, Math.floor(top / height) - AROUND);
     const last = Math.min(total, Math.ceil((view.scrollTop + view.clientHeight) / height) + AROUND);
     for (const [place, row] of made) {
-      if (place < first || place >= last) { row.remove(); made.delete(place); }
+      if (place < first || place >= last) { made.delete(place); spare.push(row); }
     }
-    for (let place = first; place < last; place++) if (!made.has(place)) body.append(rowAt(place));
+    const added = [];
+    for (let place = first; place < last; place++) if (!made.has(place)) added.push(rowAt(place));
+    for (const row of spare.splice(0)) row.remove();
+    body.append(...added.filter((row) => !row.parentNode));
+    if ([...made.keys()].some((place) => !valueAt(place))) loadAtRest();
+  }
+
+  /** Load what is in view, unless the view moves on before. */
+  function loadAtRest() {
+    clearTimeout(resting);
+    const mine = generation;
+    resting = setTimeout(() => {
+      if (mine === generation) for (const place of made.keys()) if (!valueAt(place)) fetchAt(place);
+    }, REST_MS);
   }
 
   function rowAt(place) {
-    const value = valueAt(place);
-    const row = h("div.row", {
-      role: "row", id: `${label.replace(/\W/g, "-")}-${place}`, "aria-rowindex": place + 2,
-      "aria-selected": place === chosen ? "true" : "false",
-      class: value ? classOf?.(value) ?? "" : "waiting",
-      on: { click: (event) => { if (!event.target.closest("a")) pick(place); }, dblclick: () => value && open?.(value) },
-    }, value
-      ? cells(value).map((content, number) => h("div.cell", { role: "gridcell", class: columns[number].class }, content))
-      : h("div.cell", { role: "gridcell" }, "…"));
+    const row = spare.pop() ?? h("div.row", { role: "row" }, columns.map(() => h("div", { role: "gridcell" })));
+    row.id = `${label.replace(/\W/g, "-")}-${place}`;
+    row.setAttribute("aria-rowindex", place + 2);
+    row.setAttribute("aria-selected", place === chosen ? "true" : "false");
     row.style.transform = `translateY(${place * height}px)`;
+    row.dataset.place = place;
     made.set(place, row);
-    if (!value) fetchAt(place);
+    write(row, valueAt(place));
     return row;
+  }
+
+  function write(row, value) {
+    row.className = `row ${value ? classOf?.(value) ?? "" : "waiting"}`;
+    const contents = value ? cells(value) : ["…"];
+    columns.forEach((column, number) => {
+      const cell = row.childNodes[number];
+      cell.className = `cell ${value ? column.class : ""}`;
+      const content = contents[number] ?? "";
+      if (typeof content === "object") fill(cell, content);
+      else cell.textContent = shown(content);
+    });
+  }
+
+  function placeOf(event) {
+    return Number(event.target.closest("[data-place]")?.dataset.place ?? -1);
   }
 
   function valueAt(place) {
@@ -92,9 +129,15 @@ export function virtualList({ label, columns, height, load, cells, choose, open,
     body.style.height = `${total * height}px`;
     view.setAttribute("aria-rowcount", total + 1);
     for (const [place, row] of made) {
-      if (row.classList.contains("waiting") || place >= total) { row.remove(); made.delete(place); }
+      const value = valueAt(place);
+      if (value && row.classList.contains("waiting")) write(row, value);
     }
     draw();
+  }
+
+  function clear() {
+    for (const row of made.values()) row.remove();
+    made.clear();
   }
 
   function pick(place, quietly = false) {
@@ -139,10 +182,10 @@ export function virtualList({ label, columns, height, load, cells, choose, open,
     async reload({ place = null, keep = false, none = "Nothing." } = {}) {
       generation++;
       pages.clear();
-      if (!keep) { for (const row of made.values()) row.remove(); made.clear(); chosen = -1; view.scrollTop = 0; }
+      if (!keep) { clear(); chosen = -1; view.scrollTop = 0; }
       pages.set(0, {});
       await take(0);
-      if (keep) { for (const row of made.values()) row.remove(); made.clear(); draw(); }
+      if (keep) { clear(); draw(); }
       empty.hidden = total > 0;
       fill(empty, none);
       if (place !== null && total) {
@@ -154,6 +197,6 @@ export function virtualList({ label, columns, height, load, cells, choose, open,
     pick,
     get chosen() { return valueAt(chosen); },
     get total() { return total; },
-    close() { watching.disconnect(); generation++; },
+    close() { watching.disconnect(); clearTimeout(resting); generation++; },
   };
 }
