@@ -16,7 +16,7 @@ import msgspec
 from dalsegno.bundle.manifest import event_of
 from dalsegno.history.event_description import summary_of, type_of
 from dalsegno.replay.recorded_request import History
-from dalsegno.studio.media import reply_of
+from dalsegno.studio.media import Answer
 from dalsegno.why.parts import NS, Kind, Part, parts_of_step
 from dalsegno.why.report import Explanation
 from dalsegno.why.request_facts import Order, RequestFacts, Step, Stored
@@ -36,12 +36,12 @@ def lanes_of(one: Explanation, history: History) -> list[dict[str, Any]]:
     ]
 
 
-def output_of(history: History, request_id: str, begin_ns: int) -> dict[str, Any]:
-    """The chunks of a request's answer, in columns, and the whole text of each choice.
+def output_of(answer: Answer, begin_ns: int) -> dict[str, Any]:
+    """The chunks of an answer, in columns, and the whole text of each choice.
 
     `end` of a chunk is the length of the text of its choice up to its end, in UTF-16 units.
     """
-    reply, times = reply_of(history, request_id)
+    reply, times = answer.reply, answer.times
     texts: dict[int, list[str]] = {}
     columns: dict[str, list[Any]] = {name: [] for name in ("t", "seq", "choice", "track", "end", "tokens")}
     ends: dict[int, int] = {}

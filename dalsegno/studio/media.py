@@ -7,6 +7,7 @@ pixels, which become a PNG file. Everything else is named, and not shown.
 import hashlib
 import struct
 import zlib
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -54,9 +55,23 @@ class MadeMedium(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.blake2b(self.data or b"", digest_size=8).hexdigest()
 
 
-def reply_of(history: History, request_id: str) -> tuple[Reply, dict[int, int]]:
-    """Return the valid answer of a request, and the log time of each position."""
-    reply, times = Reply(), {}
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The valid answer of a request.
+
+    Attributes:
+        times: the log time of each position, in ns.
+        left_out: by position, the data that a chunk lacks.
+    """
+
+    reply: Reply
+    times: dict[int, int]
+    left_out: dict[int, LeftOut]
+
+
+def answer_of(history: History, request_id: str) -> Answer:
+    """Return the valid answer of a request."""
+    reply, times = Reply(), dict[int, int]()
     for record in history.records:
         address = history.subjects.parse(record.subject)
         if address is None or (address.request_id is not None and address.request_id != request_id):
@@ -67,23 +82,22 @@ def reply_of(history: History, request_id: str) -> tuple[Reply, dict[int, int]]:
             continue
         times[record.seq] = record.time_ns
         reply.take(address, event, record.seq, record.time_ns)
-    return reply, times
+    return Answer(reply, times, history.left_out)
 
 
-def made(history: History, request_id: str) -> list[MadeMedium]:
-    """Return the media of a request's answer."""
-    reply, times = reply_of(history, request_id)
+def made(answer: Answer) -> list[MadeMedium]:
+    """Return the media of an answer."""
     tracks: dict[tuple[str, str, int], list[StoredChunk]] = {}
-    for one in reply.chunks:
+    for one in answer.reply.chunks:
         if one.chunk.modality != "text" and not one.chunk.is_echo:
             key = one.chunk.modality, one.chunk.track, one.chunk.choice
             tracks.setdefault(key, []).append(one)
     found: list[MadeMedium] = []
     for (modality, track, choice), chunks in tracks.items():
         if modality == "audio" and "content_type" not in chunks[0].chunk.metadata:
-            found.append(_sound(track, choice, chunks, times, history.left_out))
+            found.append(_sound(track, choice, chunks, answer))
         else:
-            found += _files(modality, track, choice, chunks, times, history.left_out)
+            found += _files(modality, track, choice, chunks, answer)
     return found
 
 
@@ -107,19 +121,18 @@ def _sound(
     track: str,
     choice: int,
     chunks: list[StoredChunk],
-    times: dict[int, int],
-    left_out: dict[int, LeftOut],
+    answer: Answer,
 ) -> MadeMedium:
     metadata = chunks[0].chunk.metadata
     rate = _whole(metadata.get("sample_rate"), 24_000)
     channels = _whole(metadata.get("num_channels"), 1)
     ends, total = [], 0
     for one in chunks:
-        left = left_out.get(one.seq)
+        left = answer.left_out.get(one.seq)
         size = left.bytes if left is not None else len(one.chunk.data or b"")
         total += size // (_BYTES_PER_SAMPLE * channels)
-        ends.append((times[one.seq], total))
-    is_whole = not any(one.seq in left_out for one in chunks)
+        ends.append((answer.times[one.seq], total))
+    is_whole = not any(one.seq in answer.left_out for one in chunks)
     pcm = b"".join(one.chunk.data or b"" for one in chunks)
     return MadeMedium(
         modality="audio",
@@ -142,8 +155,7 @@ def _files(
     track: str,
     choice: int,
     chunks: list[StoredChunk],
-    times: dict[int, int],
-    left_out: dict[int, LeftOut],
+    answer: Answer,
 ) -> list[MadeMedium]:
     assembler, found = PieceAssembler[StoredChunk](), []
     for one in chunks:
@@ -152,7 +164,7 @@ def _files(
         metadata = whole_metadata(one.chunk.metadata)
         data = b"".join(piece.chunk.data or b"" for piece in pieces)
         kind, shown, why_not = _shown(metadata, data)
-        if any(piece.seq in left_out for piece in pieces):
+        if any(piece.seq in answer.left_out for piece in pieces):
             shown, why_not = None, _LEFT_OUT
         found.append(
             MadeMedium(
@@ -160,7 +172,7 @@ def _files(
                 track=track,
                 choice=choice,
                 content_type=kind,
-                times=[(times[piece.seq], len(data)) for piece in pieces[-1:]],
+                times=[(answer.times[piece.seq], len(data)) for piece in pieces[-1:]],
                 data=shown,
                 why_not=why_not,
             )

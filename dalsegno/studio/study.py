@@ -22,7 +22,7 @@ from dalsegno.replay.timeline import ReplayTimeline
 from dalsegno.studio import lanes, media
 from dalsegno.studio.causes import causes_of, effects_of
 from dalsegno.studio.decisions import decisions_of
-from dalsegno.studio.media import MadeMedium
+from dalsegno.studio.media import Answer, MadeMedium
 from dalsegno.why import report
 from dalsegno.why.command import explanations
 from dalsegno.why.report import Explanation
@@ -83,10 +83,15 @@ class Study:
         return effects_of(self.causes)
 
     @cached_property
+    def answer(self) -> Answer:
+        """Its valid answer."""
+        with self._lock:
+            return media.answer_of(self.history, self.request_id)
+
+    @cached_property
     def made(self) -> list[MadeMedium]:
         """The media of its answer."""
-        with self._lock:
-            return media.made(self.history, self.request_id)
+        return media.made(self.answer)
 
     @cached_property
     def begin_ns(self) -> int:
@@ -122,7 +127,7 @@ class Study:
             "remarks": report.remarks(one),
             "title": report.title(one),
             "lanes": lanes.lanes_of(one, self.history),
-            "output": lanes.output_of(self.history, self.request_id, self.begin_ns),
+            "output": lanes.output_of(self.answer, self.begin_ns),
             "media": [media.plain(number, medium, self.begin_ns) for number, medium in enumerate(self.made)],
             "prompt": prompt_of(submission.inputs) if submission is not None else None,
             "model": submission.model if submission is not None else None,
