@@ -322,7 +322,11 @@ def _limits(chosen: list[int], world: World, deployment: Deployment, *, taken: i
     is_busy = above is not None and taken > above * deployment.max_concurrent_requests
     share = deployment.shorten_to if is_busy else 1.0
     return msgspec.structs.replace(
-        deployment.limits, kv_tokens=kv_tokens, max_tokens_share=share, concurrent=taken + 1
+        deployment.limits,
+        kv_tokens=kv_tokens,
+        max_tokens_share=share,
+        concurrent=taken + 1,
+        max_concurrent=deployment.max_concurrent_requests,
     )
 
 

@@ -352,7 +352,7 @@ def _as_there(recorded: Scheduled, found: Scheduled) -> Scheduled:
         }
     if isinstance(recorded, RequestAdmitted) and isinstance(found, RequestAdmitted):
         was = recorded.limits
-        unknown = {} if was.concurrent else {"concurrent": 0}
+        unknown = {name: 0 for name in ("concurrent", "max_concurrent") if not getattr(was, name)}
         changes["limits"] = msgspec.structs.replace(
             found.limits, max_event_bytes=was.max_event_bytes, **unknown
         )

@@ -47,7 +47,9 @@ KINDS: Final[tuple[Kind, ...]] = (
 
 _FOLLOWING: Final = ("reason", "pins", "lives", "weights", "revisions")
 """Fields that only restate the configuration, or follow from the ranks."""
-_NUMBERS: Final = frozenset({"limits.concurrent", "failure.message", "failure.status"})
+_NUMBERS: Final = frozenset(
+    {"limits.concurrent", "limits.max_concurrent", "failure.message", "failure.status"}
+)
 """Fields that count the other requests, or name the limit."""
 _ENDS: Final = (RequestFinished, RequestFailed, RequestCancelled, RequestRejected)
 

@@ -8,7 +8,6 @@ While several steps run (sub-plans), the one that reports last is critical. The 
 without gaps, so their durations add up to the whole time exactly.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Final
@@ -20,6 +19,7 @@ from dalsegno.why.parts import Kind, Part, named, parts_of_step
 from dalsegno.why.request_facts import Incarnation, RequestFacts, Step, Stored
 from shared.events import (
     EpochOpened,
+    Limits,
     NodeReady,
     OutputFence,
     ProcessEnd,
@@ -32,7 +32,6 @@ from shared.events import (
 
 _NAMED: Final = 8
 """The most requests that a part names."""
-_PLACES: Final = re.compile(r"(?:concurrent request|takes place) (\d+) of (\d+)")
 _HEARTBEAT_NS: Final = 1_000_000_000
 """More than the time between two heartbeats of a worker."""
 _SOON_NS: Final = 10_000_000
@@ -366,7 +365,7 @@ class _Path:
             text = f"the conductor admits the request{why}" if reason else "the conductor reads the request"
             return Part(kind=Kind.CONDUCTOR, begin_ns=begin_ns, end_ns=end_ns, text=text)
         ahead = self._ahead(begin_ns, end_ns)
-        if admitted is not None and not _took_last_place(reason):
+        if isinstance(admitted, RequestAdmitted) and not _took_last_place(admitted.limits):
             ahead = []
         behind = f" behind {named(ahead[:_NAMED], len(ahead))}" if ahead else ""
         what = "it waited for a place" if ahead else "it waited for admission"
@@ -404,10 +403,9 @@ class _Path:
         return [request_id for _, request_id in sorted(placed)]
 
 
-def _took_last_place(reason: str) -> bool:
-    """True if an admission's reason says that the request took the last place: so it had waited for it."""
-    found = _PLACES.search(reason)
-    return found is not None and found[1] == found[2]
+def _took_last_place(limits: Limits) -> bool:
+    """True if the request took the last place: so it had waited for it. Older logs do not tell."""
+    return 0 < limits.max_concurrent <= limits.concurrent
 
 
 def _leader_end(opened: Stored, begin_ns: int) -> ProcessEnd | None:

@@ -45,6 +45,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         max_tokens_share: the share of the requested new tokens that is granted; below 1 under load.
         absent_nodes: the optional nodes of the model that are placed nowhere.
         concurrent: the number of requests of the model that run, this one included; 0 if it was not recorded.
+        max_concurrent: the most that may run; 0 if it was not recorded.
     """
 
     max_seq_len: int
@@ -56,6 +57,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_tokens_share: float = 1.0
     absent_nodes: tuple[str, ...] = ()
     concurrent: int = 0
+    max_concurrent: int = 0
 
 
 class Pins(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -58,10 +58,13 @@ def test_a_difference_causes_no_others() -> None:
     found = again(script.records, deployment(max_concurrent_requests=2))
     said = "no choice of ranks; concurrent request 1 of "
     assert told(found) == [
+        ("r0", "request.admitted", "limits.max_concurrent", 1, 2),
         ("r0", "request.admitted", "reason", f"{said}1", f"{said}2"),
         ("r1", "request.admitted", "(when)", "as recorded", "earlier"),
+        ("r1", "request.admitted", "limits.max_concurrent", 1, 2),
         ("r1", "request.admitted", "reason", f"{said}1", f"{said}2"),
         ("r2", "request.admitted", "(when)", "as recorded", "earlier"),
+        ("r2", "request.admitted", "limits.max_concurrent", 1, 2),
         ("r2", "request.admitted", "reason", f"{said}1", f"{said}2"),
     ]
 
