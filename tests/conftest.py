@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Final
 
+import hypothesis
 import pytest
 
 from shared.log.nats.private_server import NatsServer
@@ -33,6 +34,11 @@ _LONG: Final = frozenset({"attack", "chaos", "e2e", "fuzz", "simulation"})
 # One torch thread for oracles, engines and deployments alike, before anything imports torch: tiny models gain
 # nothing from two, whose barriers spin and wait for the other test processes (20 times slower on busy cores).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+# No example of a property has a time limit: a busy machine is no fault of the code.
+hypothesis.settings.register_profile("untimed")
+hypothesis.settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -11,7 +11,6 @@ EXAMPLES: Final = int(os.environ.get("FUZZ_EXAMPLES", "100"))
 
 FUZZED: Final = settings(
     max_examples=EXAMPLES,
-    deadline=None,
     derandomize="FUZZ_EXAMPLES" not in os.environ,  # a soak tries others each time
     suppress_health_check=list(HealthCheck),
 )

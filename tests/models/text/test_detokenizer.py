@@ -46,7 +46,7 @@ def test_pieces_put_together_are_the_decoded_text(kind: str, text: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_any_sequence_of_tokens_decodes_as_the_tokenizer_decodes_it_at_once(
     kind: str, data: st.DataObject
@@ -58,7 +58,7 @@ def test_any_sequence_of_tokens_decodes_as_the_tokenizer_decodes_it_at_once(
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=st.text(max_size=30), extra=st.lists(st.integers(3, 258), max_size=6), at=st.integers(0, 30))
 def test_broken_byte_runs_decode_as_the_tokenizer_decodes_them(text: str, extra: list[int], at: int) -> None:
     ids = tokenizer("sentence_piece").encode(text).ids
@@ -68,7 +68,7 @@ def test_broken_byte_runs_decode_as_the_tokenizer_decodes_them(text: str, extra:
     assert "".join(pieces("sentence_piece", ids)) == expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(raw=st.binary(max_size=40))
 def test_any_bytes_decode_as_the_tokenizer_decodes_them(raw: bytes) -> None:
     alphabet = {byte: token for token, byte in byte_tokens().items()}
@@ -148,7 +148,7 @@ def id_of(token: str, kind: str = "byte_level") -> int:
 # ---- the bytes of single tokens --------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text(max_size=30))
 def test_the_bytes_of_byte_level_tokens_put_together_are_the_text(text: str) -> None:
     decoder = decoders_of("byte_level").new()
@@ -157,7 +157,7 @@ def test_the_bytes_of_byte_level_tokens_put_together_are_the_text(text: str) -> 
     assert b"".join(map(decoder.bytes_of, ids)) == text.encode()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text(max_size=30).filter(lambda text: "<" not in text))
 def test_the_bytes_of_pieces_put_together_are_the_text_with_the_space_before_it(text: str) -> None:
     """SentencePiece adds a leading space; a marked space in the text is one, too."""

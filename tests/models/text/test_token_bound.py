@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers
 
@@ -37,7 +37,6 @@ def bound_of(kind: str) -> TokenBound:
 
 
 @pytest.mark.parametrize("kind", ["plain", "nfc", "added"])
-@settings(deadline=None)
 @given(
     parts=st.lists(st.one_of(st.sampled_from(KINDS), st.text(max_size=5)), max_size=20),
     times=st.integers(1, 50),

@@ -125,7 +125,7 @@ def first_free(parts: list[Section]) -> Iterator[Section]:
 # ---- the property ----------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(walks(), st.integers(0, 2**32))
 def test_every_run_does_what_the_naive_interpreter_does(
     drawn: tuple[Section, dict[str, int]], seed: int

@@ -169,7 +169,7 @@ def shown(emissions: list[Emission]) -> Counter[str]:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(walks(has_streams=True), st.integers(2, 4), st.integers(0, 2**32))
 def test_ranks_that_hear_in_any_order_come_to_what_one_alone_comes_to(
     drawn: tuple[Section, dict[str, int]], count: int, seed: int

@@ -22,7 +22,7 @@ def run(pieces: list[str], stops: list[str]) -> tuple[list[str], StopMatcher]:
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(pieces=PIECES, stops=STOPS)
 @example(pieces=["abc"], stops=["abcd", "bc"])
 @example(pieces=["aab", "aaab"], stops=["aaab"])
@@ -40,7 +40,7 @@ def test_the_text_ends_at_the_earliest_stop_string_however_it_is_cut(
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=st.text("ab\n", max_size=7), stops=STOPS)
 def test_every_way_to_cut_a_text_gives_the_same(text: str, stops: list[str]) -> None:
     for cuts in range(2 ** max(len(text) - 1, 0)):
@@ -51,7 +51,7 @@ def test_every_way_to_cut_a_text_gives_the_same(text: str, stops: list[str]) -> 
 
 
 @pytest.mark.slow
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(pieces=PIECES, stops=STOPS)
 def test_nothing_is_held_back_that_cannot_be_a_stop_string(pieces: list[str], stops: list[str]) -> None:
     matcher = StopMatcher(stops)

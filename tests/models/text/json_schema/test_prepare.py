@@ -51,7 +51,7 @@ def faults(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Possible")
 @given(schema=drawn_schemas(), seed=st.integers(0, 2**32))
-@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_guided_texts_are_valid_by_their_schemas(
     compiler: GuideCompiler, schema: dict[str, Any], seed: int
 ) -> None:

@@ -38,7 +38,7 @@ def test_more_than_there_ever_is_is_never_taken() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 12)), max_size=60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_what_is_taken_is_the_lowest_piece_that_is_long_enough(steps: list[tuple[bool, int]]) -> None:
     blocks = FreePages(TOTAL)
     free = [True] * TOTAL
