@@ -60,8 +60,8 @@ TABLES: Final[dict[str, Callable[[], None]]] = {
 
 def main() -> None:
     match sys.argv[1:]:
-        case ["gpu"]:
-            _later("gpu", "main", type(None))()
+        case ["gpu", *options]:
+            import_module("benchmarks.gpu").main(options)
         case ["peers", *options]:
             _compare_with_others(options)
         case names:

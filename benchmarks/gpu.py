@@ -1,22 +1,28 @@
-"""The engine on a GPU, compared with transformers on the same weights; in process, ratios first.
+"""The engine on a GPU, compared with transformers on the same weights, in process.
 
     python -m benchmarks gpu            needs a GPU with room for 16 GB of weights, and torch with CUDA
+    python -m benchmarks gpu --shape Qwen3-8B --only ours --budget 120
 
 First the read bandwidth of the GPU's memory, which limits a decode: each step reads all weights and all keys
-and values. Then, in turns: our engine with CUDA graphs, each step launched before the previous one is read;
-the same engine, each step read first; our engine without CUDA graphs; our engine with FlashInfer's attention,
-if installed; transformers' continuous batching; and a loop over a static cache, compiled with CUDA graphs.
-All use the same random bfloat16 weights in the same memory, the same prompts, and greedy answers of the same
-length.
+and values. Then, one after the other: our engine with CUDA graphs, each step launched before the previous one
+is read; the same engine, each step read first; our engine without CUDA graphs; our engine with FlashInfer's
+attention, if installed; transformers' continuous batching; and a loop over a static cache, compiled with CUDA
+graphs; at last our engine again. All use the same random bfloat16 weights in the same memory, the same
+prompts, and greedy answers of the same length. Each figure is printed at once.
 
 Not run on a GPU yet.
 """
 
+import argparse
+import copy
+import dataclasses
+import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cache, partial
 from statistics import median
 from typing import Any, Final
 
@@ -31,8 +37,7 @@ from transformers import (
 )
 
 from benchmarks.machine import described
-from benchmarks.report import RATIO, Figure, show, spread
-from configs.deployment import ConfigError
+from benchmarks.report import RATIO, Figure, spread
 from models.base import KVLayout
 from models.transformers_lm.node import DecoderLM
 from workers.kv_engine.attention.kernels import AttentionKernel, choose_attention, default_kernel
@@ -53,6 +58,8 @@ _AS_IT_COMES: Final = "ours, without CUDA graphs"
 _FLASHINFER: Final = "ours, FlashInfer attention"
 _CONTINUOUS: Final = "transformers continuous"
 _STATIC: Final = "static cache, compiled"
+CONTENDERS: Final = (_OURS, _READ_FIRST, _AS_IT_COMES, _FLASHINFER, _CONTINUOUS, _STATIC)
+"""In the order in which they are measured."""
 _BLOCK: Final = 16
 _SILENCE_S: Final = 300.0
 _READ_BYTES: Final = 8 << 30
@@ -123,7 +130,9 @@ def shapes() -> list[Shape]:
     ]
 
 
-def main() -> None:
+def main(options: Sequence[str] = ()) -> None:
+    """Print each figure as soon as it is measured."""
+    asked = _parsed(options)
     if not torch.cuda.is_available():
         print("expected a GPU and torch with CUDA, found none: nothing was measured", file=sys.stderr)
         sys.exit(NO_GPU)
@@ -132,10 +141,25 @@ def main() -> None:
     print(f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}")
     default_kernel(device.type)
     reads = read_bytes_per_s(device)
-    print(f"memory bandwidth {reads / 1e12:.2f} TB/s")
+    print(f"memory bandwidth {reads / 1e12:.2f} TB/s", flush=True)
+    until_s = time.perf_counter() + asked.budget
     for shape in shapes():
-        show({shape.name: measure(shape, device, reads, Load())})
-        torch.cuda.empty_cache()
+        if asked.shape in ("", shape.name):
+            for figure in measure(shape, device, reads, Load(), only=asked.only, until_s=until_s):
+                print(figure.line(), flush=True)
+            torch.cuda.empty_cache()
+
+
+def _parsed(options: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks gpu")
+    parser.add_argument("--shape", default="", choices=[shape.name for shape in shapes()])
+    parser.add_argument(
+        "--only", action="append", default=[], choices=CONTENDERS, help="measure these; may be repeated"
+    )
+    parser.add_argument(
+        "--budget", type=float, default=math.inf, metavar="SECONDS", help="begin nothing after this time"
+    )
+    return parser.parse_args(options)
 
 
 def read_bytes_per_s(device: torch.device, nbytes: int = _READ_BYTES) -> float:
@@ -146,59 +170,84 @@ def read_bytes_per_s(device: torch.device, nbytes: int = _READ_BYTES) -> float:
 
 
 def measure(
-    shape: Shape, device: torch.device, reads: float, load: Load, *, compiles: bool = True
-) -> list[Figure]:
-    """Measure all engines in turns, for each number of requests; `reads` is the bandwidth in bytes/s."""
+    shape: Shape,
+    device: torch.device,
+    reads: float,
+    load: Load,
+    *,
+    compiles: bool = True,
+    only: Sequence[str] = (),
+    until_s: float = math.inf,
+) -> Iterator[Figure]:
+    """Measure one contender after the other, ours first, for each number of requests.
+
+    A contender that fails is reported, and the others are measured. The first one is measured again at the
+    end: if its figure differs, so may the ratios.
+
+    Args:
+        shape: the model's shape and goals; its weights are random.
+        device: the device of the weights.
+        reads: the bandwidth in bytes/s.
+        load: what is asked.
+        compiles: whether the loop over the static cache is compiled.
+        only: the names of contenders; all if empty.
+        until_s: the time, by `time.perf_counter`, after which no contender begins.
+
+    Yields:
+        each figure when it is measured. The value of a contender that failed, or was left out, is NaN.
+    """
     torch.manual_seed(0)
     with torch.device(device):
         torch.set_default_dtype(torch.bfloat16)
         try:
-            model = shape.model(shape.config).eval().requires_grad_(requires_grad=False)
+            model = shape.model(copy.deepcopy(shape.config)).eval().requires_grad_(requires_grad=False)
         finally:
             torch.set_default_dtype(torch.float32)
-    figures: list[Figure] = []
     for rows, goal in shape.goals.items():
+        what = f"{shape.name}, {rows} at a time"
         contenders = _contenders(shape, model, device, rows, load, compiles=compiles)
-        timed: dict[str, list[Timed]] = {name: [] for name in contenders}
+        names = [name for name in contenders if not only or name in only]
+        ours: float | None = None
+        for name in [*names, names[0]] if len(names) > 1 else names:
+            is_again = name == names[0] and ours is not None
+            label = f"{what}: {name}{', again' if is_again else ''}"
+            if time.perf_counter() > until_s:
+                yield Figure(label, math.nan, "tok/s", "left out: the time is used up")
+                continue
+            try:
+                timed = _timed(contenders[name], shape, rows, load)
+            except Exception as error:  # noqa: BLE001 - whatever fails, the others are measured
+                yield Figure(label, math.nan, "tok/s", f"failed: {type(error).__name__}: {error}"[:200])
+                continue
+            rates = [rows * load.answer / one.end_s for one in timed]
+            yield spread(label, rates, "tok/s")
+            if name == _OURS and not is_again:
+                ours = median(rates)
+                yield _of_the_limit(what, model, rows, goal, timed, reads, load)
+            elif ours is not None and not is_again:
+                yield Figure(f"{what}: ours / {name}", ours / median(rates), RATIO)
+
+
+def _timed(contender: Contender, shape: Shape, rows: int, load: Load) -> list[Timed]:
+    found = []
+    with contender() as ask:
         for number in range(load.rounds):
-            for name, contender in contenders.items():
-                with contender() as ask:
-                    ask(_prompts(shape, rows, load, seed=1000 + number), load.answer)  # warm up
-                    timed[name].append(ask(_prompts(shape, rows, load, seed=number), load.answer))
-        figures += _figures(shape, model, rows, goal, timed, reads, load)
-    return figures
+            ask(_prompts(shape, rows, load, seed=1000 + number), load.answer)  # warm up
+            found.append(ask(_prompts(shape, rows, load, seed=number), load.answer))
+    return found
 
 
-def _figures(
-    shape: Shape,
-    model: Any,
-    rows: int,
-    goal: float,
-    timed: dict[str, list[Timed]],
-    reads: float,
-    load: Load,
-) -> list[Figure]:
-    what = f"{shape.name}, {rows} at a time"
-    rates = {name: [rows * load.answer / one.end_s for one in each] for name, each in timed.items()}
-    figures = [
-        spread(
-            f"{what}: ours / {name}",
-            [mine / theirs for mine, theirs in zip(rates[_OURS], rates[name], strict=True)],
-            RATIO,
-        )
-        for name in (_CONTINUOUS, _STATIC, _READ_FIRST, _AS_IT_COMES, _FLASHINFER)
-        if name in timed
-    ]
-    figures += [spread(f"{what}: {name}", each, "tok/s") for name, each in rates.items()]
-    steps = median(
-        (load.answer - 1) / (one.end_s - one.first_s) for one in timed[_OURS] if one.first_s is not None
-    )
+def _of_the_limit(
+    what: str, model: Any, rows: int, goal: float, timed: list[Timed], reads: float, load: Load
+) -> Figure:
+    """Decodes alone, as a share of what the memory's bandwidth allows; and whether the goal is reached."""
+    steps = median((load.answer - 1) / (one.end_s - one.first_s) for one in timed if one.first_s is not None)
     limit = reads / _bytes_per_step(model, rows, load)
     decoded, is_share = rows * steps, goal < 1
     reached = steps / limit if is_share else decoded
     said = f"goal {goal:.0%}" if is_share else f"goal {goal:.0f} tok/s"
     note = f"{decoded:,.0f} of {rows * limit:,.0f} tok/s; {said} {'reached' if reached >= goal else 'missed'}"
-    return [*figures, Figure(f"{what}: decodes alone, of the limit", 100 * steps / limit, "%", note)]
+    return Figure(f"{what}: decodes alone, of the limit", 100 * steps / limit, "%", note)
 
 
 def _bytes_per_step(model: Any, rows: int, load: Load) -> float:
@@ -239,6 +288,7 @@ def _contenders(
     shape: Shape, model: Any, device: torch.device, rows: int, load: Load, *, compiles: bool
 ) -> dict[str, Contender]:
     config = model.config
+    model.set_attn_implementation("sdpa")  # the last contender's may be another one
     loaded = DecoderLM(
         model,
         name="llm",
@@ -253,22 +303,21 @@ def _contenders(
     def capture() -> GraphCapture | None:
         return CudaCapture(device) if device.type == "cuda" else None
 
-    recorded, as_it_comes = _engine(node, rows, load, capture()), _engine(node, rows, load, None)
-    static = _StaticLoop(model, device, rows, load.prompt + load.answer, compiles=compiles)
-    contenders: dict[str, Contender] = {
+    # Made when they are measured: one that fails, such as a kernel that does not compile, stops no other.
+    recorded = cache(lambda: _engine(node, rows, load, capture()))
+    longest = load.prompt + load.answer
+    return {
         _OURS: _ours(node, recorded, runs_ahead=True),
         _READ_FIRST: _ours(node, recorded, runs_ahead=False),
-        _AS_IT_COMES: _ours(node, as_it_comes, runs_ahead=False),
+        _AS_IT_COMES: _ours(node, lambda: _engine(node, rows, load, None), runs_ahead=False),
+        _FLASHINFER: _ours(
+            node,
+            lambda: _engine(node, rows, load, capture(), choose_attention(node, "flashinfer")),
+            runs_ahead=True,
+        ),
         _CONTINUOUS: lambda: _continuous(model, rows),
-        _STATIC: static.loaded,
+        _STATIC: lambda: _StaticLoop(model, device, rows, longest, compiles=compiles).loaded(),
     }
-    try:
-        kernel = choose_attention(node, "flashinfer")
-    except ConfigError as error:
-        print(f"FlashInfer is not measured: {error}")
-        return contenders
-    by_flashinfer = _engine(node, rows, load, capture(), kernel)
-    return {**contenders, _FLASHINFER: _ours(node, by_flashinfer, runs_ahead=True)}
 
 
 def _engine(
@@ -289,14 +338,15 @@ def _engine(
     )
 
 
-def _ours(node: KVNode, engine: KVEngine, *, runs_ahead: bool) -> Contender:
+def _ours(node: KVNode, make: Callable[[], KVEngine], *, runs_ahead: bool) -> Contender:
     @contextmanager
     def loaded() -> Iterator[Ask]:
+        engine = make()
         node.use_attention(ATTENTION)
         engine.runs_ahead = runs_ahead
-        yield ask
+        yield partial(ask, engine)
 
-    def ask(prompts: list[list[int]], tokens: int) -> Timed:
+    def ask(engine: KVEngine, prompts: list[list[int]], tokens: int) -> Timed:
         for number, ids in enumerate(prompts):
             engine.add(SequenceSpec(key=str(number), prompt_ids=ids, max_tokens=tokens, ignore_eos=True))
         begun_s, first_s, waiting = time.perf_counter(), 0.0, set(map(str, range(len(prompts))))
@@ -314,7 +364,10 @@ def _ours(node: KVNode, engine: KVEngine, *, runs_ahead: bool) -> Contender:
 def _continuous(model: Any, rows: int) -> Iterator[Ask]:
     model.set_attn_implementation("sdpa")
     model.generation_config.eos_token_id = -1
-    config = ContinuousBatchingConfig(page_size=256, num_blocks=4 * rows, max_batch_tokens=4096)
+    # transformers 5.17 names it `block_size`.
+    known = {field.name for field in dataclasses.fields(ContinuousBatchingConfig)}
+    page = {"page_size" if "page_size" in known else "block_size": 256}
+    config = ContinuousBatchingConfig(**page, num_blocks=4 * rows, max_batch_tokens=4096)
     asked = 0
     with model.continuous_batching_context_manager(continuous_batching_config=config, timeout=5) as manager:
 

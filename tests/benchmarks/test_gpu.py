@@ -1,13 +1,17 @@
 """`python -m benchmarks gpu` without a GPU: it says so; and on a CPU everybody answers, in a tiny shape."""
 
+import math
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks import __main__ as benchmarks
-from benchmarks.gpu import NO_GPU, Load, Shape, measure, read_bytes_per_s, shapes
+from benchmarks.gpu import NO_GPU, Load, Shape, measure, shapes
+from benchmarks.report import Figure
 from tests.workers.kv_engine import flashinfer_reference
 from workers.kv_engine.attention import flashinfer
 from workers.kv_engine.attention.flashinfer import FlashInfer
@@ -39,44 +43,98 @@ def test_without_a_gpu_it_says_so_and_ends_with_2(
     assert "nothing was measured" in capsys.readouterr().err
 
 
+TINY_LOAD = Load(prompt=8, answer=4, rounds=1)
+
+
+def measured(goals: dict[int, float], **changes: Any) -> list[Figure]:
+    shape = Shape(name="tiny", model=Qwen3ForCausalLM, config=TINY, goals=goals)
+    return list(measure(shape, CPU, 1e9, TINY_LOAD, compiles=False, **changes))
+
+
 @pytest.mark.slow
-def test_everybody_is_measured_in_turns_and_ratios_come_first() -> None:
-    shape = Shape(name="tiny", model=Qwen3ForCausalLM, config=TINY, goals={1: 1.0, 2: 0.7})
+def test_everybody_is_measured_ours_first() -> None:
+    figures = measured({1: 1.0, 2: 0.7})
 
-    figures = measure(
-        shape, CPU, read_bytes_per_s(CPU, 1 << 20), Load(prompt=8, answer=4, rounds=1), compiles=False
-    )
-
-    assert [(figure.name, figure.unit) for figure in figures[:10]] == [
-        ("tiny, 1 at a time: ours / transformers continuous", "x"),
-        ("tiny, 1 at a time: ours / static cache, compiled", "x"),
-        ("tiny, 1 at a time: ours / ours, each step read first", "x"),
-        ("tiny, 1 at a time: ours / ours, without CUDA graphs", "x"),
+    assert [(figure.name, figure.unit) for figure in figures[:12]] == [
         ("tiny, 1 at a time: ours", "tok/s"),
-        ("tiny, 1 at a time: ours, each step read first", "tok/s"),
-        ("tiny, 1 at a time: ours, without CUDA graphs", "tok/s"),
-        ("tiny, 1 at a time: transformers continuous", "tok/s"),
-        ("tiny, 1 at a time: static cache, compiled", "tok/s"),
         ("tiny, 1 at a time: decodes alone, of the limit", "%"),
+        ("tiny, 1 at a time: ours, each step read first", "tok/s"),
+        ("tiny, 1 at a time: ours / ours, each step read first", "x"),
+        ("tiny, 1 at a time: ours, without CUDA graphs", "tok/s"),
+        ("tiny, 1 at a time: ours / ours, without CUDA graphs", "x"),
+        ("tiny, 1 at a time: ours, FlashInfer attention", "tok/s"),
+        ("tiny, 1 at a time: transformers continuous", "tok/s"),
+        ("tiny, 1 at a time: ours / transformers continuous", "x"),
+        ("tiny, 1 at a time: static cache, compiled", "tok/s"),
+        ("tiny, 1 at a time: ours / static cache, compiled", "x"),
+        ("tiny, 1 at a time: ours, again", "tok/s"),
     ]
-    assert len(figures) == 20
-    assert all(figure.value > 0 for figure in figures)
-    assert "goal 1 tok/s reached" in figures[9].note
-    assert "goal 70%" in figures[19].note
+    assert len(figures) == 24
+    assert "failed: ConfigError: model_kwargs.attention: flashinfer" in figures[6].note
+    assert all(figure.value > 0 for figure in figures if "FlashInfer" not in figure.name)
+    assert "goal 1 tok/s reached" in figures[1].note
+    assert "goal 70%" in figures[13].note
+
+
+@pytest.mark.slow
+def test_a_contender_that_fails_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**fields: object) -> None:
+        raise TypeError("an unexpected argument")
+
+    monkeypatch.setattr("benchmarks.gpu.ContinuousBatchingConfig", fail)
+    monkeypatch.setattr("benchmarks.gpu.dataclasses.fields", lambda _: [])
+
+    figures = {figure.name.removeprefix("tiny, 1 at a time: "): figure for figure in measured({1: 1.0})}
+
+    assert figures["transformers continuous"].note == "failed: TypeError: an unexpected argument"
+    assert math.isnan(figures["transformers continuous"].value)
+    assert "ours / transformers continuous" not in figures
+    assert figures["ours / static cache, compiled"].value > 0
+
+
+def test_only_the_named_are_measured_and_none_begins_too_late() -> None:
+    only = measured({1: 1.0}, only=["ours"])
+    late = measured({1: 1.0}, only=["ours"], until_s=0.0)
+
+    assert [figure.name for figure in only] == [
+        "tiny, 1 at a time: ours",
+        "tiny, 1 at a time: decodes alone, of the limit",
+    ]
+    assert [figure.note for figure in late] == ["left out: the time is used up"]
+
+
+@pytest.mark.parametrize("field", ["page_size", "block_size"])
+def test_a_page_has_the_name_that_the_installed_transformers_gives_it(
+    monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    given: dict[str, int] = {}
+
+    class Config:
+        def __init__(self, **fields: int) -> None:
+            given.update(fields)
+            raise NotImplementedError
+
+    monkeypatch.setattr("benchmarks.gpu.ContinuousBatchingConfig", Config)
+    monkeypatch.setattr("benchmarks.gpu.dataclasses.fields", lambda _: [SimpleNamespace(name=field)])
+
+    measured({1: 1.0}, only=["transformers continuous"])
+
+    assert given[field] == 256
 
 
 @pytest.mark.slow
 def test_where_flashinfer_attends_it_is_measured_beside_our_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = Shape(name="tiny", model=Qwen3ForCausalLM, config=TINY, goals={1: 1.0})
     monkeypatch.setattr(flashinfer, "_MIN_WORKSPACE_BYTES", 1 << 10)
     monkeypatch.setattr(flashinfer, "make_kernel", lambda node: FlashInfer(flashinfer_reference, node.device))
 
-    figures = measure(shape, CPU, 1e9, Load(prompt=8, answer=4, rounds=1), compiles=False)
+    figures = measured({1: 1.0}, only=["ours", "ours, FlashInfer attention"])
 
-    names = [figure.name.removeprefix("tiny, 1 at a time: ") for figure in figures if figure.value > 0]
-    assert [(names.index(name), name) for name in names if "FlashInfer" in name] == [
-        (4, "ours / ours, FlashInfer attention"),
-        (10, "ours, FlashInfer attention"),
+    assert [figure.name.removeprefix("tiny, 1 at a time: ") for figure in figures if figure.value > 0] == [
+        "ours",
+        "decodes alone, of the limit",
+        "ours, FlashInfer attention",
+        "ours / ours, FlashInfer attention",
+        "ours, again",
     ]
 
 

@@ -163,6 +163,8 @@ def _missing_for_triton() -> str:
     named = os.environ.get("CC")
     if not any(which(name) for name in ([named] if named else ["gcc", "clang"])):
         return "a C compiler (apt install gcc libc6-dev, or name one in CC)"
-    if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
+    # Debian's own Python names a folder for local installations, and Triton looks into the other one.
+    folders = {sysconfig.get_path("include"), sysconfig.get_path("include", "posix_prefix")}
+    if not any(Path(folder, "Python.h").exists() for folder in folders):
         return "Python's headers (apt install python3-dev)"
     return ""

@@ -1,5 +1,6 @@
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, Literal
 
@@ -71,7 +72,22 @@ def test_on_a_cpu_torch_attends_and_a_kernel_for_gpus_is_refused() -> None:
         choose_attention(node_on("cpu"), "triton")
 
 
-_NOTHING: Final = {"sysconfig.get_paths": {"include": "/nowhere"}}
+def test_headers_where_triton_looks_for_them_are_enough(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("triton", reason="Triton is made for Linux only")
+    (tmp_path / "Python.h").touch()
+
+    def get_path(name: str, scheme: str = "posix_local") -> str:  # as Debian's own Python has it
+        return str(tmp_path) if scheme == "posix_prefix" else "/nowhere"
+
+    monkeypatch.setattr(f"{kernels.__name__}.sysconfig.get_path", get_path)
+    monkeypatch.setattr(f"{kernels.__name__}.which", lambda name: f"/usr/bin/{name}")
+
+    assert kernels._missing_for_triton() == ""
+
+
+_NOTHING: Final = {"sysconfig.get_path": "/nowhere"}
 
 
 @pytest.mark.parametrize(
@@ -79,7 +95,7 @@ _NOTHING: Final = {"sysconfig.get_paths": {"include": "/nowhere"}}
     [
         ("find_spec", "pip install triton"),
         ("which", "apt install gcc"),
-        ("sysconfig.get_paths", "apt install python3-dev"),
+        ("sysconfig.get_path", "apt install python3-dev"),
     ],
     ids=["Triton", "a C compiler", "Python's headers"],
 )
