@@ -31,6 +31,7 @@ from dalsegno.replay.recorded_request import History
 from dalsegno.replay.verdicts import ControlResult
 from dalsegno.roles import gc_tuning
 from dalsegno.terminal.sanitise import plain
+from dalsegno.traces import formats, trace_options
 from models import registry
 from shared.errors import ClientError
 from shared.ids import is_token
@@ -46,7 +47,7 @@ _OF_ONE: Final = ("state", "diff", "step", "fork_at", "execute")
 
 
 @click.command()
-@click.argument("what", metavar="[REQUEST_ID|BUNDLE|FOLDER]", required=False)
+@click.argument("what", metavar="[REQUEST_ID|BUNDLE|FOLDER|TRACE]", required=False)
 @click.option("--all", "whole", is_flag=True, help="Every request in the log.")
 @click.option("--last", type=click.IntRange(min=1), help="With --all: show only the newest ones.")
 @click.option("--until", metavar="WHERE", help="Stop after a log position, an event id or type.")
@@ -76,6 +77,7 @@ _OF_ONE: Final = ("state", "diff", "step", "fork_at", "execute")
     type=click.FloatRange(min=0, min_open=True),
     help="With --load: speed factor. [default: 1]",
 )
+@trace_options.of_trace
 @click.option("--fork-at", metavar="WHERE", help="Submit a new request that is the same up to there.")
 @click.option(
     "--set",
@@ -92,7 +94,8 @@ def replay(what: str | None, **flags: Any) -> None:
     """Decide a request again from its recorded facts, and compare.
 
     Its facts are fed through the conductor's core, whose decisions must equal the recorded ones. A BUNDLE is
-    a file written by `dalsegno export`, or - for stdin; of a FOLDER, all bundles are replayed.
+    a file written by `dalsegno export`, or - for stdin; of a FOLDER, all bundles are replayed. A TRACE has
+    times and lengths only, and goes with --load.
     """
     arguments = ReplayArguments(what, flags)
     with gc_tuning.collected_seldom():
@@ -116,13 +119,14 @@ class ReplayArguments:
     def _check(self) -> None:
         flags = self.flags
         if (self.what is None) == (not flags["whole"]):
-            raise click.UsageError("name one REQUEST_ID, BUNDLE or FOLDER, or say --all")
+            raise click.UsageError("name one REQUEST_ID, BUNDLE, FOLDER or TRACE, or say --all")
         _needs(flags, "last", "whole", "--all")
         for name in ("changes", "new_id", "wait"):
             _needs(flags, name, "fork_at", "--fork-at")
         for name in ("model", "tolerance"):
             _needs(flags, name, "execute", "--execute")
-        _needs(flags, "speed", "target", "--load")
+        for name in ("speed", "form", "rate"):
+            _needs(flags, name, "target", "--load")
         looks = [name for name in (*_OF_ONE, "target") if flags[name]]
         if len(looks) > 1:
             raise click.UsageError(f"{' and '.join(map(_flag, looks))}: name one of them")
@@ -169,7 +173,9 @@ def _needs(flags: dict[str, Any], name: str, other: str, flag: str) -> None:
 
 
 def _flag(name: str) -> str:
-    spelt = {"changes": "set", "new_id": "id", "model": "config", "target": "load"}.get(name, name)
+    spelt = {"changes": "set", "new_id": "id", "model": "config", "target": "load", "form": "format"}.get(
+        name, name
+    )
     return f"--{spelt.replace('_', '-')}"
 
 
@@ -317,7 +323,12 @@ def _execute(history: History, arguments: ReplayArguments) -> int:
 def _load(arguments: ReplayArguments) -> int:
     from dalsegno.replay import load_replay
 
-    speed = arguments.flags["speed"] or 1.0
+    flags, what = arguments.flags, arguments.what
+    speed = flags["speed"] or 1.0
+    if what is not None and (flags["form"] or Path(what).suffix in formats.SUFFIXES):
+        return _load_trace(arguments, Path(what), speed)
+    if flags["rate"]:
+        raise click.UsageError("--rate goes with a TRACE")
     found = _arrivals(arguments).in_order(arguments.flags["last"])
     if not found:
         raise ClientError("no request was admitted: there is nothing to submit again")
@@ -327,6 +338,20 @@ def _load(arguments: ReplayArguments) -> int:
     now = asyncio.run(load_replay.submit_again(found, _target(arguments), speed))
     inspection.show(load_replay.report(found, now, speed), as_json=arguments.as_json)
     return 0 if all(reply.outcome == "finished" for reply in now.values()) else 1
+
+
+def _load_trace(arguments: ReplayArguments, path: Path, speed: float) -> int:
+    from dalsegno.replay import trace_load
+
+    trace = trace_options.read(path, arguments.flags["form"], arguments.flags["rate"])
+    spread_s = (trace.calls[-1].timestamp or 0.0) / 1e3 / speed
+    requests = "request" if len(trace.calls) == 1 else "requests"
+    click.echo(f"submitting {len(trace.calls)} {requests} over {spread_s:,.1f} s", err=True)
+    if trace.left_out:
+        click.echo(plain(trace_options.left_out(trace)), err=True)
+    now = asyncio.run(trace_load.submit(trace, _target(arguments), speed))
+    inspection.show(trace_load.report(trace, now, speed), as_json=arguments.as_json)
+    return 0 if all(reply.outcome == "finished" for reply in now) else 1
 
 
 def _arrivals(arguments: ReplayArguments) -> "Arrivals":

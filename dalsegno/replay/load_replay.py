@@ -160,14 +160,14 @@ def report(
 ) -> tuple[list[str], dict[str, Any]]:
     """Both runs side by side, as text lines and as JSON values."""
     sides = {"recorded": [one.reply for one in arrivals], "now": [now[one.request_id] for one in arrivals]}
-    summaries = {name: _summary(replies) for name, replies in sides.items()}
+    summaries = {name: summary(replies) for name, replies in sides.items()}
     requests = "request" if len(arrivals) == 1 else "requests"
     lines = [
         f"load replay of {len(arrivals)} {requests} at {speed:g} times the speed they came with",
         *tables.plain_lines(
             _COLUMNS,
             [
-                [name, *(_cell(summary[name]) for summary in summaries.values())]
+                [name, *(cell(values[name]) for values in summaries.values())]
                 for name in summaries["recorded"]
             ],
         ),
@@ -181,7 +181,8 @@ def report(
     return lines, {"level": "load", "speed": speed, **summaries, "requests": each}
 
 
-def _summary(replies: Iterable[Reply]) -> dict[str, float | int | None]:
+def summary(replies: Iterable[Reply]) -> dict[str, float | int | None]:
+    """Counts and times of answers, by their names in the report."""
     whole = [reply for reply in replies if reply.outcome != "open"]
     begins = min((reply.submitted_ns for reply in whole), default=0)
     ends = max((reply.end_ns or 0 for reply in whole), default=0)
@@ -204,7 +205,8 @@ def _tokens(reply: Reply) -> int:
     return reply.usage.completion_tokens if reply.usage is not None else len(reply.token_ids)
 
 
-def _cell(value: float | None) -> str:
+def cell(value: float | None) -> str:
+    """A value of the report as text."""
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"

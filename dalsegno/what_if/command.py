@@ -28,10 +28,11 @@ from dalsegno.gate.recorded_decisions import for_conductor, index
 from dalsegno.history.log_source import LogSource
 from dalsegno.roles import gc_tuning
 from dalsegno.terminal.sanitise import plain
+from dalsegno.traces import tokenizer, trace_options
+from dalsegno.traces.calls import Trace, TraceError, counted
 from dalsegno.what_if import decision_report, decisions, recorded_load, time_report, times, traces
 from dalsegno.what_if.decisions import Otherwise
 from dalsegno.what_if.times import NotCalibratedError
-from dalsegno.what_if.traces import Call, TraceError
 from models import registry
 from shared.errors import ClientError, DalSegnoError
 
@@ -83,26 +84,23 @@ class CannotTellError(ClientError):
     metavar="DATA_DIR",
     help="For times of a trace: the recorded run from which costs and configuration are learned.",
 )
+@trace_options.of_trace
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 @options.of_reader
 def what_if(source: str | None, **flags: Any) -> None:
     """Say what another configuration would have done with the recorded requests.
 
-    SOURCE is a data dir, a bundle or, with --cost-from, a Mooncake trace; without it, the log is found as by
-    `log`.
+    SOURCE is a data dir, a bundle or, with --cost-from, a trace; without it, the log is found as by `log`.
     Status 0: done; 2: usage; 3: this recording does not tell.
     """
     settings = _settings(flags["changes"])
     where = LogSource(nats=flags["nats"], data_dir=flags["data_dir"], prefix=flags["prefix"])
     try:
         with gc_tuning.collected_seldom():
-            calls = None
-            if flags["cost_from"] is not None:
-                calls = _trace(source, flags)
-                source = str(flags["cost_from"])
-            recording = _recording(source, where)
+            trace = _trace(source, flags)
+            recording = _recording(source if trace is None else str(flags["cost_from"]), where)
             answer = _times if flags["level"] == "times" else _decisions
-            lines, data = answer(recording, settings, flags | {"calls": calls})
+            lines, data = answer(recording, settings, flags | {"trace": trace})
     except ConfigError as error:
         raise click.UsageError(plain(error.message)) from error
     except DalSegnoError as error:
@@ -148,16 +146,18 @@ def _settings(changes: Sequence[str]) -> tuple[Setting, ...]:
     return found
 
 
-def _trace(source: str | None, flags: dict[str, Any]) -> list[Call]:
+def _trace(source: str | None, flags: dict[str, Any]) -> Trace | None:
     """Read a trace; it has no decisions."""
+    if flags["cost_from"] is None:
+        if flags["form"] or flags["rate"]:
+            raise click.UsageError("--format and --rate go with a trace as SOURCE, and with --cost-from")
+        return None
     if source is None or flags["level"] != "times":
         raise click.UsageError("--cost-from goes with a trace as SOURCE, and with --level times")
     try:
-        return traces.read(Path(source).read_text(encoding="utf-8"), source)
+        return trace_options.read(Path(source), flags["form"], flags["rate"])
     except TraceError as error:
         raise click.UsageError(plain(error.message)) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise click.UsageError(f"cannot read {source}: {error}") from error
 
 
 def _recording(source: str | None, where: LogSource) -> Recording:
@@ -284,15 +284,18 @@ def _times(
     asked, notes = times.chosen(load, digest, flags["last"])
     around = times.Around(subjects=subjects, graph_of=registry.graph)
     instead = None
-    if flags["calls"] is not None:
-        longest = max(one.input_length + one.output_length for one in flags["calls"])
+    if flags["trace"] is not None:
+        calls = counted(flags["trace"], tokenizer.of_checkpoint(was.config.checkpoint))
+        if flags["trace"].left_out:
+            notes = [*notes, trace_options.left_out(flags["trace"])]
+        longest = max(one.input_length + one.output_length for one in calls)
         fits = min(was.config.max_seq_len, becomes.config.max_seq_len)
         if longest > fits:
             raise CannotTellError(
                 f"the trace has a request of {longest:,} tokens, and max_seq_len is {fits:,}: "
                 "record with a larger one, or shorten the trace"
             )
-        instead = traces.asked_of(flags["calls"], asked, was.deployment.model, subjects)
+        instead = traces.asked_of(calls, asked, was.deployment.model, subjects)
     found = times.predict(load, asked, was, becomes, around, seeds=flags["seeds"], instead=instead)
     found = msgspec.structs.replace(found, notes=[*notes, *found.notes])
     report = (found, len(asked if instead is None else instead), flags["changes"])

@@ -178,8 +178,8 @@ def test_a_piped_command_that_is_none_is_status_1(whole: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ((), "name one REQUEST_ID, BUNDLE or FOLDER, or say --all"),
-        (("r1", "--all"), "name one REQUEST_ID, BUNDLE or FOLDER, or say --all"),
+        ((), "name one REQUEST_ID, BUNDLE, FOLDER or TRACE, or say --all"),
+        (("r1", "--all"), "name one REQUEST_ID, BUNDLE, FOLDER or TRACE, or say --all"),
         (("r1", "--last", "3"), "--last goes with --all"),
         (("r1", "--step", "--state", "3"), "--state and --step: name one of them"),
         (("r1", "--until", "3", "--state", "3"), "--until goes with --step, or stands alone"),
