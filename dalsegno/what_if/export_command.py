@@ -11,6 +11,8 @@ from dalsegno.gate import recordings
 from dalsegno.gate.recorded_decisions import for_conductor, index
 from dalsegno.history.log_source import LogSource
 from dalsegno.terminal.sanitise import plain
+from dalsegno.traces import writing
+from dalsegno.traces.writing import WRITTEN, WrittenFormat
 from dalsegno.what_if import recorded_load, traces
 from models import registry
 from shared.errors import ClientError
@@ -24,14 +26,14 @@ _OF_BUNDLES = [one for one in bundles.export.params if one.name != "request_id"]
         click.Argument(["request_id"], required=False),
         click.Option(["--all", "whole"], is_flag=True, help="The traffic of the whole log, as a trace."),
         click.Option(
-            ["--format", "form"], type=click.Choice(["mooncake"]), help="With --all: the format of the trace."
+            ["--format", "form"], type=click.Choice(WRITTEN), help="With --all: the format of the trace."
         ),
         *_OF_BUNDLES,
     ],
 )
 @click.pass_context
 def export(
-    ctx: click.Context, /, request_id: str | None, whole: bool, form: str | None, **flags: Any
+    ctx: click.Context, /, request_id: str | None, whole: bool, form: WrittenFormat | None, **flags: Any
 ) -> None:
     """Write one request to a file that can be replayed anywhere.
 
@@ -46,30 +48,32 @@ def export(
         ctx.invoke(bundles.export, request_id=request_id, **flags)
         return
     if form is None or flags["output"] is None:
-        raise click.UsageError("--all goes with --format mooncake and -o FILE")
+        raise click.UsageError("--all goes with --format, such as --format mooncake, and -o FILE")
     if flags["payloads"] or flags["redact"]:
         raise click.UsageError("--payloads and --redact are for one request: a trace has lengths only")
     where = LogSource(nats=flags["nats"], data_dir=flags["data_dir"], prefix=flags["prefix"])
-    _write_trace(where, flags["output"], as_json=flags["as_json"])
+    _write_trace(where, flags["output"], form, as_json=flags["as_json"])
 
 
-def _write_trace(where: LogSource, path: str, *, as_json: bool) -> None:
+def _write_trace(where: LogSource, path: str, form: WrittenFormat, *, as_json: bool) -> None:
     recording = asyncio.run(recordings.of_log("", where))
     subjects = recording.subjects
     records = [one for one in recording.records if for_conductor(one.subject, subjects)]
     recorded = index(records, subjects, registry.graph)
     load = recorded_load.read(recording.records, recorded, subjects=subjects, graph_of=registry.graph)
-    lines = list(traces.lines_of(one for one in load.requests if one.outcome == "finished"))
-    if not lines:
+    finished = [one for one in load.requests if one.outcome == "finished"]
+    calls = list(traces.calls_of(finished))
+    if not calls:
         raise ClientError(
             "this log has no finished request of a language model with recorded work: nothing to export"
         )
     with bundles.target(path) as file:
+        lines = writing.lines_of(calls, form, finished[0].event.model)
         file.write("".join(f"{line}\n" for line in lines).encode())
     if as_json:
-        click.echo(json.dumps({"file": path, "requests": len(lines)}), err=path == "-")
+        click.echo(json.dumps({"file": path, "requests": len(calls)}), err=path == "-")
         return
-    left_out = len(load.requests) - len(lines)
+    left_out = len(load.requests) - len(calls)
     rest = f"; {left_out:,} are left out: not finished, or without one sequence of a language model"
-    requests = f"{len(lines):,} {'request' if len(lines) == 1 else 'requests'}"
+    requests = f"{len(calls):,} {'request' if len(calls) == 1 else 'requests'}"
     click.echo(plain(f"{path}: {requests}{rest if left_out else ''}"), err=path == "-")

@@ -15,8 +15,8 @@ from shared.subjects import Subjects
 _MS: Final = 1_000_000
 
 
-def lines_of(asked: Iterable[Asked]) -> Iterator[str]:
-    """The trace of recorded requests in Mooncake's format: of those with one sequence of a language model."""
+def calls_of(asked: Iterable[Asked]) -> Iterator[Call]:
+    """The trace of recorded requests: of those in whose steps a language model had one sequence."""
     begin_ns: int | None = None
     known: dict[tuple[int, tuple[int, ...]], int] = {}
     for one in asked:
@@ -24,13 +24,12 @@ def lines_of(asked: Iterable[Asked]) -> Iterator[str]:
         if tokens is None:
             continue
         begin_ns = one.at_ns if begin_ns is None else begin_ns
-        line = {
-            "timestamp": (one.at_ns - begin_ns) // _MS,
-            "input_length": len(tokens.prompt),
-            "output_length": tokens.generated,
-            "hash_ids": hash_ids(tokens.prompt, known),
-        }
-        yield msgspec.json.encode(line).decode()
+        yield Call(
+            timestamp=(one.at_ns - begin_ns) // _MS,
+            input_length=len(tokens.prompt),
+            output_length=tokens.generated,
+            hash_ids=hash_ids(tokens.prompt, known),
+        )
 
 
 def _tokens_of(one: Asked) -> Tokens | None:

@@ -3,8 +3,10 @@
 import msgspec
 import pytest
 
+from dalsegno.traces import writing
 from dalsegno.traces.calls import BLOCK, Call, TraceError, counted, hash_ids
 from dalsegno.traces.formats import parsed
+from dalsegno.traces.writing import WRITTEN, WrittenFormat
 from dalsegno.what_if import times, traces
 from dalsegno.what_if.recorded_load import Asked
 from shared.quantile import quantile
@@ -12,9 +14,10 @@ from tests.conductor.script import SUBJECTS
 from tests.dalsegno.what_if.test_times import AROUND, load_of, served, side
 
 
-def written(asked: list[Asked]) -> list[Call]:
-    """The trace of recorded requests, read again."""
-    return counted(parsed("\n".join(traces.lines_of(asked)), "trace"), lambda _: [])
+def written(asked: list[Asked], form: WrittenFormat = "mooncake") -> list[Call]:
+    """The trace of recorded requests, written and read again."""
+    lines = writing.lines_of(traces.calls_of(asked), form, 'a, "model"')
+    return counted(parsed("\n".join(lines), "trace"), lambda _: [])
 
 
 def test_a_log_is_written_as_it_came() -> None:
@@ -26,6 +29,15 @@ def test_a_log_is_written_as_it_came() -> None:
         assert call.output_length == asked.tokens
         assert call.timestamp == pytest.approx((asked.at_ns - load.requests[0].at_ns) / 1e6, abs=1)
         assert len(call.hash_ids) == -(-call.input_length // BLOCK)
+
+
+@pytest.mark.parametrize("form", WRITTEN)
+def test_each_written_format_is_read_as_it_was(form: WrittenFormat) -> None:
+    load = load_of(served())
+    calls = list(traces.calls_of(load.requests))
+    if form == "burstgpt":
+        calls = [msgspec.structs.replace(one, hash_ids=[]) for one in calls]
+    assert written(load.requests, form) == calls
 
 
 def test_equal_beginnings_have_equal_ids() -> None:
