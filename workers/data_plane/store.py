@@ -12,6 +12,7 @@ A tensor lies in the arena, or in its twin on the GPU (`device`). The latter is 
 
 import logging
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -224,7 +225,7 @@ class ArenaStore:
         failed: list[str] = []
         for route in peer.routes_to(locator):
             try:
-                found = await route.transport.fetch(route.peer, locator)
+                found = await route.fetch(locator)
             except TransportError as error:
                 failed.append(f"{route.transport.name}: {error}")
                 _LOGGER.warning("data plane: rank %d is not reached by %s", route.peer.rank, failed[-1])
@@ -371,6 +372,13 @@ class _Route:
     transport: Transport
     peer: Peer
 
+    async def fetch(self, locator: Locator) -> Bytes:
+        try:
+            return await self.transport.fetch(self.peer, locator)
+        except (TransportError, TensorGone) as error:
+            _clear_frames(error)
+            raise
+
 
 @dataclass(slots=True)
 class _PeerIncarnation:
@@ -397,3 +405,14 @@ def _locator(handle: Handle) -> Locator | None:
         return msgspec.msgpack.decode(handle.locator or b"", type=Locator)
     except (msgspec.DecodeError, RecursionError):
         return None
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Clear the local variables of the functions that an error and its causes went through.
+
+    They refer to the memory that was taken for the tensor. An error may be kept for longer, also by the
+    thread that raised it, while the next fetch needs that memory.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

@@ -196,13 +196,15 @@ class TransportContract:
         assert (await pair.reader.get(handle))[0] == 1
 
     async def test_more_bytes_than_the_slot_has_are_not_given_and_fewer_neither(self, pair: Pair) -> None:
-        handle = pair.put(1)
-        for nbytes in (BIG + 1, BIG - 1, 0, ARENA_BYTES):
-            with pytest.raises(TensorGone):
+        handle, kept = pair.put(1), []
+        for nbytes in (ARENA_BYTES, BIG + 1, BIG - 1, 0):
+            with pytest.raises(TensorGone) as caught:
                 await pair.reader.get(
                     msgspec.structs.replace(_pointing(handle, nbytes=nbytes), shape=(nbytes,))
                 )
-        assert (await pair.reader.get(handle))[0] == 1
+            kept.append(caught.value)
+        assert (await pair.reader.get(handle))[0] == 1, "an error keeps no room"
+        assert len(kept) == 4
 
     async def test_a_handle_whose_words_do_not_fit_is_refused_counted_and_logged(
         self, pair: Pair, caplog: pytest.LogCaptureFixture
