@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dalsegno.bundle import bundle_file
 from dalsegno.bundle.export import SUFFIX
@@ -11,11 +12,13 @@ from dalsegno.history import log_source, sealed_log, seals
 from dalsegno.history.damage import Damage, described
 from dalsegno.history.log_source import LogSource
 from dalsegno.replay import recorded_request
+from dalsegno.replay.recorded_request import History
 from shared.errors import ClientError
 from shared.ids import is_token
-from shared.log.port import LogState
+from shared.log.port import Log, LogState
 from shared.sealing.findings import Level, worst
 from shared.sealing.log_check import LogReport
+from shared.subjects import Subjects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +63,13 @@ def of_bundle(path: str) -> Recording:
     Raises:
         BundleError: it is none, or was altered.
     """
-    history = recorded_request.of_bundle(path)
+    return of_history(path, recorded_request.of_bundle(path))
+
+
+def of_history(name: str, history: History) -> Recording:
+    """Return the recording of a bundle that was read."""
     return Recording(
-        name=path,
+        name=name,
         subjects=history.subjects,
         records=history.records,
         history=history,
@@ -78,22 +85,31 @@ async def of_log(name: str, where: LogSource) -> Recording:
         DalSegnoError: it cannot be read.
     """
     async with log_source.open_log(where) as (log, subjects):
-        state = await log.state()
-        damage = Damage(state.missing, subjects)
-        sealed = await sealed_log.begun(log, subjects, seals.trusted_keys())
-        records, requests = [], dict[str, None]()
-        async for record in log.history(subjects.logged(), end_seq=sealed.extent.last_seq):
-            records.append(record)
-            damage.take(record)
-            sealed.check.take(record)
-            address = subjects.parse(record.subject)
-            if address is not None and address.request_id is not None and is_token(address.request_id):
-                requests[str(address.request_id)] = None
+        return await of_opened(name, log, subjects, log_source.configs(where))
+
+
+async def of_opened(name: str, log: Log, subjects: Subjects, configs: dict[str, Any]) -> Recording:
+    """Read a whole log that is open.
+
+    Raises:
+        DalSegnoError: it cannot be read.
+    """
+    state = await log.state()
+    damage = Damage(state.missing, subjects)
+    sealed = await sealed_log.begun(log, subjects, seals.trusted_keys())
+    records, requests = [], dict[str, None]()
+    async for record in log.history(subjects.logged(), end_seq=sealed.extent.last_seq):
+        records.append(record)
+        damage.take(record)
+        sealed.check.take(record)
+        address = subjects.parse(record.subject)
+        if address is not None and address.request_id is not None and is_token(address.request_id):
+            requests[str(address.request_id)] = None
     return Recording(
         name=name,
         subjects=subjects,
         records=records,
-        configs=log_source.configs(where),
+        configs=configs,
         damaged=damage.of(requests),
         begins=_begins(state),
         tampered=_tampered(sealed.check.report()),

@@ -12,6 +12,8 @@ GET  /api/decisions?source=&id=               recorded decisions beside repeated
 GET  /api/compare?source=&id=&source2=&id2=   two requests beside one another
 GET  /api/range?source=                       the first and the last position of a recording
 GET  /api/cluster?source=&at=                 ranks and open requests at a position
+GET  /api/settings?source=                    the settings that can be changed, with recorded values
+GET  /api/what-if?source=&set=&level=&last=   what other settings would have done; `set` has one per line
 GET  /api/medium?source=&id=&number=          a medium of the answer
 POST /api/bundles                             a bundle's bytes; it is kept in memory until the end
 """
@@ -32,6 +34,7 @@ from starlette.routing import BaseRoute, Route
 
 from dalsegno.history import filter_options
 from dalsegno.history.request_filter import RequestFilter
+from dalsegno.studio import what_if_view
 from dalsegno.studio.comparison import comparison
 from dalsegno.studio.export import row_of
 from dalsegno.studio.following import Follower
@@ -69,6 +72,7 @@ class Api:
     def __init__(self, shelf: Shelf, follower: Follower | None) -> None:
         self._shelf = shelf
         self._follower = follower
+        self._asking = asyncio.Lock()
 
     @property
     def routes(self) -> list[BaseRoute]:
@@ -87,6 +91,8 @@ class Api:
             "/api/compare": self._compare,
             "/api/range": self._range,
             "/api/cluster": self._cluster,
+            "/api/settings": self._settings,
+            "/api/what-if": self._what_if,
         }
         return [
             *(Route(path, _guarded(answer), methods=["GET"]) for path, answer in answers.items()),
@@ -156,6 +162,22 @@ class Api:
         query = request.query_params
         fold = self._shelf.find(_text(query, "source")).cluster
         return _json(await fold.at(_number(query, "at")))
+
+    async def _settings(self, request: Request) -> Response:
+        source = self._shelf.find(_text(request.query_params, "source"))
+        return _json({"settings": what_if_view.settings_of(source.configs)})
+
+    async def _what_if(self, request: Request) -> Response:
+        query = request.query_params
+        source = self._shelf.find(_text(query, "source"))
+        level = query.get("level") or "decisions"
+        if level not in ("decisions", "times"):
+            raise ClientError(f"expected the level decisions or times, found {level[:40]!r}")
+        changes = [line.strip() for line in _text(query, "set").splitlines() if line.strip()]
+        last = max(_number(query, "last"), 1) if query.get("last") else None
+        async with self._asking:  # each holds a whole recording in memory
+            whole = await source.whole()
+            return _json(await asyncio.to_thread(what_if_view.answered, whole, changes, level, last))  # type: ignore[arg-type]
 
     async def _medium(self, request: Request) -> Response:
         study, number = await self._study(request), _number(request.query_params, "number")

@@ -16,6 +16,8 @@ from typing import Any, BinaryIO, Final, Protocol
 import msgspec
 
 from dalsegno.bundle import bundle_file, manifest
+from dalsegno.gate import recordings as whole_recordings
+from dalsegno.gate.examination import Recording as WholeRecording
 from dalsegno.history import request_records
 from dalsegno.history.log_source import OpenedLog
 from dalsegno.history.prompts import prompt_of
@@ -54,6 +56,11 @@ class Recording(Protocol):
     id: str
     name: str
 
+    @property
+    def configs(self) -> dict[str, Any]:
+        """The known configurations by digest, the newest last."""
+        ...
+
     async def rows(self, wanted: RequestFilter, limit: int) -> list[Row]:
         """Return at most `limit` of the requests that a filter chooses, newest first."""
         ...
@@ -65,6 +72,14 @@ class Recording(Protocol):
 
     async def extent(self) -> tuple[int, int]:
         """Return the first and the last position."""
+        ...
+
+    async def whole(self) -> WholeRecording:
+        """Read all records, for questions about all requests.
+
+        Raises:
+            DalSegnoError: they cannot be read.
+        """
         ...
 
     async def study(self, request_id: str) -> Study:
@@ -121,6 +136,13 @@ class BundleRecording:
     async def extent(self) -> tuple[int, int]:
         return self.history.records[0].seq, self.history.records[-1].seq
 
+    @property
+    def configs(self) -> dict[str, Any]:
+        return self.history.configs
+
+    async def whole(self) -> WholeRecording:
+        return whole_recordings.of_history(self.name, self.history)
+
     async def study(self, request_id: str) -> Study:
         if request_id not in {one.request_id for one in self.summaries} | {*self.history.requests}:
             raise ClientError(f"{self.name} has no request {request_id!r}")
@@ -160,6 +182,11 @@ class LogRecording:
     async def extent(self) -> tuple[int, int]:
         state = await self.opened.log.state()
         return max(state.first_seq, 1), max(state.last_seq, 1)
+
+    async def whole(self) -> WholeRecording:
+        return await whole_recordings.of_opened(
+            self.name, self.opened.log, self.opened.subjects, self.configs
+        )
 
     async def study(self, request_id: str) -> Study:
         async with self._lock:

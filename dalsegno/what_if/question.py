@@ -22,11 +22,11 @@ from dalsegno.what_if.decisions import Otherwise
 from models import registry
 from shared.errors import ClientError
 
-_MODEL_KEYS: Final = frozenset({"model", "checkpoint", "name", "voices", "devices", "data_dir"})
+MODEL_KEYS: Final = frozenset({"model", "checkpoint", "name", "voices", "devices", "data_dir"})
 """Keys of another model or machine: nothing that was recorded tells what they do."""
 
 
-_SIMULATED: Final = frozenset(
+SIMULATED: Final = frozenset(
     {"max_sequences", "max_step_tokens", "block_size", "prefix_cache", "decode_slowdown_limit"}
 )
 """Keys of `model_kwargs` that batching depends on, and the cost of a given batch does not."""
@@ -96,7 +96,7 @@ def settings_of(changes: Sequence[str]) -> tuple[Setting, ...]:
                 f"--set {one.key}: expected a key that decisions or times depend on, such as "
                 f"max_concurrent_requests; none depends on {section}.*"
             )
-        if one.key in _MODEL_KEYS:
+        if one.key in MODEL_KEYS:
             raise ConfigError(
                 f"--set {one.key}: expected a key of scheduling or of the engine; the recording does not "
                 "tell what another model or machine would do"
@@ -143,9 +143,8 @@ def _decided_otherwise(recording: Recording, settings: Sequence[Setting]) -> tup
     epochs_before, epochs_after = before.of_epochs(recorded), after.of_epochs(recorded)
     known = [number for number, one in epochs_before.items() if not isinstance(one, str)]
     if not known:
-        raise CannotTellError(
-            str(next(iter(epochs_before.values()), "no conductor has led in this recording"))
-        )
+        why = next(iter(epochs_before.values()), "no conductor has led in this recording")
+        raise CannotTellError(_without_advice(why))
     for number in known:
         if isinstance(wrong := epochs_after[number], str):
             raise ConfigError(f"--set: {wrong}")
@@ -190,9 +189,9 @@ def _times(recording: Recording, asked: Question) -> Answer:
     changes = asked.settings
     for one in changes:
         section, _, key = one.key.partition(".")
-        if section == "model_kwargs" and key not in _SIMULATED:
+        if section == "model_kwargs" and key not in SIMULATED:
             raise ConfigError(
-                f"--set {one.key}: expected one of {', '.join(sorted(_SIMULATED))}; the recording does not "
+                f"--set {one.key}: expected one of {', '.join(sorted(SIMULATED))}; the recording does not "
                 "tell what it does to the cost of a step"
             )
     _check_source(recording)

@@ -10,11 +10,12 @@ import { events } from "./events.js";
 import { request } from "./request.js";
 import { requests } from "./requests.js";
 import { state } from "./state.js";
+import { whatIf } from "./what_if.js";
 
-const SCREENS = { requests, request, events, state, decisions, ...(isExported ? {} : { compare, cluster }) };
-const ALONE = ["requests", "compare", "cluster"]; // screens that need no request
+const SCREENS = { requests, request, events, state, decisions, ...(isExported ? {} : { compare, cluster, "what-if": whatIf }) };
+const ALONE = ["requests", "compare", "cluster", "what-if"]; // screens that need no request
 const KEYS = [
-  ["1 … 7", "the screens"],
+  ["1 … 8", "the screens"],
   ["↑ ↓, j k", "move in a list; Page Up, Page Down, Home, End"],
   ["Enter", "open what is chosen"],
   ["← →", "move the cursor in time, or the slider; with Shift in larger steps"],
@@ -107,7 +108,7 @@ function press(event) {
   }
   if (event.key === "?") keys.showModal();
   else if (event.key === "/") (main.querySelector("[data-search]") ?? main).focus();
-  else if (/^[1-7]$/.test(event.key)) tabs.children[event.key - 1]?.click();
+  else if (/^[1-8]$/.test(event.key)) tabs.children[event.key - 1]?.click();
   else return;
   event.preventDefault();
 }

@@ -46,6 +46,7 @@ DRAWN: Final = {
     "decisions": ".event h2",
     "compare": ".compared",
     "cluster": ".compared h2",
+    "what-if": ".compared .empty, .compared table, .compared .bad",
 }
 """What a screen shows once it is complete."""
 HOSTILE: Final = (
@@ -169,6 +170,7 @@ def test_every_history_opens_on_every_screen_without_an_error(opened: Opener) ->
         window.open("state", source=source, id=request_id, at=3, field=f"{request_id}.phase")
         window.page.wait_for_selector(".past ol, .past h2")
         window.open("cluster", source=source)
+        window.open("what-if", source=source, set="max_attempts=7")
         window.open(
             "compare", source=source, id=request_id, source2="b1", id2=shelf.bundles["b1"].history.requests[0]
         )
@@ -184,6 +186,9 @@ def test_axe_finds_nothing_on_any_screen(scheme: str, opened: Opener) -> None:
         ("decisions", {"source": "b2", "id": "plain"}),
         ("compare", {"source": "b2", "id": "plain", "source2": "b1", "id2": "sound-worker-died"}),
         ("cluster", {"source": "b1", "at": 22}),
+        ("what-if", {"source": "b1"}),
+        ("what-if", {"source": "b1", "set": "max_attempts=7"}),
+        ("what-if", {"source": "b1", "set": "max_attempts=7", "level": "times"}),
     ]
     for screen, values in shown_screens:
         window.open(screen, **values)
