@@ -19,7 +19,7 @@ root=$(dirname "$here")
 project=dalsegno-smoke
 docker=${DOCKER:-docker}
 work=${SMOKE_DIR:-/var/tmp/dalsegno-smoke}
-export PORT=${PORT:-18000} COMPOSE_PROFILES=${COMPOSE_PROFILES:-cpu} DOCKER_BUILDKIT=1
+export PORT=${PORT:-18000} COMPOSE_PROFILES=${COMPOSE_PROFILES:-cpu,studio} DOCKER_BUILDKIT=1
 export TORCH_INDEX=${TORCH_INDEX-https://download.pytorch.org/whl/cpu}
 scratch=$(mktemp -d)
 rows=()
@@ -176,10 +176,17 @@ refuses_strangers() {
 
 runs_as_nobody() {
     local service
-    for service in nats conductor worker gateway; do
+    for service in nats conductor worker gateway studio; do
         [ "$("$docker" exec "$(id_of "$service")" id -u)" = 10001 ] || return 1
         ! "$docker" exec "$(id_of "$service")" touch /opt/x /etc/dalsegno/token/x 2>/dev/null || return 1
     done
+}
+
+# Its newest link, from this machine.
+shows_requests() {
+    local link
+    link=$("$docker" logs "$(id_of studio)" 2>&1 | grep -Eo 'http://127\.0\.0\.1:[0-9]+/enter\?token=[^ ]+' | tail -1)
+    python3 "$here/smoke_ask.py" "$link" studio
 }
 
 # kill SERVICE WHAT: in the middle of an answer; WHAT is `kill` (docker kill, docker start) or `crash` (its process is
@@ -309,6 +316,7 @@ try "nobody is root, nothing is writable" runs_as_nobody
 began=$(now)
 reference=$(ask whole reference)
 row "a long answer, undisturbed" ok "$(since "$began"), ${#reference} characters"
+try "the studio, from this machine" shows_requests
 for service in nats gateway conductor worker; do
     kill_one "$service" kill
 done

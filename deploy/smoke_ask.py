@@ -6,6 +6,7 @@ python3 - URL model NAME           check the model's name
 python3 - URL chat                 OpenAI's chat route, streaming and not; the same text
 python3 - URL generate             the native route: a form, streaming and not; the same text
 python3 - URL whole REQUEST_ID     a long answer as one document; prints its text
+python3 - LINK studio              open a link of the studio and list the recorded requests
 python3 - URL stream REQUEST_ID    the same answer as a stream; prints `began` after its first pieces
 
 `stream` prints the text last, and exits with 3 if the connection broke before the answer's end.
@@ -40,6 +41,8 @@ def main(url: str, what: str, *name: str) -> int:
             chat(url)
         case "generate":
             generate(url)
+        case "studio":
+            studio(url)
         case "whole":
             print(whole(url, *name))
         case "stream":
@@ -47,6 +50,23 @@ def main(url: str, what: str, *name: str) -> int:
         case _:
             raise SystemExit(__doc__)
     return 0
+
+
+def studio(link: str) -> None:
+    """Enter as a browser does: the link opens a session, whose cookie reads the list of requests."""
+    parts = urlsplit(link)
+    assert parts.hostname is not None
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=PATIENCE_S)
+    connection.request("GET", f"{parts.path}?{parts.query}")
+    entered = connection.getresponse()
+    entered.read()
+    assert entered.status == http.client.SEE_OTHER, f"{link}: {entered.status}"
+    connection.request(
+        "GET", "/api/requests", headers={"Cookie": entered.headers["set-cookie"].partition(";")[0]}
+    )
+    response = connection.getresponse()
+    rows = json.loads(response.read())["rows"]
+    assert "reference" in {row["request_id"] for row in rows}, rows
 
 
 def send(url: str, method: str, path: str, body: object = None, kind: str = "application/json") -> Any:

@@ -30,6 +30,13 @@ from shared.errors import ClientError
     "--port", type=click.IntRange(0, 65535), default=0, help="Port on 127.0.0.1. [default: a free one]"
 )
 @click.option(
+    "--host",
+    default="127.0.0.1",
+    metavar="ADDRESS",
+    help="The address to listen on, in a container whose port is published on 127.0.0.1. Browsers reach the "
+    "pages as 127.0.0.1 and localhost all the same. [default: 127.0.0.1]",
+)
+@click.option(
     "--export",
     "file",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -41,6 +48,7 @@ from shared.errors import ClientError
 def studio(
     recordings: tuple[Path, ...],
     port: int,
+    host: str,
     file: Path | None,
     requests: tuple[str, ...],
     nats: str | None,
@@ -57,7 +65,7 @@ def studio(
     if requests and file is None:
         raise click.UsageError("--request chooses what --export writes; the pages have all requests")
     if file is None:
-        asyncio.run(_run(source, bundles, port, needs_log=source.is_named))
+        asyncio.run(_run(source, bundles, port, host, needs_log=source.is_named))
         return
     if not requests and (source.is_named or not bundles):
         raise click.UsageError("--export of a log needs --request: expected the ids of one or more requests")
@@ -81,7 +89,7 @@ def _chosen(recordings: Sequence[Path], data_dir: Path | None) -> tuple[Path | N
     return data_dir, bundles
 
 
-async def _run(source: LogSource, bundles: Sequence[Path], port: int, *, needs_log: bool) -> None:
+async def _run(source: LogSource, bundles: Sequence[Path], port: int, host: str, *, needs_log: bool) -> None:
     try:
         from dalsegno.studio import server
         from dalsegno.studio.access import Door
@@ -94,7 +102,7 @@ async def _run(source: LogSource, bundles: Sequence[Path], port: int, *, needs_l
         shelf = Shelf(log)
         for path in bundles:
             shelf.add_file(path)
-        with server.bind(port) as bound:
+        with server.bind(port, host) as bound:
             door = Door(bound.getsockname()[1], used=lambda link: click.echo(f"For another browser: {link}"))
             follower = (
                 Follower(log.opened.log, log.opened.subjects) if log is not None and log.is_live else None

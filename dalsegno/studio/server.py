@@ -1,4 +1,8 @@
-"""The studio's web server: the data, and the files of its pages, behind the door. It binds 127.0.0.1 only."""
+"""The studio's web server: the data, and the files of its pages, behind the door. It binds 127.0.0.1.
+
+In a container it binds the container's address, and the port is published on the machine's loopback; the
+names by which browsers may reach it stay the same (`dalsegno.studio.access`).
+"""
 
 import asyncio
 import socket
@@ -20,6 +24,7 @@ from dalsegno.studio.following import Follower
 from dalsegno.studio.recordings import Shelf
 from shared.errors import ClientError
 
+LOOPBACK: Final = "127.0.0.1"
 STATIC: Final = Path(__file__).with_name("static")
 _TYPES: Final = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _CLOSING_S: Final = 1
@@ -54,23 +59,24 @@ def static_files() -> list[str]:
     return sorted(path.name for path in STATIC.iterdir() if path.suffix in _TYPES)
 
 
-def bind(port: int) -> socket.socket:
-    """Return a listening socket on this machine's loopback address; port 0 is any free one.
+def bind(port: int, host: str = LOOPBACK) -> socket.socket:
+    """Return a listening socket on an IPv4 address of this machine; port 0 is any free one.
 
     It listens at once, so that a link can be printed before the server runs: connections wait.
 
     Raises:
-        ClientError: the port is in use.
+        ClientError: the port is in use, or the address is not one of this machine.
     """
     bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        bound.bind(("127.0.0.1", port))
+        bound.bind((host, port))
         bound.listen()
     except OSError as error:
         bound.close()
+        where = f"port {port}" if host == LOOPBACK else f"{host}:{port}"
         raise ClientError(
-            f"port {port} cannot be used: {error.strerror}; leave --port out for a free one"
+            f"{where} cannot be used: {error.strerror}; leave --port out for a free one"
         ) from error
     return bound
 

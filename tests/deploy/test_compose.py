@@ -14,6 +14,7 @@ import yaml
 
 from configs.deployment import GatewaySettings
 from dalsegno.cli import main
+from dalsegno.config import environment
 from dalsegno.config.layers import KEYS
 from shared.log.nats.private_server import nats_server_binary
 
@@ -71,7 +72,7 @@ def test_a_command_that_is_not_ours_would_be_found() -> None:
 @pytest.mark.parametrize("model", ["", "/models/Qwen3-8B"])
 def test_every_role_serves_the_one_model_and_mounts_it_under_its_own_path(model: str) -> None:
     told = services(MODEL=model)
-    serving = [told[name] for name in ROLES if name != "provision"]
+    serving = [told[name] for name in ROLES if name not in {"provision", "studio"}]
 
     assert len(serving) == 5
     for service in serving:
@@ -109,7 +110,7 @@ def test_without_a_word_the_profile_is_the_cpus() -> None:
 def test_what_the_roles_are_told_by_environment_are_keys_of_the_configuration() -> None:
     variables = {key.variable for key in KEYS.values()}
     for service in ROLES.values():
-        assert set(service["environment"]) <= variables
+        assert set(service["environment"]) - {environment.CACHE_HOME} <= variables
 
 
 def test_what_a_gateway_depends_on_stops_after_its_streams() -> None:
@@ -134,7 +135,7 @@ def test_nothing_runs_before_what_it_needs() -> None:
 def test_only_loopback_is_published_unless_told_otherwise() -> None:
     ports = [port for service in services().values() for port in service.get("ports", [])]
 
-    assert len(ports) == 3
+    assert len(ports) == 4
     assert all(port.startswith("127.0.0.1:") for port in ports)
     assert "ports" not in SERVICES["nats"]
 

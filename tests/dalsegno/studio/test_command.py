@@ -45,6 +45,23 @@ def test_it_serves_until_it_is_stopped_and_offers_the_next_link(running: subproc
     assert running.wait(30) in (0, 130)
 
 
+@pytest.mark.processes
+def test_in_a_container_it_listens_everywhere_and_answers_to_loopback_names_only(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dalsegno", "studio", str(HISTORIES), "--host", "0.0.0.0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        link = line_with(process, "Open ").split()[1]
+        base = link.partition("/enter")[0]
+        port = base.rpartition(":")[2]
+        assert base == f"http://127.0.0.1:{port}"
+        with httpx.Client(base_url=f"http://127.0.0.2:{port}") as browser:
+            refused = browser.get(link.removeprefix(base))
+            assert refused.status_code == 403
+            assert f"expected the host 127.0.0.1:{port}" in refused.text
+            entered = browser.get(link.removeprefix(base), headers={"host": f"127.0.0.1:{port}"})
+            assert entered.status_code == 303
+        process.kill()
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "part"),
     [
@@ -54,6 +71,7 @@ def test_it_serves_until_it_is_stopped_and_offers_the_next_link(running: subproc
         (["--nats", "nats://127.0.0.1:1", "--data-dir", "x"], 2, "--nats and --data-dir"),
         (["--data-dir", "no-such-dir"], 1, "no-such-dir"),
         (["--port", "70000"], 2, "70000"),
+        (["--host", "192.0.2.1", str(HISTORIES)], 1, "192.0.2.1:0 cannot be used"),
     ],
 )
 def test_what_cannot_be_shown_is_one_line(arguments: list[str], status: int, part: str) -> None:
