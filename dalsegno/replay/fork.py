@@ -140,9 +140,7 @@ def forked(
             f"before record {original.end_seq}, its last; found {seq}"
         )
     wanted = dict(map(_change, changes))
-    inputs, params = original.submission.inputs, original.submission.params
-    if params.seed is None and original.admitted is not None:
-        params = msgspec.structs.replace(params, seed=signed(original.admitted.seed))
+    inputs, params = original.submission.inputs, seeded(original).params
     kept_chunks = _chunks_up_to(original, seq)
     if kept_chunks:
         if inner := sorted(wanted.keys() & _INPUTS):
@@ -199,6 +197,20 @@ def _continued(original: ForkSource, seq: int, inputs: Inputs, params: Params) -
         ),
         params,
     )
+
+
+def seeded(original: ForkSource) -> RequestSubmitted:
+    """The submission with the seed that it had, also if it was derived at admission."""
+    submission = original.submission
+    if submission.params.seed is not None or original.admitted is None:
+        return submission
+    params = msgspec.structs.replace(submission.params, seed=signed(original.admitted.seed))
+    return msgspec.structs.replace(submission, params=params)
+
+
+def kept_tokens(original: ForkSource, seq: int) -> int:
+    """The number of tokens of the recorded answer that a fork at a position keeps."""
+    return sum(len(one.token_ids) for one in _chunks_up_to(original, seq))
 
 
 def _chunks_up_to(original: ForkSource, seq: int) -> list[OutputChunk]:

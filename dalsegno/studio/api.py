@@ -14,6 +14,8 @@ GET  /api/range?source=                       the first and the last position of
 GET  /api/cluster?source=&at=                 ranks and open requests at a position
 GET  /api/settings?source=                    the settings that can be changed, with recorded values
 GET  /api/what-if?source=&set=&level=&last=   what other settings would have done; `set` has one per line
+GET  /api/fork?source=&id=&seq=&set=           a changed version of a request; `set` has one change per line
+POST /api/fork?source=&id=&seq=&set=           the same, submitted to the running deployment (--allow-ask)
 GET  /api/medium?source=&id=&number=          a medium of the answer
 POST /api/bundles                             a bundle's bytes; it is kept in memory until the end
 """
@@ -35,6 +37,7 @@ from starlette.routing import BaseRoute, Route
 from dalsegno.history import filter_options
 from dalsegno.history.request_filter import RequestFilter
 from dalsegno.studio import what_if_view
+from dalsegno.studio.asking import Asker, Fork, fork_of
 from dalsegno.studio.comparison import comparison
 from dalsegno.studio.export import row_of
 from dalsegno.studio.following import Follower
@@ -67,11 +70,13 @@ class Api:
     Args:
         shelf: the recordings.
         follower: tells which requests have new records; None without a running deployment.
+        asker: submits forks; None if the studio may only read.
     """
 
-    def __init__(self, shelf: Shelf, follower: Follower | None) -> None:
+    def __init__(self, shelf: Shelf, follower: Follower | None, asker: Asker | None = None) -> None:
         self._shelf = shelf
         self._follower = follower
+        self._asker = asker
         self._asking = asyncio.Lock()
 
     @property
@@ -93,10 +98,12 @@ class Api:
             "/api/cluster": self._cluster,
             "/api/settings": self._settings,
             "/api/what-if": self._what_if,
+            "/api/fork": self._show_fork,
         }
         return [
             *(Route(path, _guarded(answer), methods=["GET"]) for path, answer in answers.items()),
             Route("/api/bundles", _guarded(self._add_bundle), methods=["POST"]),
+            Route("/api/fork", _guarded(self._ask_fork), methods=["POST"]),
         ]
 
     # ---- lists ---------------------------------------------------------------------------------------
@@ -106,6 +113,7 @@ class Api:
             {
                 "log": None if log is None else {"id": LOG, "name": log.name, "live": log.is_live},
                 "bundles": [{"id": one.id, "name": one.name} for one in self._shelf.bundles.values()],
+                "can_ask": self._asker is not None,
             }
         )
 
@@ -173,11 +181,26 @@ class Api:
         level = query.get("level") or "decisions"
         if level not in ("decisions", "times"):
             raise ClientError(f"expected the level decisions or times, found {level[:40]!r}")
-        changes = [line.strip() for line in _text(query, "set").splitlines() if line.strip()]
+        changes = _lines(_text(query, "set"))
         last = max(_number(query, "last"), 1) if query.get("last") else None
         async with self._asking:  # each holds a whole recording in memory
             whole = await source.whole()
             return _json(await asyncio.to_thread(what_if_view.answered, whole, changes, level, last))  # type: ignore[arg-type]
+
+    async def _show_fork(self, request: Request) -> Response:
+        return _json((await self._fork(request)).plain)
+
+    async def _ask_fork(self, request: Request) -> Response:
+        if self._asker is None:
+            raise ClientError("this studio only reads: start it with --allow-ask to submit requests")
+        return _json({"request_id": await self._asker.ask(await self._fork(request))})
+
+    async def _fork(self, request: Request) -> Fork:
+        query, study = request.query_params, await self._study(request)
+        seq = _number(query, "seq") if query.get("seq") else None
+        return await asyncio.to_thread(
+            fork_of, study.history, study.request_id, seq, _lines(query.get("set", ""))
+        )
 
     async def _medium(self, request: Request) -> Response:
         study, number = await self._study(request), _number(request.query_params, "number")
@@ -236,6 +259,10 @@ def _text(query: Any, name: str) -> str:
     if not value:
         raise ClientError(f"expected a value for {name!r} in the address, found none")
     return str(value)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def _number(query: Any, name: str) -> int:

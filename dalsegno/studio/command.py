@@ -1,6 +1,7 @@
 """`dalsegno studio`: a web application that shows recorded requests.
 
-It reads the log with the permissions of a reader, and publishes nothing. It is reached from this machine
+It reads the log with the permissions of a reader, and publishes nothing but, with `--allow-ask`, requests. It
+is reached from this machine
 only, through a link with a token that works once (`dalsegno.studio.access`).
 """
 
@@ -43,6 +44,11 @@ from shared.errors import ClientError
     metavar="FILE.html",
     help="Write the pages with the data inside to one file, and serve nothing.",
 )
+@click.option(
+    "--allow-ask",
+    is_flag=True,
+    help="Let the pages submit changed versions of recorded requests to the running deployment.",
+)
 @click.option("--request", "requests", multiple=True, metavar="ID", help="Only these, for --export.")
 @options.of_reader
 def studio(
@@ -50,6 +56,7 @@ def studio(
     port: int,
     host: str,
     file: Path | None,
+    allow_ask: bool,
     requests: tuple[str, ...],
     nats: str | None,
     data_dir: Path | None,
@@ -64,8 +71,10 @@ def studio(
     source = LogSource(nats=nats, data_dir=found, prefix=prefix)
     if requests and file is None:
         raise click.UsageError("--request chooses what --export writes; the pages have all requests")
+    if file is not None and allow_ask:
+        raise click.UsageError("--allow-ask is for pages that a studio serves; --export writes a file")
     if file is None:
-        asyncio.run(_run(source, bundles, port, host, needs_log=source.is_named))
+        asyncio.run(_run(source, bundles, port, host, allow_ask=allow_ask))
         return
     if not requests and (source.is_named or not bundles):
         raise click.UsageError("--export of a log needs --request: expected the ids of one or more requests")
@@ -89,10 +98,12 @@ def _chosen(recordings: Sequence[Path], data_dir: Path | None) -> tuple[Path | N
     return data_dir, bundles
 
 
-async def _run(source: LogSource, bundles: Sequence[Path], port: int, host: str, *, needs_log: bool) -> None:
+async def _run(source: LogSource, bundles: Sequence[Path], port: int, host: str, *, allow_ask: bool) -> None:
+    needs_log = source.is_named
     try:
         from dalsegno.studio import server
         from dalsegno.studio.access import Door
+        from dalsegno.studio.asking import Asker
         from dalsegno.studio.following import Follower
     except ModuleNotFoundError as error:
         raise ClientError(
@@ -107,9 +118,12 @@ async def _run(source: LogSource, bundles: Sequence[Path], port: int, host: str,
             follower = (
                 Follower(log.opened.log, log.opened.subjects) if log is not None and log.is_live else None
             )
+            if allow_ask and follower is None:
+                raise ClientError("--allow-ask needs a running deployment: no log of one is open here")
             for line in _opening(shelf, door.link()):
                 click.echo(line)
-            await server.serve(server.application(shelf, door, follower), bound)
+            asker = Asker(source) if allow_ask else None
+            await server.serve(server.application(shelf, door, follower, asker), bound)
 
 
 async def _exported(

@@ -52,8 +52,8 @@ class Follower:
 
     async def news(self) -> AsyncGenerator[dict[str, Any], None]:
         """Iterate over news: `seq` is the newest position, `requests` are those with new records."""
-        yield {"seq": self._last_seq, "requests": []}
         seen = self._count
+        yield {"seq": self._last_seq, "requests": []}
         while True:
             async with self._told:
                 await self._told.wait_for(lambda: self._count != seen)  # noqa: B023 # waited for here

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 
 from dalsegno.studio.access import Access, Door
 from dalsegno.studio.api import Api
+from dalsegno.studio.asking import Asker
 from dalsegno.studio.following import Follower
 from dalsegno.studio.recordings import Shelf
 from shared.errors import ClientError
@@ -30,7 +31,9 @@ _TYPES: Final = {".html": "text/html", ".js": "text/javascript", ".css": "text/c
 _CLOSING_S: Final = 1
 
 
-def application(shelf: Shelf, door: Door, follower: Follower | None = None) -> ASGIApp:
+def application(
+    shelf: Shelf, door: Door, follower: Follower | None = None, asker: Asker | None = None
+) -> ASGIApp:
     """Return the whole application."""
 
     @asynccontextmanager
@@ -47,7 +50,7 @@ def application(shelf: Shelf, door: Door, follower: Follower | None = None) -> A
 
     files = [Route("/", _file("index.html")), *(Route(f"/{name}", _file(name)) for name in static_files())]
     app = Starlette(
-        routes=[*files, *Api(shelf, follower).routes],
+        routes=[*files, *Api(shelf, follower, asker).routes],
         exception_handlers={404: _not_found},
         lifespan=running,
     )

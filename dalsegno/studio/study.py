@@ -117,6 +117,7 @@ class Study:
             "records": len(self.history.records),
             "redacted": self.history.is_redacted,
             "damaged": self.history.damaged.get(self.request_id),
+            "ended": self.has_ended,
         }
         one = self.explanation
         if one is None:
@@ -132,6 +133,7 @@ class Study:
             "prompt": prompt_of(submission.inputs) if submission is not None else None,
             "model": submission.model if submission is not None else None,
             "tenant": submission.tenant if submission is not None else None,
+            "forked_from": msgspec.to_builtins(submission.forked_from) if submission is not None else None,
         }
 
     def events(self, start: int, kind: str, text: str, count: int = PAGE) -> dict[str, Any]:

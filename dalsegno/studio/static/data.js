@@ -43,6 +43,14 @@ export async function addBundle(file) {
   return value;
 }
 
+/** Submit a changed version of a request; return its id. */
+export async function askFork(query) {
+  const found = await fetch(`/api/fork${queryOf(query)}`, { method: "POST", headers: { "x-dalsegno-studio": "1" } });
+  const value = await found.json();
+  if (!found.ok) throw new DataError(value.error);
+  return value.request_id;
+}
+
 /** Call `act` with news of a running deployment, until the result is called. */
 export function follow(act) {
   if (kept) return () => {};

@@ -24,7 +24,7 @@ export const events = {
     const about = { source: values.get("source"), id: values.get("id") };
     const filter = { kind: values.get("kind") ?? "", text: values.get("text") ?? "" };
     const isWhole = !filter.kind && !filter.text;
-    const first = await get("events", { ...about, ...filter });
+    const [first, sources] = await Promise.all([get("events", { ...about, ...filter }), get("sources")]);
     let given = first;
     let shownSeq = null;
     const detail = h("div.event", { tabindex: 0, role: "region", "aria-label": "Event" });
@@ -57,6 +57,7 @@ export const events = {
         h("h2", {}, found.type),
         h("p.dim", {}, `record ${found.seq} · ${found.time} · ${found.writer} · ${found.subject} · ${bytes(found.bytes)}`),
         h("p.steps", {},
+          sources.can_ask && found.request === about.id ? [h("a", { href: address.of("request", { ...about, fork: found.seq }) }, "ask again from here"), " "] : "",
           found.cause ? ["caused by ", link(found.cause), " "] : "",
           found.effects.length ? ["led to ", found.effects.map((one) => [link(one), " "]), found.more_effects ? `and ${several(found.more_effects, "other")} ` : ""] : "",
           h("a", { href: address.of("state", { ...about, at: found.place }) }, "state after it")),

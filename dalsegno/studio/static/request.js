@@ -1,9 +1,10 @@
 // One request: where its time went, on which ranks, what it waited for, and what it answered.
 
 import * as address from "./address.js";
-import { follow, get, mediumAddress } from "./data.js";
+import { follow, get, isExported, mediumAddress } from "./data.js";
 import { button, fill, h } from "./dom.js";
-import { bytes, count, seconds, several, share, SIGNS } from "./format.js";
+import { forkDialog } from "./fork.js";
+import { bytes, count, json, seconds, several, share, SIGNS } from "./format.js";
 import { isWait, nameOf, timeline } from "./lanes.js";
 
 const MOST_TEXT = 20000; // characters that are shown on each side of the cursor
@@ -32,8 +33,9 @@ export const request = {
       moved: (time) => { answer.move(time); address.note({ at: time === total ? null : time.toFixed(6) }); },
       viewed: (from, to) => address.note({ from: from > 0 ? from.toFixed(6) : null, to: to < total ? to.toFixed(6) : null }),
     });
+    const fork = sources.can_ask ? forkDialog(about, found, values.get("fork")) : null;
     fill(root,
-      heading(found, about),
+      heading(found, about, fork),
       h("div.tools", {},
         h("h2", {}, "Timeline"), legend(found.lanes), h("span.grow"),
         button("−", () => lanes.zoom(2), { "aria-label": "Zoom out", title: "Zoom out (−)" }),
@@ -42,25 +44,29 @@ export const request = {
       lanes.element,
       details,
       h("div.columns", {}, criticalPath(found, lanes), answer.element));
-    root.addEventListener("shown", () => { lanes.redraw(); lanes.element.focus({ preventScroll: true }); });
-    const isOpen = found.explained.outcome.startsWith("open") || found.explained.outcome.startsWith("running");
-    const stop = about.source === "log" && sources.log?.live && isOpen ? live(about, say) : () => {};
+    root.addEventListener("shown", () => { lanes.redraw(); lanes.element.focus({ preventScroll: true }); if (values.has("fork")) fork?.open(); });
+    const stop = about.source === "log" && sources.log?.live && !found.ended ? live(about, found.records, say) : () => {};
     return () => { stop(); lanes.close(); };
   },
 };
 
-function live(about, say) {
+/** Show the request again when it has more records than `shown`. */
+function live(about, shown, say) {
   say("● live", "live");
-  const stop = follow((news) => {
-    if (news.error) say(news.error, "bad");
-    else if (news.requests.includes(about.id)) dispatchEvent(new HashChangeEvent("hashchange"));
+  let isFirst = true;
+  const stop = follow(async (news) => {
+    if (news.error) { say(news.error, "bad"); return; }
+    // The first news come once it listens: records may have come since the request was read.
+    const isMissed = isFirst && (await get("request", about)).records !== shown;
+    isFirst = false;
+    if (isMissed || news.requests.includes(about.id)) dispatchEvent(new HashChangeEvent("hashchange"));
   });
   return () => { say(""); stop(); };
 }
 
 // ---- head ------------------------------------------------------------------------------------------------
 
-function heading(found, about) {
+function heading(found, about, fork) {
   const one = found.explained;
   const usage = found.output?.usage;
   const first = found.output?.t[0];
@@ -76,7 +82,8 @@ function heading(found, about) {
     ["records", count(found.records)],
   ];
   return h("div.heading", {},
-    h("h1", {}, found.request_id),
+    h("div.titled", {}, h("h1", {}, found.request_id), fork?.opener, fork?.element),
+    found.forked_from && origin(found.forked_from, about),
     h("p.facts", {},
       h("span.outcome", { class: word }, h("span.sign", { "aria-hidden": "true" }, SIGNS[word] ?? "•"), ` ${one.outcome}`),
       one.error && h("span.bad", {}, ` ${one.error.code}: ${one.error.message}`),
@@ -87,6 +94,15 @@ function heading(found, about) {
     cause && h("p.cause", {}, h("b", {}, "mostly: "), cause.text, " ", h("span.dim", {}, `${seconds(cause.seconds)}, ${share(cause.share)}`)),
     found.remarks.filter((line) => !line.startsWith("mostly: ") && !line.startsWith("error: ")).map((line) => h("p.remark", {}, line)),
     found.damaged && h("p.bad", {}, found.damaged));
+}
+
+/** The request that this one is a changed version of. */
+function origin(fork, about) {
+  const changes = Object.entries(fork.changes ?? {}).map(([name, value]) => `${name} = ${json(value)}`).join(", ");
+  const pair = { source: about.source, id: fork.request_id, source2: about.source, id2: about.id };
+  return h("p.remark", {}, "changed version of ", h("a", { href: address.of("request", { source: about.source, id: fork.request_id }) }, fork.request_id),
+    ` from record ${fork.seq} on${changes ? `: ${changes}` : ""}`,
+    isExported ? "" : [" · ", h("a", { href: address.of("compare", pair) }, "compare both")]);
 }
 
 function legend(lanes) {

@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 
 from dalsegno.studio.access import MARK, Door
+from dalsegno.studio.asking import Asker
 from dalsegno.studio.recordings import Shelf
 from dalsegno.studio.server import application
 
@@ -27,9 +28,9 @@ def shelf_of(*paths: Path) -> Shelf:
 class Visitor:
     """A browser, as far as headers and cookies go."""
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, shelf: Shelf, asker: Asker | None = None) -> None:
         self.door = Door(PORT)
-        transport = httpx.ASGITransport(app=application(shelf, self.door))
+        transport = httpx.ASGITransport(app=application(shelf, self.door, asker=asker))
         self.http = httpx.AsyncClient(transport=transport, base_url=ORIGIN)
 
     async def enter(self) -> httpx.Response:
@@ -43,8 +44,8 @@ class Visitor:
         return answer.json()
 
 
-async def visitor(*paths: Path) -> Visitor:
+async def visitor(*paths: Path, asker: Asker | None = None) -> Visitor:
     """A visitor with a session, of a studio with bundles."""
-    found = Visitor(shelf_of(*paths))
+    found = Visitor(shelf_of(*paths), asker)
     await found.enter()
     return found

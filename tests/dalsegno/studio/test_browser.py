@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 import pytest
 import uvicorn
@@ -21,9 +21,11 @@ from dalsegno.cli import main
 from dalsegno.replay import recorded_request
 from dalsegno.studio import server
 from dalsegno.studio.access import Door
+from dalsegno.studio.asking import Asker
 from dalsegno.studio.recordings import BundleRecording, Shelf
 from tests.dalsegno import histories
 from tests.dalsegno.studio.pages import BUNDLES, HISTORIES, shelf_of
+from tests.dalsegno.studio.test_asking import NotingAsker
 
 CHROMIUM: Final = shutil.which("chromium")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -64,6 +66,7 @@ class Served:
     """A studio on a port of its own, in a thread."""
 
     shelf: Shelf
+    asker: Asker | None = None
     door: Door = field(init=False)
     _server: uvicorn.Server = field(init=False)
     _thread: threading.Thread = field(init=False)
@@ -73,7 +76,7 @@ class Served:
         self._socket = server.bind(0)
         self._socket.listen()
         self.door = Door(self._socket.getsockname()[1])
-        app = server.application(self.shelf, self.door)
+        app = server.application(self.shelf, self.door, asker=self.asker)
         self._server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})
         self._thread.start()
@@ -109,7 +112,8 @@ class Window:
         return str(self.page.locator("body").inner_text())
 
 
-Opener = Callable[[Shelf], Window]
+class Opener(Protocol):
+    def __call__(self, shelf: Shelf, asker: Asker | None = None) -> Window: ...
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +130,8 @@ def opened(chromium: Any) -> Iterator[Opener]:
     closing: list[Callable[[], object]] = []
     windows: list[Window] = []
 
-    def open_one(shelf: Shelf) -> Window:
-        served = Served(shelf).__enter__()
+    def open_one(shelf: Shelf, asker: Asker | None = None) -> Window:
+        served = Served(shelf, asker).__enter__()
         closing.append(served.__exit__)
         context = chromium.new_context(viewport={"width": 1440, "height": 900}, accept_downloads=False)
         closing.append(context.close)
@@ -300,6 +304,52 @@ def test_sound_can_be_played(opened: Opener) -> None:
     )
 
     assert duration == pytest.approx(1.0)
+
+
+def test_a_dialog_says_what_will_be_asked_before_it_is_asked(opened: Opener) -> None:
+    asker = NotingAsker()
+    window = opened(shelf_of(HISTORIES / "plain.bundle"), asker)
+    page = window.page
+    window.open("request", source="b1", id="plain")
+    page.get_by_role("button", name="Ask again").click()
+    page.wait_for_selector(".preview:has-text('Nothing else is changed')")
+    page.locator("dialog.fork textarea").fill('temperature=0.7\ntext="<img src=x>"')
+    page.wait_for_selector(".preview td:has-text('params.temperature')")
+    assert "<img src=x>" in page.locator(".preview").inner_text()
+    page.locator("dialog.fork textarea").fill("temprature=1")
+    page.wait_for_selector(".preview .bad:has-text('no such key')")
+    assert page.get_by_role("button", name="Ask the running deployment").is_disabled()
+    assert asker.asked == []
+    assert axe.Axe().run(page).response["violations"] == []
+
+    page.locator("dialog.fork textarea").fill("temperature=0.7")
+    page.wait_for_selector(".preview td:has-text('params.temperature')")
+    page.get_by_role("button", name="Ask the running deployment").click()
+
+    page.wait_for_url("**/*source=log*")
+    [event] = asker.asked
+    assert event.params.temperature == 0.7
+    page.wait_for_selector(".failure")  # there is no log here with the new request
+    window.wrong.clear()
+
+
+def test_a_request_can_be_asked_again_from_any_of_its_events(opened: Opener) -> None:
+    window = opened(shelf_of(HISTORIES / "plain.bundle"), NotingAsker())
+    window.open("events", source="b1", id="plain")
+    row = window.page.locator("[role=row]:has-text('request.admitted') .seq").first
+    place = row.inner_text()
+    row.click()
+    window.page.get_by_role("link", name="ask again from here").click()
+    window.page.wait_for_selector("dialog.fork[open]")
+    assert window.page.locator("dialog.fork input").input_value() == place
+    window.page.wait_for_selector(".preview:has-text('Nothing else is changed')")
+
+
+def test_without_permission_no_page_offers_to_ask(opened: Opener) -> None:
+    window = opened(shelf_of(HISTORIES / "plain.bundle"))
+    for screen in ("request", "events"):
+        window.open(screen, source="b1", id="plain")
+        assert "sk again" not in window.texts()
 
 
 def test_a_bundle_is_opened_by_dropping_it(opened: Opener) -> None:
