@@ -14,6 +14,7 @@ GET  /api/range?source=                       the first and the last position of
 GET  /api/cluster?source=&at=                 ranks and open requests at a position
 GET  /api/settings?source=                    the settings that can be changed, with recorded values
 GET  /api/what-if?source=&set=&level=&last=   what other settings would have done; `set` has one per line
+GET  /api/alternatives?source=&seq=           the ranks and the queue that an admission was chosen from
 GET  /api/fork?source=&id=&seq=&set=           a changed version of a request; `set` has one change per line
 POST /api/fork?source=&id=&seq=&set=           the same, submitted to the running deployment (--allow-ask)
 GET  /api/medium?source=&id=&number=          a medium of the answer
@@ -98,6 +99,7 @@ class Api:
             "/api/cluster": self._cluster,
             "/api/settings": self._settings,
             "/api/what-if": self._what_if,
+            "/api/alternatives": self._alternatives,
             "/api/fork": self._show_fork,
         }
         return [
@@ -186,6 +188,13 @@ class Api:
         async with self._asking:  # each holds a whole recording in memory
             whole = await source.whole()
             return _json(await asyncio.to_thread(what_if_view.answered, whole, changes, level, last))  # type: ignore[arg-type]
+
+    async def _alternatives(self, request: Request) -> Response:
+        query = request.query_params
+        source, seq = self._shelf.find(_text(query, "source")), _number(query, "seq")
+        async with self._asking:
+            whole = await source.whole()
+            return _json(await asyncio.to_thread(what_if_view.alternatives_at, whole, seq))
 
     async def _show_fork(self, request: Request) -> Response:
         return _json((await self._fork(request)).plain)

@@ -1,4 +1,4 @@
-"""What another configuration would have done with a recording, for the screen: settings and answers."""
+"""Questions about all requests of a recording, for the screens: other settings, and what was chosen from."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
@@ -7,10 +7,20 @@ import msgspec
 
 from configs.deployment import PROCESS_SECTIONS
 from dalsegno.config.layers import KEYS
+from dalsegno.gate.deployments import Deployments
 from dalsegno.gate.examination import Recording
+from dalsegno.what_if.alternatives import alternatives
 from dalsegno.what_if.decision_report import sentence
 from dalsegno.what_if.decisions import Change
-from dalsegno.what_if.question import MODEL_KEYS, SIMULATED, CannotTellError, Question, answer
+from dalsegno.what_if.question import (
+    MODEL_KEYS,
+    SIMULATED,
+    CannotTellError,
+    Question,
+    answer,
+    check_source,
+    without_advice,
+)
 from dalsegno.what_if.times import NotCalibratedError
 
 SHOWN: Final = 1_000
@@ -64,6 +74,19 @@ def _plain(value: Any) -> Any:
 def _choices(kind: Any) -> list[str]:
     kind = _bare(kind)
     return [str(one) for one in get_args(kind)] if get_origin(kind) is Literal else []
+
+
+def alternatives_at(recording: Recording, seq: int) -> dict[str, Any]:
+    """Return what was chosen from at a position, as JSON values: `cannot` says why that is not known."""
+    try:
+        check_source(recording)
+    except CannotTellError as error:
+        return {"cannot": error.message}
+    if recording.history is not None:
+        return {"cannot": "a bundle has one request, and ranks are chosen for all: open the log itself"}
+    epochs_of = Deployments(recording.configs).of_epochs
+    found = alternatives(recording.records, epochs_of, recording.subjects, seq)
+    return {"cannot": without_advice(found)} if isinstance(found, str) else msgspec.to_builtins(found)
 
 
 def answered(

@@ -107,7 +107,7 @@ def settings_of(changes: Sequence[str]) -> tuple[Setting, ...]:
 # ---- decisions -----------------------------------------------------------------------------------------
 
 
-def _check_source(recording: Recording) -> None:
+def check_source(recording: Recording) -> None:
     """Refuse a recording that does not tell what its conductors knew.
 
     Raises:
@@ -122,7 +122,7 @@ def _check_source(recording: Recording) -> None:
 
 
 def _decisions(recording: Recording, asked: Question) -> Answer:
-    _check_source(recording)
+    check_source(recording)
     contents = selection.contents(recording.records, recording.subjects, recording.name)
     seen = selection.chosen(list(contents.requests.values()), last=asked.last)
     chosen = {one.request_id for one in seen if one.summary is not None}
@@ -144,7 +144,7 @@ def _decided_otherwise(recording: Recording, settings: Sequence[Setting]) -> tup
     known = [number for number, one in epochs_before.items() if not isinstance(one, str)]
     if not known:
         why = next(iter(epochs_before.values()), "no conductor has led in this recording")
-        raise CannotTellError(_without_advice(why))
+        raise CannotTellError(without_advice(why))
     for number in known:
         if isinstance(wrong := epochs_after[number], str):
             raise ConfigError(f"--set: {wrong}")
@@ -173,7 +173,7 @@ def _decided_otherwise(recording: Recording, settings: Sequence[Setting]) -> tup
     return found, notes
 
 
-def _without_advice(why: object) -> str:
+def without_advice(why: object) -> str:
     """The reason why a configuration is not known, without the gate's advice to name another one."""
     return str(why).partition("; name one with --config")[0]
 
@@ -194,7 +194,7 @@ def _times(recording: Recording, asked: Question) -> Answer:
                 f"--set {one.key}: expected one of {', '.join(sorted(SIMULATED))}; the recording does not "
                 "tell what it does to the cost of a step"
             )
-    _check_source(recording)
+    check_source(recording)
     if recording.history is not None:
         raise CannotTellError("a bundle has one request: times need a log, with the requests beside it")
     subjects = recording.subjects
@@ -203,7 +203,7 @@ def _times(recording: Recording, asked: Question) -> Answer:
     digest = next((epoch.configs[-1] for epoch in reversed(recorded.epochs.values()) if epoch.configs), "")
     was = _side(Deployments(recording.configs), digest)
     if isinstance(was, str):
-        raise CannotTellError(_without_advice(was))
+        raise CannotTellError(without_advice(was))
     becomes = _side(Deployments(recording.configs, settings=changes), digest)
     if isinstance(becomes, str):
         raise ConfigError(f"--set: {becomes}")

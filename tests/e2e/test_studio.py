@@ -66,11 +66,16 @@ async def test_a_changed_version_is_asked_and_compared(tmp_path: Path) -> None:
                 found = ended(browser, new)
                 pair = about | {"source2": "log", "id2": new}
                 compared = browser.get("/api/compare", params=pair).json()
+                decisions = browser.get("/api/decisions", params=about).json()["decisions"]
+                [admitted] = [row["seq"] for row in decisions if row["type"] == "request.admitted"]
+                chosen = browser.get("/api/alternatives", params={"source": "log", "seq": admitted}).json()
             _, submitted = await reader.until(reader.subjects.request(new), RequestSubmitted)
     assert shown["differences"] == [{"field": "params.max_tokens", "recorded": 12, "asked": 5}]
     assert submitted.params.max_tokens == 5
     assert found["forked_from"]["request_id"] == "first"
     assert found["output"]["usage"]["completion_tokens"] == 5
+    assert [one["request_id"] for one in chosen["queue"]] == ["first"]
+    assert {rank["verdict"] for group in chosen["groups"] for rank in group["ranks"]} == {"chosen"}
     [texts] = compared["texts"]
     before, after = texts["texts"]
     assert before.startswith(after)

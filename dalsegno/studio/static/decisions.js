@@ -1,7 +1,8 @@
 // The recorded decisions beside the same decisions, made again by the installed code.
 
 import * as address from "./address.js";
-import { get } from "./data.js";
+import { alternatives } from "./alternatives.js";
+import { get, isExported } from "./data.js";
 import { fill, h } from "./dom.js";
 import { json, seconds, several } from "./format.js";
 import { jsonView } from "./json_view.js";
@@ -15,6 +16,7 @@ const MATCHES = {
   unchecked: ["?", "after the first difference: nothing is compared there"],
   missing: ["∅", "made again, but not recorded"],
 };
+const CHOSEN = ["request.admitted", "request.resumed"]; // decisions that choose ranks
 const COLUMNS = [
   { name: "record", class: "num seq" },
   { name: "time", class: "num" },
@@ -57,6 +59,7 @@ export const decisions = {
           row.cause ? ["follows from ", h("a", { href: address.of("events", { ...about, seq: row.cause }) }, `record ${row.cause}`), ". "] : "",
           row.place ? h("a", { href: address.of("state", { ...about, at: row.place - 1 }) }, "state before it") : ""),
         row.differences.length ? differences(row.differences) : null,
+        !isExported && row.seq && CHOSEN.includes(row.type) ? alternatives(about, row.seq) : null,
         h("div.two", {},
           h("div", {}, h("h3", {}, "recorded"), row.recorded ? jsonView(row.recorded) : h("p.dim", {}, "nothing")),
           row.match === "adopted" ? null : h("div", {}, h("h3", {}, "decided now"), row.decided ? jsonView(row.decided) : h("p.dim", {}, "nothing"))));

@@ -146,7 +146,7 @@ def opened(chromium: Any) -> Iterator[Opener]:
         page.on("request", lambda one: None if own.match(one.url) else note(f"asked {one.url}"))
         page.on("dialog", lambda dialog: note("a dialog was opened"))
         page.goto(served.door.link())
-        page.wait_for_selector("section.screen.requests")
+        page.wait_for_selector(DRAWN["requests"] if shelf.bundles else "section.screen.requests")
         return window
 
     yield open_one
@@ -304,6 +304,17 @@ def test_sound_can_be_played(opened: Opener) -> None:
     )
 
     assert duration == pytest.approx(1.0)
+
+
+def test_a_decision_says_what_it_was_chosen_from_or_why_that_is_not_known(opened: Opener) -> None:
+    window = opened(shelf_of(HISTORIES / "plain.bundle"))
+    window.open("decisions", source="b1", id="plain")
+    window.page.locator("[role=row]:has-text('request.admitted')").first.click()
+    window.page.get_by_role("button", name="What was it chosen from?").click()
+    window.page.wait_for_selector(".alternatives .bad:has-text('open the log itself')")
+    window.page.locator("[role=row]:has-text('request.finished')").first.click()
+    window.page.wait_for_selector(".event h2:has-text('request.finished')")
+    assert "chosen from" not in window.texts()
 
 
 def test_a_dialog_says_what_will_be_asked_before_it_is_asked(opened: Opener) -> None:

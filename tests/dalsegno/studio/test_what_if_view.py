@@ -1,5 +1,6 @@
 """What-if on screen: settings with recorded values, answers of the command, and why there is none."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,25 @@ def test_an_answer_is_the_commands() -> None:
 def test_without_its_configuration_a_recording_does_not_tell() -> None:
     found = what_if_view.answered(whole({}), ["max_attempts=7"], "decisions", None)
     assert found == {"cannot": "its configuration is not stored here", "calibration": {}}
+
+
+def test_an_admission_is_shown_with_what_it_was_chosen_from() -> None:
+    log = dataclasses.replace(whole(served_with()), history=None)
+    [seq] = [one.seq for one in log.records if isinstance(decode(one.data), RequestAdmitted)]
+    found = what_if_view.alternatives_at(log, seq)
+    assert [rank["verdict"] for group in found["groups"] for rank in group["ranks"]] == ["chosen"]
+    assert [one["request_id"] for one in found["queue"]] == ["plain"]
+    assert what_if_view.alternatives_at(log, seq + 1)["cannot"].startswith(
+        f"record {seq + 1} is no admission"
+    )
+    unknown = dataclasses.replace(log, configs={})
+    assert what_if_view.alternatives_at(unknown, seq) == {"cannot": "its configuration is not stored here"}
+
+
+async def test_a_bundle_has_not_what_a_rank_was_chosen_from() -> None:
+    one = await visitor(PLAIN)
+    found = await one.get("/api/alternatives", source="b1", seq=5)
+    assert "open the log itself" in found["cannot"]
 
 
 @pytest.mark.parametrize("path", BUNDLES, ids=lambda path: path.stem)
