@@ -14,7 +14,7 @@ JOBS   ?= 3
 MODEL  ?= demo
 CODE   := configs conductor dalsegno gateway models shared workers
 
-.PHONY: setup serve test test-fast test-packages check gate fix bench soak chaos attack clean
+.PHONY: setup serve test test-fast test-packages check gate fix bench soak chaos attack screenshots clean
 
 setup: $(VENV)/.installed
 
@@ -83,6 +83,10 @@ chaos: setup
 # A part: make attack ARGS="guides forgery"
 attack: setup
 	@$(BIN)/python -m tests.attack $(ARGS)
+
+# The pictures in docs/, in Debian's chromium; `make test` says which ones are old.
+screenshots: setup
+	DRAW_SCREENSHOTS=1 $(BIN)/python -m pytest -q tests/dalsegno/studio/test_screenshots.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -439,7 +439,7 @@ def _parse_ours(name: str, arguments: list[str]) -> None:
 
 
 def _parse_compose(arguments: list[str]) -> None:
-    services, profiles = _compose()["services"], {"cpu", "gpu", "observability", "two-ranks"}
+    services, profiles = _compose()["services"], {"cpu", "gpu", "observability", "studio", "two-ranks"}
     assert profiles == {one for service in services.values() for one in service.get("profiles", [])}
     rest = list(arguments)
     while rest[0] == "--profile":

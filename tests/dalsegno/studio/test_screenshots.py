@@ -1,0 +1,80 @@
+"""The pictures in docs/studio.md show the screens as they are: `make screenshots` draws them.
+
+A picture keeps the digest of the texts that its screen had. Fonts differ between machines, so that pixels are
+not compared; a screen whose texts differ from those of its picture is drawn again.
+"""
+
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+from PIL import Image, PngImagePlugin
+
+from tests.dalsegno.studio.pages import HISTORIES, shelf_of
+from tests.dalsegno.studio.test_browser import ALTERED, CHROMIUM, Opener, chromium, opened
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium"),
+]
+__all__ = ["chromium", "opened"]
+
+DOCS: Final = Path(__file__).parents[3] / "docs"
+PICTURES: Final = DOCS / "images"
+DRAWS: Final = bool(os.environ.get("DRAW_SCREENSHOTS"))
+SIZE: Final = {"width": 1280, "height": 720}
+CODE: Final = re.compile(r"\b[0-9a-f]{32}\b")
+"""Digests of the installed code, on some screens: they change with the code, and the rest does not."""
+DIGEST: Final = "texts"
+"""The key of the digest in a picture."""
+
+
+class Picture(NamedTuple):
+    """A screen of a recorded history."""
+
+    history: Path
+    screen: str
+    values: dict[str, Any]
+
+    @property
+    def file(self) -> Path:
+        return PICTURES / f"studio-{self.screen}.png"
+
+
+TAKEN: Final = [
+    Picture(HISTORIES / "sound-worker-died.bundle", "request", {"at": 1.4}),
+    Picture(HISTORIES / "worker-died.bundle", "state", {"at": 12, "field": "worker-died.phase"}),
+    Picture(ALTERED, "decisions", {}),
+]
+
+
+@pytest.mark.parametrize("picture", TAKEN, ids=lambda picture: picture.screen)
+def test_a_picture_shows_its_screen_as_it_is(picture: Picture, opened: Opener) -> None:
+    shelf = shelf_of(picture.history)
+    window = opened(shelf)
+    window.page.set_viewport_size(SIZE)
+    request_id = shelf.bundles["b1"].history.requests[0]
+    window.open(picture.screen, source="b1", id=request_id, **picture.values)
+    if "field" in picture.values:
+        window.page.wait_for_selector(".past ol")
+    digest = hashlib.sha256(CODE.sub("", window.texts()).encode()).hexdigest()
+    if DRAWS:
+        picture.file.parent.mkdir(exist_ok=True)
+        window.page.screenshot(path=picture.file)
+        kept = PngImagePlugin.PngInfo()
+        kept.add_text(DIGEST, digest)
+        with Image.open(picture.file) as drawn:
+            drawn.quantize(128).save(picture.file, optimize=True, pnginfo=kept)
+    with Image.open(picture.file) as found:
+        assert found.size == (SIZE["width"], SIZE["height"])
+        assert found.info.get(DIGEST) == digest, f"{picture.file.name} is old: `make screenshots` draws it"
+
+
+def test_each_picture_is_on_the_page_and_each_one_there_is_drawn() -> None:
+    page = (DOCS / "studio.md").read_text(encoding="utf-8")
+    assert {one.file.name for one in TAKEN} == {file.name for file in PICTURES.glob("studio-*.png")}
+    for one in TAKEN:
+        assert f"](images/{one.file.name})" in page
