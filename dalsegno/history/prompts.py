@@ -20,7 +20,7 @@ _GROWTH: Final = 4
 
 def prompt_of(inputs: Inputs) -> str:
     """Return the texts of a request's inputs, one a line; token ids are none."""
-    texts = [inputs.text or "", *_texts(inputs.texts or []), *_texts(inputs.queries)]
+    texts = [*_texts([inputs.text or None]), *_texts(inputs.texts or []), *_texts(inputs.queries)]
     return "\n".join([*texts, *(text for message in inputs.messages or [] for text in _contents(message))])
 
 

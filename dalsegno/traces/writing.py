@@ -1,19 +1,34 @@
-"""Writing of traces: those formats that hold lengths, and no texts. Pure."""
+"""Writing of traces. Pure."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
-from dalsegno.traces.calls import Call
+from dalsegno.traces.calls import Call, TextCall
 
-WrittenFormat: TypeAlias = Literal["mooncake", "dynamo", "burstgpt"]
-WRITTEN: Final[tuple[WrittenFormat, ...]] = get_args(WrittenFormat)
+LengthFormat: TypeAlias = Literal["mooncake", "dynamo", "burstgpt"]
+"""Formats with the lengths of prompts, and no texts."""
+TextFormat: TypeAlias = Literal["vllm", "aiperf"]
+"""Formats with the texts of prompts."""
+WrittenFormat: TypeAlias = LengthFormat | TextFormat
+LENGTHS: Final[tuple[LengthFormat, ...]] = get_args(LengthFormat)
+TEXTS: Final[tuple[TextFormat, ...]] = get_args(TextFormat)
+WRITTEN: Final[tuple[WrittenFormat, ...]] = (*LENGTHS, *TEXTS)
 
 
-def lines_of(calls: Iterable[Call], form: WrittenFormat, model: str) -> Iterator[str]:
-    """Yield the lines of a trace; `model` is the name of the model that answered."""
+def lines_of(calls: Iterable[Call], form: LengthFormat, model: str) -> Iterator[str]:
+    """Yield the lines of a trace of lengths; `model` is the name of the model that answered."""
     return _WRITERS[form](calls, model)
+
+
+def lines_with_texts(calls: Iterable[TextCall], form: TextFormat) -> Iterator[str]:
+    """Yield the lines of a trace with the texts of its prompts."""
+    for one in calls:
+        if form == "vllm":
+            yield _json({"prompt": one.text, "output_tokens": one.output_length})
+        else:
+            yield _json({"text": one.text, "timestamp": one.timestamp, "output_length": one.output_length})
 
 
 def _mooncake(calls: Iterable[Call], _: str) -> Iterator[str]:
@@ -58,7 +73,7 @@ def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-_WRITERS: Final[dict[WrittenFormat, Callable[[Iterable[Call], str], Iterator[str]]]] = {
+_WRITERS: Final[dict[LengthFormat, Callable[[Iterable[Call], str], Iterator[str]]]] = {
     "mooncake": _mooncake,
     "dynamo": _dynamo,
     "burstgpt": _burstgpt,

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -14,6 +15,7 @@ from dalsegno.terminal.sanitise import plain
 from dalsegno.traces import writing
 from dalsegno.traces.writing import WRITTEN, WrittenFormat
 from dalsegno.what_if import recorded_load, traces
+from dalsegno.what_if.recorded_load import Asked
 from models import registry
 from shared.errors import ClientError
 
@@ -38,7 +40,8 @@ def export(
     """Write one request to a file that can be replayed anywhere.
 
     The file contains every event of REQUEST_ID, and of the workers and epochs it depends on. `dalsegno replay
-    FILE` reads it. With --all, write when requests came and how long they were.
+    FILE` reads it. With --all, write when requests came and how long they were; some formats have the texts
+    of their prompts.
     """
     if (request_id is None) == (not whole):
         raise click.UsageError("name one REQUEST_ID, or say --all")
@@ -50,7 +53,9 @@ def export(
     if form is None or flags["output"] is None:
         raise click.UsageError("--all goes with --format, such as --format mooncake, and -o FILE")
     if flags["payloads"] or flags["redact"]:
-        raise click.UsageError("--payloads and --redact are for one request: a trace has lengths only")
+        raise click.UsageError(
+            "--payloads and --redact are for one request; mooncake, dynamo and burstgpt have no texts"
+        )
     where = LogSource(nats=flags["nats"], data_dir=flags["data_dir"], prefix=flags["prefix"])
     _write_trace(where, flags["output"], form, as_json=flags["as_json"])
 
@@ -62,18 +67,28 @@ def _write_trace(where: LogSource, path: str, form: WrittenFormat, *, as_json: b
     recorded = index(records, subjects, registry.graph)
     load = recorded_load.read(recording.records, recorded, subjects=subjects, graph_of=registry.graph)
     finished = [one for one in load.requests if one.outcome == "finished"]
-    calls = list(traces.calls_of(finished))
-    if not calls:
-        raise ClientError(
-            "this log has no finished request of a language model with recorded work: nothing to export"
-        )
+    lines, why_not = _lines(finished, form)
+    if not lines:
+        raise ClientError(f"nothing to export: each request of this log is {why_not}")
+    count = len(lines) - (form == "burstgpt")
     with bundles.target(path) as file:
-        lines = writing.lines_of(calls, form, finished[0].event.model)
         file.write("".join(f"{line}\n" for line in lines).encode())
     if as_json:
-        click.echo(json.dumps({"file": path, "requests": len(calls)}), err=path == "-")
+        click.echo(json.dumps({"file": path, "requests": count}), err=path == "-")
         return
-    left_out = len(load.requests) - len(calls)
-    rest = f"; {left_out:,} are left out: not finished, or without one sequence of a language model"
-    requests = f"{len(calls):,} {'request' if len(calls) == 1 else 'requests'}"
+    left_out = len(load.requests) - count
+    rest = f"; {left_out:,} are left out: {why_not}"
+    requests = f"{count:,} {'request' if count == 1 else 'requests'}"
     click.echo(plain(f"{path}: {requests}{rest if left_out else ''}"), err=path == "-")
+
+
+def _lines(finished: Sequence[Asked], form: WrittenFormat) -> tuple[list[str], str]:
+    """The lines of a trace, and what the requests are that it leaves out."""
+    match form:
+        case "vllm" | "aiperf":
+            lines = writing.lines_with_texts(traces.texts_of(finished), form)
+            return list(lines), "not finished, or without a prompt of text alone"
+        case _:
+            calls = list(traces.calls_of(finished))
+            lines = writing.lines_of(calls, form, finished[0].event.model) if calls else iter(())
+            return list(lines), "not finished, or without one sequence of a language model"

@@ -5,7 +5,8 @@ from typing import Any, Final
 
 import msgspec
 
-from dalsegno.traces.calls import MAX_LENGTH, Call, TraceError, hash_ids
+from dalsegno.history.prompts import prompt_of
+from dalsegno.traces.calls import MAX_LENGTH, Call, TextCall, TraceError, hash_ids
 from dalsegno.what_if.recorded_load import Asked, Part, Tokens
 from shared.events import Inputs, Params, RequestSubmitted, encode
 from shared.ids import RequestId
@@ -30,6 +31,18 @@ def calls_of(asked: Iterable[Asked]) -> Iterator[Call]:
             output_length=tokens.generated,
             hash_ids=hash_ids(tokens.prompt, known),
         )
+
+
+def texts_of(asked: Iterable[Asked]) -> Iterator[TextCall]:
+    """The trace of recorded requests with text alone; the texts of a chat's messages are joined by lines."""
+    begin_ns: int | None = None
+    for one in asked:
+        inputs = one.event.inputs
+        text = prompt_of(inputs)
+        if not text.strip() or inputs.files or inputs.token_ids or inputs.texts or inputs.queries:
+            continue
+        begin_ns = one.at_ns if begin_ns is None else begin_ns
+        yield TextCall(text=text, timestamp=(one.at_ns - begin_ns) // _MS, output_length=one.tokens)
 
 
 def _tokens_of(one: Asked) -> Tokens | None:

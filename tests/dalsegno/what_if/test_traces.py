@@ -4,17 +4,18 @@ import msgspec
 import pytest
 
 from dalsegno.traces import writing
-from dalsegno.traces.calls import BLOCK, Call, TraceError, counted, hash_ids
+from dalsegno.traces.calls import BLOCK, Call, TextCall, TraceError, counted, hash_ids
 from dalsegno.traces.formats import parsed
-from dalsegno.traces.writing import WRITTEN, WrittenFormat
+from dalsegno.traces.writing import LENGTHS, TEXTS, LengthFormat, TextFormat
 from dalsegno.what_if import times, traces
 from dalsegno.what_if.recorded_load import Asked
+from shared.events import Inputs
 from shared.quantile import quantile
 from tests.conductor.script import SUBJECTS
 from tests.dalsegno.what_if.test_times import AROUND, load_of, served, side
 
 
-def written(asked: list[Asked], form: WrittenFormat = "mooncake") -> list[Call]:
+def written(asked: list[Asked], form: LengthFormat = "mooncake") -> list[Call]:
     """The trace of recorded requests, written and read again."""
     lines = writing.lines_of(traces.calls_of(asked), form, 'a, "model"')
     return counted(parsed("\n".join(lines), "trace"), lambda _: [])
@@ -31,13 +32,33 @@ def test_a_log_is_written_as_it_came() -> None:
         assert len(call.hash_ids) == -(-call.input_length // BLOCK)
 
 
-@pytest.mark.parametrize("form", WRITTEN)
-def test_each_written_format_is_read_as_it_was(form: WrittenFormat) -> None:
+@pytest.mark.parametrize("form", LENGTHS)
+def test_each_written_format_is_read_as_it_was(form: LengthFormat) -> None:
     load = load_of(served())
     calls = list(traces.calls_of(load.requests))
     if form == "burstgpt":
         calls = [msgspec.structs.replace(one, hash_ids=[]) for one in calls]
     assert written(load.requests, form) == calls
+
+
+@pytest.mark.parametrize("form", TEXTS)
+def test_prompts_are_read_as_they_were_written(form: TextFormat) -> None:
+    asked = load_of(served()).requests[:4]
+    inputs = [
+        Inputs(text='A line\nand "another"'),
+        Inputs(messages=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]),
+        Inputs(token_ids=[1, 2]),
+        Inputs(text=" "),
+    ]
+    for one, given in zip(asked, inputs, strict=True):
+        one.event = msgspec.structs.replace(one.event, inputs=given)
+    calls = list(traces.texts_of(asked))
+    assert [one.text for one in calls] == ['A line\nand "another"', "Be brief.\nWhy?"]
+    read = parsed("\n".join(writing.lines_with_texts(calls, form)), "trace").calls
+    for found, call, was in zip(read, calls, asked[:2], strict=True):
+        assert isinstance(found, TextCall)
+        assert (found.text, found.output_length) == (call.text, was.tokens)
+        assert found.timestamp == (None if form == "vllm" else call.timestamp)
 
 
 def test_equal_beginnings_have_equal_ids() -> None:
