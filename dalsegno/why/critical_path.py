@@ -8,7 +8,9 @@ While several steps run (sub-plans), the one that reports last is critical. The 
 without gaps, so their durations add up to the whole time exactly.
 """
 
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
+from heapq import heappush
 from itertools import zip_longest
 from typing import Final
 
@@ -76,6 +78,10 @@ class _Path:
         self._facts = facts
         self._neighbours = neighbours
         self._until_ns = until_ns
+        self._makers = defaultdict[int, list[Step]](list)  # by attempt, the steps that make items of streams
+        for step in facts.steps.values():
+            if step.first.ready.ends:
+                self._makers[step.attempt].append(step)
 
     def parts(self) -> Iterator[Part]:
         """Yield all parts, in order."""
@@ -117,21 +123,26 @@ class _Path:
     # ---- attempts ----------------------------------------------------------------------------------
     def _attempt(self, attempt: int, begin_ns: int, stop_ns: int, fence: Stored | None) -> Iterator[Part]:
         """Yield the steps of an attempt that a fence ended, or that is the last one."""
-        steps = sorted(
-            (step for step in self._facts.steps.values() if step.attempt == attempt),
-            key=lambda step: step.first.seq,
+        later = deque(
+            sorted(
+                (step for step in self._facts.steps.values() if step.attempt == attempt),
+                key=lambda step: (step.first.ordered_ns, step.first.seq),
+            )
         )
+        running: list[tuple[int, int, Step]] = []  # a heap: the one that reports last first, then by order
         at_ns = begin_ns
         while at_ns < stop_ns:
-            running = [step for step in steps if step.first.ordered_ns <= at_ns < _reported_ns(step, stop_ns)]
-            if not running:
-                later = [step.first.ordered_ns for step in steps if step.first.ordered_ns > at_ns]
-                next_ns = min([*later, stop_ns])
+            while later and later[0].first.ordered_ns <= at_ns:
+                step = later.popleft()
+                heappush(running, (-_reported_ns(step, stop_ns), step.first.seq, step))
+            end_ns = -running[0][0] if running else 0
+            if end_ns <= at_ns:  # and so all others have reported, too
+                running.clear()
+                next_ns = min(later[0].first.ordered_ns, stop_ns) if later else stop_ns
                 yield from self._deciding(at_ns, next_ns, is_last=not later)
                 at_ns = next_ns
                 continue
-            step = max(running, key=lambda one: (_reported_ns(one, stop_ns), -one.first.seq))
-            end_ns = _reported_ns(step, stop_ns)
+            step = running[0][-1]
             if fence is not None and not 0 < step.last_seq < fence.seq:
                 yield _lost_part(step, at_ns, end_ns)
             else:
@@ -165,8 +176,8 @@ class _Path:
         end_ns = _reported_ns(step, self._until_ns)
         return {
             stream: one
-            for one in self._facts.steps.values()
-            if one is not step and one.attempt == step.attempt
+            for one in self._makers.get(step.attempt, [])
+            if one is not step
             if one.first.ordered_ns < end_ns and _reported_ns(one, self._until_ns) > step.first.ordered_ns
             for stream in one.first.ready.ends
             if not taken or stream in taken
