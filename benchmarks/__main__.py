@@ -34,7 +34,7 @@ _NAMES: Final = (
         "rollouts",
     ),
     *("images", "pipelines", "beside", "prefix", "mixed", "scheduler", "speculate", "diffusion", "guided"),
-    *("floods", "overload", "studio", "what_if"),
+    *("floods", "overload", "studio", "what_if", "recording"),
 )
 
 
