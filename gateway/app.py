@@ -25,6 +25,7 @@ from starlette.routing import Match
 from configs.deployment import DeploymentConfig
 from configs.secrets import ApiKey, api_keys
 from gateway import errors, openapi
+from gateway.anthropic.routes import anthropic_routes
 from gateway.errors import ErrorResponse, HttpError
 from gateway.generate.routes import generate_routes
 from gateway.http import server
@@ -140,6 +141,7 @@ def create_app(
         policy_routes,
         engine_routes,
         adapter_routes,
+        anthropic_routes,
         openai_routes,
         request_routes,
     ):

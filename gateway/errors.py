@@ -1,6 +1,7 @@
-"""The mapping from errors to HTTP responses; every body has OpenAI's error schema.
+"""The mapping from errors to HTTP responses. Bodies have the schema of the API that was called.
 
-    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+    OpenAI, ours    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+    Anthropic       {"type": "error", "error": {"type": ..., "message": ..., "param": ..., "code": ...}}
 
 `code` is our own stable code, `type` follows from the status. An exception that is no `DalSegnoError` is a
 bug: its traceback is logged, and the client gets a general message.
@@ -46,6 +47,17 @@ TYPES: Final[Mapping[int, str]] = {
     503: "service_unavailable_error",
     504: "timeout_error",
     505: "server_error",
+}
+ANTHROPIC: Final = "/v1/messages"
+"""The routes whose errors have Anthropic's schema."""
+_ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
 }
 _STATUSES: Final[Mapping[str, int]] = {
     LogRegressedError.code: 503,  # the log was replaced: a retry goes to the new one
@@ -109,9 +121,10 @@ class HttpError:
             }
         }
 
-    @property
-    def json(self) -> bytes:
-        return msgspec.json.encode(self.body)
+    def json(self, path: str) -> bytes:
+        """The body for a request to a path."""
+        is_anthropics = path == ANTHROPIC or path.startswith(f"{ANTHROPIC}/")
+        return msgspec.json.encode(anthropic_body(self) if is_anthropics else self.body)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -119,6 +132,20 @@ class HttpError:
             return {"x-should-retry": "false"}
         seconds = self.retry_after_s or RETRY_AFTER_S.get(self.status)
         return {} if seconds is None else {"retry-after": str(seconds)}
+
+
+def anthropic_body(error: HttpError) -> dict[str, Any]:
+    """The body of an error in Anthropic's schema; `param` and `code` are ours."""
+    fallback = "invalid_request_error" if error.status < 500 else "api_error"
+    return {
+        "type": "error",
+        "error": {
+            "type": _ANTHROPIC_TYPES.get(error.status, fallback),
+            "message": error.message,
+            "param": error.param,
+            "code": error.code,
+        },
+    }
 
 
 def of_exception(error: Exception) -> HttpError:
@@ -142,13 +169,15 @@ class ErrorResponse(Response):
     """The response for an error, of a route or of middleware."""
 
     def __init__(self, error: HttpError, headers: Mapping[str, str] | None = None) -> None:
-        fields = {"cache-control": "no-store", **error.headers, **(headers or {})}
-        super().__init__(error.json, error.status, fields, media_type="application/json")
+        self._fields = {"cache-control": "no-store", **error.headers, **(headers or {})}
+        super().__init__(None, error.status)
         self._error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         note_error(scope, self._error)
-        await super().__call__(scope, receive, send)
+        body = self._error.json(scope["path"])
+        found = Response(body, self.status_code, self._fields, media_type="application/json")
+        await found(scope, receive, send)
 
 
 def note_error(scope: Scope, error: HttpError) -> None:

@@ -322,7 +322,7 @@ def _head_too_large() -> HeadTooLargeError:
 
 
 def _written(error: HttpError, name: str) -> bytes:
-    body = error.json
+    body = error.json("")  # no path is known yet
     fields = {
         "content-type": "application/json",
         "content-length": str(len(body)),

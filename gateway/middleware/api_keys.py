@@ -1,4 +1,7 @@
-"""Middleware that authenticates clients by API key: `Authorization: Bearer <secret>`.
+"""Middleware that authenticates clients by API key.
+
+    Authorization: Bearer <secret>
+    x-api-key: <secret>                  as Anthropic's clients send it
 
 A missing key and a wrong one are 401, before anything of the body is read. A secret is compared with all
 configured keys in constant time. After that a client is known by the name of its key: log lines and rate
@@ -24,6 +27,8 @@ from gateway.middleware.exchange import Exchange, Middleware
 from gateway.middleware.paths import is_open
 from shared.errors import ClientError
 
+ANTHROPICS: Final = "x-api-key"
+"""The header in which Anthropic's clients send their key."""
 CHALLENGE: Final = 'Bearer realm="dalsegno"'
 INVALID: Final = f'{CHALLENGE}, error="invalid_token"'
 
@@ -35,7 +40,9 @@ class MissingKeyError(ClientError):
     status = 401
 
     def __init__(self) -> None:
-        super().__init__("an API key is needed here; send it as `Authorization: Bearer <key>`")
+        super().__init__(
+            "an API key is needed here; send it as `Authorization: Bearer <key>` or `x-api-key: <key>`"
+        )
 
 
 class WrongKeyError(ClientError):
@@ -58,7 +65,8 @@ class ApiKeys(Middleware):
     def handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if is_open(scope["path"]):
             return self._next(exchange, scope, receive, send)
-        secret = bearer(Headers(scope=scope).get("authorization"))
+        headers = Headers(scope=scope)
+        secret = bearer(headers.get("authorization")) or headers.get(ANTHROPICS, "").strip() or None
         if secret is None:
             return _refusal(MissingKeyError())(scope, receive, send)
         name = self._name_of(secret)

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from gateway.openai import anthropic_models
 from gateway.client_key import key_name
 from gateway.http.bodies import body_schema, read_object
 from gateway.media import parts
@@ -105,12 +106,16 @@ def openai_routes(gateway: Gateway) -> APIRouter:
     intake = MediaIntake(gateway)
 
     @router.get("/models", summary="The model this deployment serves, and its adapters")
-    async def models() -> dict[str, Any]:
+    async def models(request: Request) -> dict[str, Any]:
+        if anthropic_models.are_asked(request):
+            return anthropic_models.model_list(gateway)
         return {"object": "list", "data": model_documents(gateway)}
 
     @router.get("/models/{model:path}", summary="One model")
-    async def one_model(model: str) -> dict[str, Any]:
+    async def one_model(model: str, request: Request) -> dict[str, Any]:
         gateway.served.check_model(model)
+        if anthropic_models.are_asked(request):
+            return anthropic_models.model_document(gateway, model)
         return model_document(gateway, model)
 
     @router.post("/chat/completions", summary="Answer a chat", openapi_extra=body_schema(ChatRequest))
@@ -121,7 +126,7 @@ def openai_routes(gateway: Gateway) -> APIRouter:
         if messages is not fields.get("messages"):
             fields = {**fields, "messages": messages}
         body = parse(ChatRequest, fields, gateway.served.options)
-        group, position = _group(gateway, body, request, CHAT, "chatcmpl")
+        group, position = chat_group(gateway, body, request, CHAT, "chatcmpl")
         group = replace(
             group,
             requests=await intake.attach(group.requests, placed.sources),
@@ -132,7 +137,7 @@ def openai_routes(gateway: Gateway) -> APIRouter:
     @router.post("/completions", summary="Continue a prompt", openapi_extra=body_schema(CompletionRequest))
     async def completions(request: Request) -> Response:
         body = parse(CompletionRequest, await read_object(request), gateway.served.options)
-        group, position = _group(gateway, body, request, COMPLETIONS, "cmpl")
+        group, position = chat_group(gateway, body, request, COMPLETIONS, "cmpl")
         return _answer(gateway, body, group, position, (CompletionStream, CompletionDocument))
 
     for name in NOT_SERVED:
@@ -167,7 +172,7 @@ def _answer(
     return AnswerResponse(gateway, group, make_format)
 
 
-def _group(
+def chat_group(
     gateway: Gateway, body: _R, request: Request, route: str, prefix: str
 ) -> tuple[RequestGroup, StreamPosition]:
     """The requests of an HTTP request, and the position after which a stream of its answer begins."""
@@ -208,7 +213,7 @@ def _head(
         created_s=recorded.created_s,
         choices=len(group.requests),
         with_logprobs=group.requests[0].params.logprobs is not None,
-        tool_calling=_tool_calling(gateway, group.requests[0].inputs),
+        tool_calling=tool_calling_of(gateway, group.requests[0].inputs),
         sound=None if sound is None else _sound(gateway, group, recorded, sound),
     )
 
@@ -225,7 +230,8 @@ def _sound(
     )
 
 
-def _tool_calling(gateway: Gateway, inputs: Inputs) -> ToolCalling | None:
+def tool_calling_of(gateway: Gateway, inputs: Inputs) -> ToolCalling | None:
+    """The reader of the tool calls of an answer; None if no tools were offered."""
     if gateway.tool_calls is None or offered(inputs) is None:
         return None
     return ToolCalling(gateway.tool_calls, frozenset(tool.function.name for tool in inputs.tools))

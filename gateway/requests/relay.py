@@ -67,10 +67,11 @@ class RequestForgottenError(ClientError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """The end of an answer that is complete."""
+    """The end of an answer that is complete; `stop` is the stop string, or the token, that ended it."""
 
     usage: Usage
     finish_reason: str
+    stop: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,8 @@ class OutputFold:
         transcript = self.output.transcript
         if transcript.matches(event.output):
             reason = event.finish_reasons[0] if event.finish_reasons else "stop"
-            return Answered(usage=event.usage, finish_reason=reason)
+            stop = event.stop_reasons[0] if event.stop_reasons else None
+            return Answered(usage=event.usage, finish_reason=reason, stop=stop)
         found = transcript.totals_of(event.output.form)
         message = (
             f"the output does not match its end: expected {event.output.chunks} chunks with digest "

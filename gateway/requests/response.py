@@ -96,6 +96,15 @@ class HoldsFiles(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class NotesStop(Protocol):
+    """A format that tells which stop string, or which token, ended a choice."""
+
+    def stopped_by(self, choice: int, stop: str | int | None) -> None:
+        """Called before `ended`; None for neither."""
+        ...
+
+
 class DocumentFormat:
     """The base of formats that send one JSON document at the end of the answer, and nothing before."""
 
@@ -291,6 +300,8 @@ class AnswerResponse(Response):
             self._tally.add(choice, item.usage)
             if self._span is not None:
                 self._span.choice_ended(choice, item.finish_reason)
+            if isinstance(self._format, NotesStop):
+                self._format.stopped_by(choice, item.stop)
             await self._write(self._format.ended(choice, item.finish_reason))
 
     async def _end(self) -> None:
@@ -309,10 +320,10 @@ class AnswerResponse(Response):
                 await self._write(ending, last=True)
             # Otherwise the server closes the connection, so that no client takes a part for the whole.
             return
-        await self._begin(
-            error.status, "application/json", error.headers | {"content-length": str(len(error.json))}
-        )
-        await self._put(error.json, last=True)
+        body = error.json(self._scope["path"])
+        headers = error.headers | {"content-length": str(len(body))}
+        await self._begin(error.status, "application/json", headers)
+        await self._put(body, last=True)
 
     async def _write(self, body: Body, *, last: bool = False) -> None:
         """Send a part of the answer; its pieces leave in larger blocks, each when there is room.

@@ -77,7 +77,7 @@ async def test_an_unknown_route_and_a_wrong_method_have_openais_schema() -> None
         ("/v1/chat/completion", "did you mean /v1/chat/completions?"),
         ("/v1/generate/", "did you mean /generate?"),
         ("/models", "did you mean /v1/models?"),
-        ("/v1/messages", "GET /openapi.json lists all routes"),
+        ("/v2/messages/list", "GET /openapi.json lists all routes"),
         ("/docs", "GET /openapi.json lists all routes"),
         ("//", "GET /openapi.json lists all routes"),
         ("/" + "x" * 60_000, "GET /openapi.json lists all routes"),

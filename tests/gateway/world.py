@@ -175,6 +175,7 @@ class Performance:
         *,
         cached_tokens: int = 0,
         counts: dict[str, int] | None = None,
+        stopped_by: str | int | None = None,
     ) -> None:
         self.has_ended = True
         usage = Usage(
@@ -189,6 +190,7 @@ class Performance:
                 epoch=1,
                 usage=usage,
                 finish_reasons=[reason],
+                stop_reasons=[] if stopped_by is None else [stopped_by],
                 output=totals or self.transcript.totals,
                 history=b"",
             )

@@ -1,0 +1,210 @@
+"""Parsing of Anthropic's requests: the fields of a chat of OpenAI's, and errors in the words of the body."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from gateway.anthropic.content import chat_of
+from gateway.errors import InvalidParamError, NotSupportedError
+from gateway.http.bodies import check_known, converted
+from gateway.requests.parsed_request import DeliveryFields
+from shared.errors import ClientError
+
+NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
+    "container": (),
+    "context_management": (),
+    "inference_geo": (),
+    "mcp_servers": ([],),
+    "diagnostics": (),
+    "service_tier": ("auto", "standard_only"),
+    "speed": ("standard",),
+    "thinking": ({"type": "disabled"},),
+}
+"""Fields that are not supported: the values that change nothing. Null is absent."""
+_ABOUT_THE_CLIENT: Final = frozenset({"metadata", "cache_control", "user_profile_id"})
+"""Accepted with any value: they describe the client, or are hints that change no answer."""
+_TOOL: Final = (
+    "name",
+    "description",
+    "input_schema",
+    "type",
+    "strict",
+    "cache_control",
+    "eager_input_streaming",
+)
+_CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool that the client has; `input_schema` is the JSON schema of an object."""
+
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
+    type: Literal["custom"] | None = None
+
+
+class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """How the model is to use tools; `name` is that of one of them, for the type `tool`."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The JSON schema that the answer has to match."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The form of the answer; `effort` is not supported."""
+
+    format: Schema | None = None
+    effort: None = None
+
+
+class MessagesRequest(DeliveryFields, frozen=True, kw_only=True):
+    """`POST /v1/messages`. `request_id`, `timeout_s`, `linger_s` and `priority` are ours."""
+
+    model: Annotated[str, Meta(max_length=256)]
+    max_tokens: int
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    system: str | list[dict[str, Any]] | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    output_config: OutputConfig | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AsChat:
+    """A request in OpenAI's form.
+
+    Attributes:
+        fields: the body of `POST /v1/chat/completions` that asks the same.
+        places: the places of its messages in Anthropic's body.
+        stops: the client's stop sequences.
+    """
+
+    fields: dict[str, Any]
+    places: Sequence[str]
+    stops: frozenset[str]
+
+    def error(self, error: ClientError) -> ClientError:
+        """An error about `fields`, in the words of Anthropic's body."""
+        param = getattr(error, "param", None)
+        if not isinstance(param, str):
+            return error
+        named = self.place(param)
+        message = error.message.replace(param, named)
+        return InvalidParamError(named, message, code=error.failure_code, status=error.failure_status)
+
+    def place(self, name: str) -> str:
+        """The place in Anthropic's body of a field of `fields`."""
+        for pattern, written in _NAMES:
+            name = pattern.sub(written, name)
+        if (found := _MESSAGE.match(name)) and int(found[1]) < len(self.places):
+            return self.places[int(found[1])] + name[found.end() :]
+        return name
+
+
+_MESSAGE: Final = re.compile(r"messages\[(\d{1,6})\]")
+_NAMES: Final = (
+    (re.compile(r"^stop\b"), "stop_sequences"),
+    (re.compile(r"^(response_format|guide)\.json_schema(\.schema)?"), "output_config.format.schema"),
+    (re.compile(r"^(tools\[\d+\])\.function\.parameters\b"), r"\1.input_schema"),
+    (re.compile(r"^(tools\[\d+\])\.function\b"), r"\1"),
+)
+
+
+def parse(body: dict[str, Any]) -> AsChat:
+    """Parse a body.
+
+    Raises:
+        InvalidParamError: a field is of the wrong type, missing, or not supported.
+    """
+    _check_fields(body)
+    _check_tools(body.get("tools"))
+    asked = converted(body, MessagesRequest)
+    chat = chat_of(asked.system, asked.messages)
+    choice = asked.tool_choice
+    form = asked.output_config.format if asked.output_config is not None else None
+    fields: dict[str, Any] = {
+        "model": asked.model,
+        "messages": chat.messages,
+        "max_tokens": asked.max_tokens,
+        "stop": asked.stop_sequences or None,
+        "stream": asked.stream,
+        "temperature": asked.temperature,
+        "top_p": asked.top_p,
+        "top_k": asked.top_k,
+        "tools": [_tool(one) for one in asked.tools] if asked.tools else None,
+        "tool_choice": None if choice is None else _choice(choice),
+        "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
+        "guide": None if form is None else {"json_schema": form.schema},
+        "request_id": asked.request_id,
+        "timeout_s": asked.timeout_s,
+        "linger_s": asked.linger_s,
+        "priority": asked.priority,
+    }
+    given = {name: value for name, value in fields.items() if value is not None}
+    return AsChat(given, chat.places, frozenset(asked.stop_sequences or ()))
+
+
+def _check_fields(body: Mapping[str, Any]) -> None:
+    known = MessagesRequest.__struct_fields__
+    for name, value in body.items():
+        if value is None or name in known or name in _ABOUT_THE_CLIENT:
+            continue
+        if name not in NEUTRAL:
+            check_known(name, known, what="no field of this route")
+        elif value not in NEUTRAL[name]:
+            allowed = " or ".join(msgspec.json.encode(one).decode() for one in NEUTRAL[name]) or "null"
+            raise NotSupportedError(name, value, allowed)
+
+
+def _check_tools(tools: object) -> None:
+    """Refuse tools that Anthropic's servers run, and fields that are not known."""
+    for number, tool in enumerate(tools if isinstance(tools, list) else []):
+        if not isinstance(tool, dict):
+            continue  # refused by its type
+        kind = tool.get("type")
+        if kind not in (None, "custom"):
+            raise NotSupportedError(
+                f"tools[{number}].type", kind, '"custom": only tools of the client are known'
+            )
+        for name, value in tool.items():
+            if value is not None:
+                check_known(name, _TOOL, f"tools[{number}].", what="unknown field")
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    function = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.input_schema,
+        "strict": tool.strict,
+    }
+    return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
+
+
+def _choice(choice: ToolChoice) -> Any:
+    if choice.type != "tool":
+        return _CHOICES[choice.type]
+    if choice.name is None:
+        raise InvalidParamError(
+            "tool_choice.name", "tool_choice.name: expected the name of a tool, found none"
+        )
+    return {"type": "function", "function": {"name": choice.name}}

@@ -1,0 +1,62 @@
+"""`POST /v1/messages`: Anthropic's route for chats."""
+
+from dataclasses import replace
+from typing import Final
+
+from fastapi import APIRouter, Request, Response
+
+from gateway.anthropic.answers import MessageDocument, MessageHead, MessageStream
+from gateway.anthropic.request import AsChat, MessagesRequest, parse
+from gateway.http.bodies import body_schema, read_object
+from gateway.media import parts
+from gateway.media.intake import MediaIntake
+from gateway.openai import requests as openai
+from gateway.openai.requests import ChatRequest
+from gateway.openai.routes import chat_group, tool_calling_of
+from gateway.requests.response import AnswerFormat, AnswerResponse, RequestGroup
+from gateway.requests.resume import StreamPosition
+from gateway.requests.service import Gateway
+from gateway.requests.submission import SubmissionRecord
+from shared.errors import ClientError
+
+MESSAGES: Final = "/v1/messages"
+_ID_PREFIX: Final = "msg"
+
+
+def anthropic_routes(gateway: Gateway) -> APIRouter:
+    """The routes of one gateway."""
+    router = APIRouter(tags=["Anthropic"])
+    intake = MediaIntake(gateway)
+
+    @router.post(MESSAGES, summary="Answer a chat", openapi_extra=body_schema(MessagesRequest))
+    async def messages(request: Request) -> Response:
+        asked = parse(await read_object(request))
+        try:
+            group, position = await _group(gateway, intake, request, asked)
+        except ClientError as error:
+            raise asked.error(error) from error
+
+        def make_format(recorded: SubmissionRecord) -> AnswerFormat:
+            first = group.requests[0]
+            head = MessageHead(
+                request_id=group.request_id,
+                model=first.model,
+                tool_calling=tool_calling_of(gateway, first.inputs),
+                stops=asked.stops,
+            )
+            return MessageStream(head, position) if group.is_stream else MessageDocument(head)
+
+        return AnswerResponse(gateway, group, make_format)
+
+    return router
+
+
+async def _group(
+    gateway: Gateway, intake: MediaIntake, request: Request, asked: AsChat
+) -> tuple[RequestGroup, StreamPosition]:
+    placed = parts.place(asked.fields["messages"], check_modality=intake.check_modality)
+    body = openai.parse(ChatRequest, {**asked.fields, "messages": placed.messages}, gateway.served.options)
+    group, position = chat_group(gateway, body, request, MESSAGES, _ID_PREFIX)
+    requests = await intake.attach(group.requests, placed.sources)
+    media_places = [asked.place(source.where) for source in placed.sources]
+    return replace(group, requests=requests, media_places=media_places), position
