@@ -10,11 +10,11 @@ from typing import Any, Final, TypeVar
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from gateway.openai import anthropic_models
 from gateway.client_key import key_name
 from gateway.http.bodies import body_schema, read_object
 from gateway.media import parts
 from gateway.media.intake import MediaIntake
+from gateway.openai import anthropic_models
 from gateway.openai.answers import AnswerHead, ChatDocument, ChatStream, CompletionDocument, CompletionStream
 from gateway.openai.earlier_sound import with_transcripts
 from gateway.openai.models import model_document, model_documents
