@@ -46,14 +46,7 @@ CHAT_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
 }
 COMPLETION_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {**NEUTRAL, "suffix": ("",)}
 _INSTEAD: Final[Mapping[str, str]] = {
-    "structured_outputs": "guide",
-    "guided_json": "guide",
-    "guided_regex": "guide",
-    "guided_choice": "guide",
-    "guided_grammar": "guide",
-    "json_schema": "response_format",
-    "regex": "guide",
-    "ebnf": "guide",
+    "guided_decoding": "guide",
     "max_new_tokens": "max_tokens",
     "max_output_tokens": "max_tokens",
     "gen_length": "max_tokens",

@@ -17,6 +17,7 @@ from gateway import request_limits
 from gateway.errors import InvalidParamError, NotSupportedError
 from gateway.http.bodies import converted, params_of
 from gateway.media.parts import PART_TYPES, is_placed
+from gateway.openai.guide_fields import with_guide
 from gateway.openai.known_fields import (
     CHAT_NEUTRAL,
     COMPLETION_NEUTRAL,
@@ -308,6 +309,7 @@ def parse(kind: type[_R], body: dict[str, Any], family: Options | None = None) -
         InvalidParamError: a field is of the wrong type, missing, or not supported.
     """
     _refuse_fields_of_other_apis(kind, body)
+    body = with_guide(body)
     body = with_options(body, set(kind.__struct_fields__) | set(kind.neutral), family)
     check_fields(body, kind.__struct_fields__, kind.neutral, options.names(family))
     if kind is ChatRequest:

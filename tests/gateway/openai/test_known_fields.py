@@ -15,7 +15,6 @@ BODIES: dict[str, dict[str, Any]] = {
     "/warm": {"text": "a"},
 }
 OF_OTHERS = (
-    "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex", "ebnf",
     "chat_template", "chat_template_kwargs", "reasoning_effort", "lora", "lora_path", "cache_salt",
     "allowed_token_ids", "truncate_prompt_tokens", "temprature", "max_completion_token", "thinking",
 )  # fmt: skip
@@ -67,8 +66,7 @@ async def test_a_field_that_would_be_ignored_is_refused_by_name(path: str, name:
         (CHATS, "temprature", "temperature"),
         (COMPLETIONS, "max_token", "max_tokens"),
         (EMBEDDINGS, "dimension", "dimensions"),
-        (CHATS, "guided_json", "guide"),
-        (COMPLETIONS, "ebnf", "guide"),
+        (CHATS, "guided_decoding", "guide"),
         (CHATS, "max_new_tokens", "max_tokens"),
     ],
 )
