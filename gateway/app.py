@@ -33,6 +33,7 @@ from gateway.images.routes import image_routes
 from gateway.media.file_routes import file_routes
 from gateway.middleware.refusals import unread
 from gateway.middleware.stack import GatewayApp
+from gateway.ollama.routes import ollama_routes
 from gateway.openai.routes import openai_routes
 from gateway.operations.adapter_routes import adapter_routes
 from gateway.operations.engine_routes import engine_routes
@@ -142,6 +143,7 @@ def create_app(
         engine_routes,
         adapter_routes,
         anthropic_routes,
+        ollama_routes,
         openai_routes,
         request_routes,
     ):

@@ -2,6 +2,7 @@
 
     OpenAI, ours    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
     Anthropic       {"type": "error", "error": {"type": ..., "message": ..., "param": ..., "code": ...}}
+    Ollama          {"error": message}
 
 `code` is our own stable code, `type` follows from the status. An exception that is no `DalSegnoError` is a
 bug: its traceback is logged, and the client gets a general message.
@@ -50,6 +51,8 @@ TYPES: Final[Mapping[int, str]] = {
 }
 ANTHROPIC: Final = "/v1/messages"
 """The routes whose errors have Anthropic's schema."""
+OLLAMA: Final = "/api/"
+"""The routes whose errors have Ollama's schema."""
 _ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
     401: "authentication_error",
     403: "permission_error",
@@ -123,8 +126,9 @@ class HttpError:
 
     def json(self, path: str) -> bytes:
         """The body for a request to a path."""
-        is_anthropics = path == ANTHROPIC or path.startswith(f"{ANTHROPIC}/")
-        return msgspec.json.encode(anthropic_body(self) if is_anthropics else self.body)
+        if path == ANTHROPIC or path.startswith(f"{ANTHROPIC}/"):
+            return msgspec.json.encode(anthropic_body(self))
+        return msgspec.json.encode(ollama_body(self) if path.startswith(OLLAMA) else self.body)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -146,6 +150,11 @@ def anthropic_body(error: HttpError) -> dict[str, Any]:
             "code": error.code,
         },
     }
+
+
+def ollama_body(error: HttpError) -> dict[str, Any]:
+    """The body of an error in Ollama's schema, which has its message only."""
+    return {"error": error.message}
 
 
 def of_exception(error: Exception) -> HttpError:

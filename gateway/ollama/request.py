@@ -1,0 +1,270 @@
+"""Parsing of Ollama's requests: bodies of OpenAI's routes that ask the same.
+
+    POST /api/chat       ->  a chat
+    POST /api/generate   ->  a chat of its `system` and `prompt`; with `raw`, a completion
+
+Ollama's calls of tools have no ids, and their results name the tool: a result belongs to the first call
+before it that has no result, of that tool if it names one.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from gateway.errors import InvalidParamError, NotSupportedError
+from gateway.http.bodies import check_known, converted
+from gateway.requests.parsed_request import DeliveryFields
+from shared.errors import ClientError
+from shared.validation_errors import described
+
+LATEST: Final = ":latest"
+"""The tag that Ollama's clients add to a name without one."""
+_OPTIONS: Final[Mapping[str, str]] = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "seed": "seed",
+    "stop": "stop",
+    "num_predict": "max_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}
+"""The options that are supported, and the fields that they are."""
+_OF_THE_MACHINE: Final = frozenset(
+    {
+        "num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "low_vram",
+        "use_mmap", "use_mlock", "vocab_only", "f16_kv", "logits_all", "embedding_only",
+    }
+)  # fmt: skip
+"""Options that choose how a server runs. Here the deployment does; they change no answer."""
+_NEUTRAL_OPTIONS: Final[Mapping[str, tuple[object, ...]]] = {
+    "mirostat": (0,),
+    "mirostat_tau": (),
+    "mirostat_eta": (),
+    "tfs_z": (1, 0),
+    "typical_p": (1,),
+    "repeat_last_n": (-1,),
+    "penalize_newline": (True,),
+}
+_UNLIMITED: Final = -1
+_MESSAGE: Final = ("role", "content", "images", "tool_calls", "tool_name", "tool_call_id", "name", "thinking")
+_CALL: Final = ("function", "id", "type")
+_CALLED: Final = ("name", "arguments", "index", "description")
+
+
+class _Common(DeliveryFields, frozen=True, kw_only=True):
+    """The fields that both routes have. `keep_alive` is accepted: the model stays loaded."""
+
+    model: str
+    stream: bool | None = None
+    format: str | dict[str, Any] | None = None
+    options: dict[str, Any] | None = None
+    keep_alive: float | str | None = None
+    think: bool | str | None = None
+
+
+class ChatBody(_Common, frozen=True, kw_only=True):
+    """`POST /api/chat`."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+
+
+class GenerateBody(_Common, frozen=True, kw_only=True):
+    """`POST /api/generate`."""
+
+    prompt: str = ""
+    suffix: str | None = None
+    images: list[str] | None = None
+    system: str | None = None
+    template: str | None = None
+    raw: bool | None = None
+    context: list[int] | None = None
+
+
+def parse_chat(body: dict[str, Any]) -> tuple[ChatBody, dict[str, Any]]:
+    """Return a request, and OpenAI's chat that asks the same.
+
+    Raises:
+        InvalidParamError: a field is of the wrong type, missing, or not supported.
+    """
+    _check(body, ChatBody)
+    asked = converted(body, ChatBody)
+    fields = _common(asked)
+    fields["messages"] = _messages(asked.messages)
+    if asked.tools:
+        fields["tools"] = asked.tools
+    return asked, fields
+
+
+def parse_generate(body: dict[str, Any]) -> tuple[GenerateBody, dict[str, Any]]:
+    """Return a request, and OpenAI's chat or, with `raw`, completion that asks the same.
+
+    Raises:
+        InvalidParamError: a field is of the wrong type, missing, or not supported.
+    """
+    _check(body, GenerateBody)
+    asked = converted(body, GenerateBody)
+    for name, value in (("suffix", asked.suffix), ("template", asked.template), ("context", asked.context)):
+        if value:
+            raise NotSupportedError(name, value, "null")
+    fields = _common(asked)
+    if asked.raw:
+        if asked.images or asked.system:
+            raise InvalidParamError("raw", "raw: expected a prompt alone, found it beside images or system")
+        return asked, fields | {"prompt": asked.prompt}
+    messages: list[dict[str, Any]] = [{"role": "user", "content": asked.prompt, "images": asked.images}]
+    if asked.system:
+        messages.insert(0, {"role": "system", "content": asked.system})
+    return asked, fields | {"messages": _messages(messages)}
+
+
+def in_ollamas_words(error: ClientError, *, is_chat: bool) -> ClientError:
+    """An error about an image, which OpenAI's chat has in another place."""
+    param = getattr(error, "param", None)
+    found = _IMAGE.match(param) if isinstance(param, str) else None
+    if found is None:
+        return error
+    place = f"messages[{found[1]}].images[{found[2]}]" if is_chat else f"images[{found[2]}]"
+    message = error.message.replace(found.string, place, 1)
+    return InvalidParamError(place, message, code=error.failure_code, status=error.failure_status)
+
+
+_IMAGE: Final = re.compile(r"messages\[(\d{1,6})\]\.content\[(\d{1,6})\]\.file.*")
+
+
+def _check(body: Mapping[str, Any], kind: type[msgspec.Struct]) -> None:
+    for name, value in body.items():
+        if value is not None:
+            check_known(name, kind.__struct_fields__, what="no field of this route")
+
+
+def _common(asked: _Common) -> dict[str, Any]:
+    if asked.think:
+        raise NotSupportedError("think", asked.think, "false")
+    fields: dict[str, Any] = {
+        "model": asked.model,
+        "stream": asked.stream is not False,
+        "request_id": asked.request_id,
+        "timeout_s": asked.timeout_s,
+        "linger_s": asked.linger_s,
+        "priority": asked.priority,
+        **_options(asked.options or {}),
+    }
+    match asked.format:
+        case None | "":
+            pass
+        case "json":
+            fields["guide"] = {"json_object": True}
+        case dict():
+            fields["guide"] = {"json_schema": asked.format}
+        case other:
+            raise InvalidParamError(
+                "format", f'format: expected "json" or a JSON schema, found {described(other)}'
+            )
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _options(options: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        if value is None or name in _OF_THE_MACHINE:
+            continue
+        if name in _NEUTRAL_OPTIONS:
+            if value not in _NEUTRAL_OPTIONS[name]:
+                allowed = " or ".join(map(str, _NEUTRAL_OPTIONS[name])) or "nothing"
+                raise NotSupportedError(f"options.{name}", value, allowed)
+            continue
+        check_known(name, _OPTIONS, "options.", what="unknown option")
+        if not (name == "num_predict" and value == _UNLIMITED):
+            found[_OPTIONS[name]] = value
+    return found
+
+
+# ---- messages ----------------------------------------------------------------------------------------------
+
+
+def _messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages in OpenAI's form."""
+    made: list[dict[str, Any]] = []
+    open_calls: list[tuple[str, str]] = []  # the calls without a result: id and name
+    for number, message in enumerate(messages):
+        where = f"messages[{number}]"
+        for name, value in message.items():
+            if value is not None:
+                check_known(name, _MESSAGE, f"{where}.", what="unknown field")
+        found: dict[str, Any] = {"role": message.get("role"), "content": message.get("content", "")}
+        if message.get("thinking"):
+            found["reasoning_content"] = message["thinking"]
+        if calls := message.get("tool_calls"):
+            found["tool_calls"] = _calls(where, number, calls)
+            open_calls += [(call["id"], call["function"]["name"]) for call in found["tool_calls"]]
+        if found["role"] == "tool":
+            found["tool_call_id"] = _result(where, message, open_calls)
+        if images := message.get("images"):
+            found["content"] = [
+                *_images(f"{where}.images", images),
+                {"type": "text", "text": found["content"]},
+            ]
+        made.append(found)
+    return made
+
+
+def _calls(where: str, number: int, calls: Any) -> list[dict[str, Any]]:
+    place = f"{where}.tool_calls"
+    if not isinstance(calls, list):
+        raise _wrong(place, "an array", calls)
+    found = []
+    for index, call in enumerate(calls):
+        here = f"{place}[{index}]"
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise InvalidParamError(
+                here, f"{here}: expected an object with a function, found {described(call)}"
+            )
+        _check_names(here, call, _CALL)
+        _check_names(f"{here}.function", function, _CALLED)
+        arguments = function.get("arguments") or {}
+        written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        found.append(
+            {
+                "id": call.get("id") or f"call_{number}_{index}",
+                "type": "function",
+                "function": {"name": function["name"], "arguments": written},
+            }
+        )
+    return found
+
+
+def _result(where: str, message: Mapping[str, Any], open_calls: list[tuple[str, str]]) -> str:
+    """The id of the call that a result belongs to; the call is taken out of `open_calls`."""
+    given, name = message.get("tool_call_id"), message.get("tool_name") or message.get("name")
+    for place, (call_id, called) in enumerate(open_calls):
+        if given in (None, call_id) and (given is not None or name in (None, called)):
+            del open_calls[place]
+            return call_id
+    wanted = given or name or "a tool"
+    raise InvalidParamError(where, f"{where}: expected a call of {wanted} before its result, found none")
+
+
+def _images(where: str, images: Any) -> list[dict[str, Any]]:
+    if not isinstance(images, list) or not all(isinstance(one, str) for one in images):
+        raise InvalidParamError(
+            where, f"{where}: expected an array of images in base64, found {described(images)}"
+        )
+    return [{"type": "file", "file": {"file_data": one}} for one in images]
+
+
+def _wrong(where: str, expected: str, found: object) -> InvalidParamError:
+    return InvalidParamError(where, f"{where}: expected {expected}, found {described(found)}")
+
+
+def _check_names(where: str, found: Mapping[str, Any], known: Sequence[str]) -> None:
+    for name, value in found.items():
+        if value is not None:
+            check_known(name, known, f"{where}.", what="unknown field")
