@@ -57,10 +57,10 @@ def test_every_python_program_prints_what_it_is_to(deployment: Running) -> None:
         assert ended.returncode == 0, ended.stderr
         printed.append(ended.stdout.splitlines())
 
-    first, nats, loop, several, resumed, errors, media, openai, tools = printed
+    first, nats, loop, several, resumed, errors, media, openai, tools, anthropic, ollama = printed
     assert first[:4] == [LEN, "stop 11", ZIP, ABS]
     assert first[4] == "['demo'] True"
-    assert nats == several == openai == [LEN]
+    assert nats == several == openai == anthropic == ollama == [LEN]
     assert loop == [f"{LEN} stop"]
     asked = [line for line in resumed if not line.startswith("again")]
     assert asked[0] == "0 'Return'"
