@@ -65,8 +65,7 @@ class ApiKeys(Middleware):
     def handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if is_open(scope["path"]):
             return self._next(exchange, scope, receive, send)
-        headers = Headers(scope=scope)
-        secret = bearer(headers.get("authorization")) or headers.get(ANTHROPICS, "").strip() or None
+        secret = secret_of(Headers(scope=scope))
         if secret is None:
             return _refusal(MissingKeyError())(scope, receive, send)
         name = self._name_of(secret)
@@ -85,6 +84,11 @@ class ApiKeys(Middleware):
 def _refusal(error: MissingKeyError | WrongKeyError) -> ErrorResponse:
     challenge = INVALID if isinstance(error, WrongKeyError) else CHALLENGE
     return ErrorResponse(errors.of_exception(error), {"www-authenticate": challenge})
+
+
+def secret_of(headers: Headers) -> str | None:
+    """The key that a request shows; None if there is none."""
+    return bearer(headers.get("authorization")) or headers.get(ANTHROPICS, "").strip() or None
 
 
 def bearer(header: str | None) -> str | None:

@@ -9,12 +9,13 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.client_key import key_name
 from gateway.errors import CHOSEN_ID, REFUSAL, HttpError
 from gateway.middleware import request_id
-from gateway.middleware.api_keys import bearer
+from gateway.middleware.api_keys import secret_of
 from gateway.middleware.exchange import Exchange, Middleware, header
 from gateway.middleware.http_metrics import OTHER, method_of, route_of
 from gateway.requests.refusals import sample
@@ -22,7 +23,6 @@ from shared.errors import DalSegnoError
 from shared.events import Refusal
 
 AddRefusal = Callable[[Refusal], None]
-_AUTHORIZATION: Final = b"authorization"
 
 
 class RefusalRecord(Middleware):
@@ -64,7 +64,7 @@ class RefusalRecord(Middleware):
             route=f"{method_of(scope)} {self._route(scope)}",
             request_id=state.get(CHOSEN_ID) or own_id,
             correlation=state.get(request_id.NAME),
-            secret=bearer(header(scope["headers"], _AUTHORIZATION)),
+            secret=secret_of(Headers(scope=scope)),
         )
 
     def _route(self, scope: Scope) -> str:

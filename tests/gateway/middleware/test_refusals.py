@@ -83,6 +83,16 @@ async def test_a_refused_request_is_a_sample_with_its_tenant(
     assert "sk-secret" not in str(found)
 
 
+async def test_a_key_that_is_sent_as_anthropics_clients_do_is_in_no_sample() -> None:
+    async with deployment(keys=KEYS) as world:
+        answer = await world.client.get("/v1/models/sk-secret", headers={"x-api-key": "sk-secret"})
+        [event] = await recorded(world)
+    [found] = event.samples
+    assert (answer.status_code, found.tenant) == (404, "alice")
+    assert "[key]" in found.message
+    assert "sk-secret" not in str(found)
+
+
 @pytest.mark.parametrize(
     ("headers", "code"), [({}, "missing_api_key"), ({"Authorization": "Bearer sk-wrong"}, "invalid_api_key")]
 )
