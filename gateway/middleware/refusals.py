@@ -7,7 +7,6 @@ and the request's names (`gateway.requests.refusals`).
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
