@@ -1,18 +1,18 @@
 """The pictures in docs/studio.md show the screens as they are: `make screenshots` draws them.
 
-A picture keeps the digest of the texts that its screen had. Fonts differ between machines, so that pixels are
-not compared; a screen whose texts differ from those of its picture is drawn again.
+A picture keeps the digest of the pages' files and of the history that it shows. Fonts differ between machines,
+so that pixels are not compared; after a change of the pages, their pictures are drawn again.
 """
 
 import hashlib
 import os
-import re
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
 from PIL import Image, PngImagePlugin
 
+from dalsegno.studio import server
 from tests.dalsegno.studio.pages import HISTORIES, shelf_of
 from tests.dalsegno.studio.test_browser import ALTERED, CHROMIUM, Opener, chromium, opened
 
@@ -26,9 +26,7 @@ DOCS: Final = Path(__file__).parents[3] / "docs"
 PICTURES: Final = DOCS / "images"
 DRAWS: Final = bool(os.environ.get("DRAW_SCREENSHOTS"))
 SIZE: Final = {"width": 1280, "height": 720}
-CODE: Final = re.compile(r"\b[0-9a-f]{32}\b")
-"""Digests of the installed code, on some screens: they change with the code, and the rest does not."""
-DIGEST: Final = "texts"
+DIGEST: Final = "drawn from"
 """The key of the digest in a picture."""
 
 
@@ -42,6 +40,14 @@ class Picture(NamedTuple):
     @property
     def file(self) -> Path:
         return PICTURES / f"studio-{self.screen}.png"
+
+    @property
+    def digest(self) -> str:
+        """The digest of what it is drawn from."""
+        found = hashlib.sha256(self.history.read_bytes())
+        for name in server.static_files():
+            found.update((server.STATIC / name).read_bytes())
+        return found.hexdigest()
 
 
 TAKEN: Final = [
@@ -60,17 +66,18 @@ def test_a_picture_shows_its_screen_as_it_is(picture: Picture, opened: Opener) -
     window.open(picture.screen, source="b1", id=request_id, **picture.values)
     if "field" in picture.values:
         window.page.wait_for_selector(".past ol")
-    digest = hashlib.sha256(CODE.sub("", window.texts()).encode()).hexdigest()
     if DRAWS:
         picture.file.parent.mkdir(exist_ok=True)
         window.page.screenshot(path=picture.file)
         kept = PngImagePlugin.PngInfo()
-        kept.add_text(DIGEST, digest)
+        kept.add_text(DIGEST, picture.digest)
         with Image.open(picture.file) as drawn:
             drawn.quantize(128).save(picture.file, optimize=True, pnginfo=kept)
     with Image.open(picture.file) as found:
         assert found.size == (SIZE["width"], SIZE["height"])
-        assert found.info.get(DIGEST) == digest, f"{picture.file.name} is old: `make screenshots` draws it"
+        assert found.info.get(DIGEST) == picture.digest, (
+            f"{picture.file.name} is old: `make screenshots` draws it"
+        )
 
 
 def test_each_picture_is_on_the_page_and_each_one_there_is_drawn() -> None:
