@@ -1,7 +1,7 @@
 """The pictures in docs/studio.md show the screens as they are: `make screenshots` draws them.
 
-A picture keeps the digest of the pages' files and of the history that it shows. Fonts differ between machines,
-so that pixels are not compared; after a change of the pages, their pictures are drawn again.
+A picture keeps the digest of the pages' files and of the history that it shows. Fonts differ between
+machines, so that pixels are not compared; after a change of the pages, their pictures are drawn again.
 """
 
 import hashlib
