@@ -40,9 +40,7 @@ class MissingKeyError(ClientError):
     status = 401
 
     def __init__(self) -> None:
-        super().__init__(
-            "an API key is needed here; send it as `Authorization: Bearer <key>` or `x-api-key: <key>`"
-        )
+        super().__init__("an API key is needed here; send it as `Authorization: Bearer <key>`")
 
 
 class WrongKeyError(ClientError):

@@ -154,7 +154,7 @@ def _common(asked: _Common) -> dict[str, Any]:
         "timeout_s": asked.timeout_s,
         "linger_s": asked.linger_s,
         "priority": asked.priority,
-        **_options(asked.options or {}),
+        **options_of(asked.options or {}),
     }
     match asked.format:
         case None | "":
@@ -170,7 +170,12 @@ def _common(asked: _Common) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _options(options: Mapping[str, Any]) -> dict[str, Any]:
+def options_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that change an answer, under the names of OpenAI's fields.
+
+    Raises:
+        InvalidParamError: one is unknown, or its value is not supported.
+    """
     found: dict[str, Any] = {}
     for name, value in options.items():
         if value is None or name in _OF_THE_MACHINE:

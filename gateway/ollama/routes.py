@@ -14,6 +14,7 @@ from gateway.media import parts
 from gateway.media.intake import MediaIntake
 from gateway.ollama import models
 from gateway.ollama.answers import Document, Head, Lines
+from gateway.ollama.embeddings import EmbedBody, EmbedDocument, parse_embed
 from gateway.ollama.request import ChatBody, GenerateBody, in_ollamas_words, parse_chat, parse_generate
 from gateway.openai import requests as openai
 from gateway.openai.requests import ChatRequest, CompletionRequest
@@ -21,11 +22,14 @@ from gateway.openai.routes import chat_group, tool_calling_of
 from gateway.requests.response import AnswerFormat, AnswerResponse, RequestGroup
 from gateway.requests.service import Gateway
 from gateway.requests.submission import SubmissionRecord
+from gateway.texts.embeddings import EmbeddingRequest, embedded
+from gateway.texts.rows import Outputs
 from shared.errors import ClientError
 
 CHAT: Final = "/api/chat"
 GENERATE: Final = "/api/generate"
-NOT_SERVED: Final = ("embed", "embeddings", "create", "copy", "delete", "pull", "push", "blobs")
+EMBED: Final = "/api/embed"
+NOT_SERVED: Final = ("embeddings", "create", "copy", "delete", "pull", "push", "blobs")
 """Ollama's other routes, by their path after `/api/`."""
 
 
@@ -38,8 +42,8 @@ class NotServedError(ClientError):
     def __init__(self, method: str, path: str) -> None:
         super().__init__(
             f"{method} {path[:200]} is a route of Ollama that is not served here; expected one of "
-            f"POST {CHAT}, POST {GENERATE}, GET /api/tags, POST /api/show, GET /api/ps, GET /api/version; "
-            "POST /v1/embeddings embeds texts"
+            f"POST {CHAT}, POST {GENERATE}, POST {EMBED}, GET /api/tags, POST /api/show, GET /api/ps, "
+            "GET /api/version"
         )
 
 
@@ -57,6 +61,16 @@ def ollama_routes(gateway: Gateway) -> APIRouter:
     async def generate(request: Request) -> Response:
         asked, fields = parse_generate(await read_object(request))
         return await _answer(gateway, intake, request, (asked.model, GENERATE), fields, is_chat=False)
+
+    @router.post("/embed", summary="Make embeddings of texts", openapi_extra=body_schema(EmbedBody))
+    async def embed(request: Request) -> Response:
+        asked, fields = parse_embed(await read_object(request))
+        fields["model"] = models.known_name(gateway, asked.model)
+
+        def make_document(_: EmbeddingRequest, outputs: Outputs) -> AnswerFormat:
+            return EmbedDocument(asked.model, outputs)
+
+        return await embedded(gateway, intake, request, fields, make_document, EMBED)
 
     @router.get("/tags", summary="The served model, and its adapters")
     async def tags() -> dict[str, Any]:

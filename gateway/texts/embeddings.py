@@ -5,9 +5,9 @@ separate request for each, like each of several choices (`gateway.requests.choic
 how an embedding is computed; the gateway encodes its numbers (`gateway.texts.encodings`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -111,23 +111,48 @@ def embedding_routes(gateway: Gateway) -> APIRouter:
         EMBEDDINGS, summary="Make embeddings of texts and images", openapi_extra=body_schema(EmbeddingRequest)
     )
     async def embeddings(request: Request) -> Response:
-        body = _parsed(await read_object(request), gateway)
-        encoding = body.encoding_format or "float"
-        ranges = check_ranges(body.quantization_ranges, encoding)
-        reader = EntryReader(
-            name="input",
-            check_modality=intake.check_modality,
-            most=gateway.settings.max_embeddings,
-            setting="gateway.max_embeddings",
-        )
-        group, orders = await _group(gateway, intake, request, body, reader.read(body.input))
+        def make_document(body: EmbeddingRequest, outputs: Outputs) -> AnswerFormat:
+            encoding = body.encoding_format or "float"
+            ranges = check_ranges(body.quantization_ranges, encoding)
+            return EmbeddingDocument(body.model or served.name, encoding, ranges, outputs)
 
-        def make_format(_: SubmissionRecord) -> AnswerFormat:
-            return EmbeddingDocument(body.model or served.name, encoding, ranges, Outputs(EMBEDDING, orders))
-
-        return AnswerResponse(gateway, group, make_format)
+        return await embedded(gateway, intake, request, await read_object(request), make_document)
 
     return router
+
+
+MakeDocument: TypeAlias = Callable[[EmbeddingRequest, Outputs], AnswerFormat]
+"""Makes the document with the embeddings of a request."""
+
+
+async def embedded(
+    gateway: Gateway,
+    intake: MediaIntake,
+    request: Request,
+    fields: dict[str, Any],
+    make_document: MakeDocument,
+    route: str = EMBEDDINGS,
+) -> AnswerResponse:
+    """Return the response to a body of this route; the document may be another API's.
+
+    Raises:
+        ClientError: the body is wrong, or the model makes no embeddings.
+    """
+    body = _parsed(fields, gateway)
+    check_ranges(body.quantization_ranges, body.encoding_format or "float")
+    reader = EntryReader(
+        name="input",
+        check_modality=intake.check_modality,
+        most=gateway.settings.max_embeddings,
+        setting="gateway.max_embeddings",
+    )
+    group, orders = await _group(gateway, intake, request, body, reader.read(body.input))
+    group = replace(group, route=route)
+
+    def make_format(_: SubmissionRecord) -> AnswerFormat:
+        return make_document(body, Outputs(EMBEDDING, orders))
+
+    return AnswerResponse(gateway, group, make_format)
 
 
 def _parsed(fields: dict[str, Any], gateway: Gateway) -> EmbeddingRequest:

@@ -164,6 +164,45 @@ async def test_the_model_is_listed_shown_and_loaded() -> None:
     assert version["version"]
 
 
+# ---- embeddings --------------------------------------------------------------------------------------
+
+
+async def vectors(performance: Performance) -> None:
+    performance.vector([float(len(performance.event.inputs.text or "")), 0.5])
+    performance.finish()
+
+
+@pytest.mark.parametrize(("given", "found"), [("abc", [[3.0, 0.5]]), (["a", "bb"], [[1.0, 0.5], [2.0, 0.5]])])
+async def test_texts_are_embedded(given: Any, found: list[list[float]]) -> None:
+    body = {"model": "demo:latest", "input": given, "keep_alive": 5, "options": {"num_ctx": 9}}
+    async with deployment(vectors) as world:
+        response = await world.client.post("/api/embed", json=body)
+        events = [event for event in world.events("request") if isinstance(event, RequestSubmitted)]
+    document = response.json()
+    assert document["embeddings"] == found
+    assert document["model"] == "demo:latest"
+    assert document["prompt_eval_count"] == 7 * len(found)
+    assert document["total_duration"] > 0
+    assert {event.params.truncate_prompt_tokens for event in events} == {-1}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"options": {"temperature": 1}}, "options.temperature"),
+        ({"prompt": "x"}, "prompt"),
+        ({"input": 5}, "input"),
+        ({"dimensions": 0}, "dimensions"),
+        ({"model": "other"}, "other"),
+    ],
+)
+async def test_a_wrong_embedding_is_one_sentence(change: dict[str, Any], says: str) -> None:
+    async with deployment(vectors) as world:
+        response = await world.client.post("/api/embed", json={"model": "demo", "input": "a"} | change)
+    assert response.status_code in (400, 404)
+    assert says in response.json()["error"]
+
+
 # ---- errors ------------------------------------------------------------------------------------------
 
 
@@ -205,7 +244,7 @@ async def test_an_image_for_a_model_of_texts_is_refused() -> None:
     assert response.json()["error"].startswith("images[0]: ")
 
 
-@pytest.mark.parametrize("route", ["pull", "embed", "blobs/sha256:00"])
+@pytest.mark.parametrize("route", ["pull", "embeddings", "blobs/sha256:00"])
 async def test_other_routes_of_ollama_say_what_is_served(route: str) -> None:
     async with deployment() as world:
         response = await world.client.post(f"/api/{route}", json={})

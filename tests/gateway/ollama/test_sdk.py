@@ -7,7 +7,7 @@ import ollama
 import pytest
 
 from tests.gateway.openai.test_sdk import saying
-from tests.gateway.world import Script, deployment, echo, listening
+from tests.gateway.world import Performance, Script, deployment, echo, listening
 
 pytestmark = pytest.mark.processes
 MESSAGES = [{"role": "user", "content": "Is it warm in Ulm?"}]
@@ -55,6 +55,16 @@ async def test_a_call_of_a_python_function_goes_round() -> None:
         result = {"role": "tool", "tool_name": call.function.name, "content": get_weather("Ulm")}
         again = await client.chat("demo", [*MESSAGES, first.message, result], tools=[get_weather])
     assert again.message.tool_calls
+
+
+async def test_texts_are_embedded() -> None:
+    async def vectors(performance: Performance) -> None:
+        performance.vector([float(len(performance.event.inputs.text or "")), 0.5])
+        performance.finish()
+
+    async with asking(vectors) as client:
+        found = await client.embed("demo", ["a", "bb"])
+    assert found.embeddings == [[1.0, 0.5], [2.0, 0.5]]
 
 
 async def test_models_and_errors() -> None:
