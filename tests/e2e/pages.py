@@ -71,6 +71,7 @@ _OTHERS_EVERY_TIME: Final = (
     (re.compile(r"\b\d{4}-\d\d-\d\d[T ][\d:.]+Z?"), "TIME"),
     (re.compile(r"^(TIME(?: +\+[\d.]+ ms)?) +\d+ ", re.MULTILINE), r"\1 SEQ "),
     (re.compile(r"[+]?\b[\d.]+ (ms|s)\b"), r"_ \1"),
+    (re.compile(r"\bafter _ m?s\b"), "after _ s"),
     (re.compile(r"_ ms +\d+$", re.MULTILINE), "_ ms EVENTS"),
     (re.compile(r"\b(w\d+|conductor)/\d+"), r"\1/_"),
     (re.compile(r"\b(seed|life|chunk) \(?\d+\)?"), r"\1 _"),
