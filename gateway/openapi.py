@@ -1,7 +1,7 @@
 """`/openapi.json`: the framework's document, completed with our errors, stream types and API keys.
 
-Every error of every route has one schema, OpenAI's. The framework adds a 422 to each path with a parameter,
-which never occurs here; it is removed.
+An error has OpenAI's schema, or that of the API whose route it is. The framework adds a 422 to each path with
+a parameter, which never occurs here; it is removed.
 """
 
 from http import HTTPStatus
@@ -10,6 +10,7 @@ from typing import Any, Final
 import fastapi
 from fastapi.openapi.utils import get_openapi
 
+from gateway.errors import ANTHROPIC, OLLAMA
 from gateway.middleware.paths import is_open
 
 _METHODS: Final = frozenset({"get", "post", "put", "delete"})
@@ -31,12 +32,30 @@ ERROR: Final[dict[str, Any]] = {
         }
     },
 }
+_ERRORS: Final[dict[str, dict[str, Any]]] = {
+    "Error": ERROR,
+    "AnthropicError": {
+        "type": "object",
+        "required": ["type", "error"],
+        "additionalProperties": False,
+        "properties": {"type": {"const": "error"}, "error": ERROR["properties"]["error"]},
+    },
+    "OllamaError": {
+        "type": "object",
+        "required": ["error"],
+        "additionalProperties": False,
+        "properties": {"error": {"type": "string"}},
+    },
+}
 _STREAMS: Final = {
+    "/api/chat": "application/x-ndjson",
+    "/api/generate": "application/x-ndjson",
     "/generate": "application/x-ndjson",
     "/v1/chat/completions": "text/event-stream",
     "/v1/completions": "text/event-stream",
     "/v1/images/edits": "text/event-stream",
     "/v1/images/generations": "text/event-stream",
+    "/v1/messages": "text/event-stream",
 }
 _POST_ERRORS: Final = (400, 403, 404, 408, 409, 410, 413, 415, 422, 429, 431, 500, 503, 504)
 _OTHER_ERRORS: Final = (400, 403, 404, 408, 409, 410, 413, 429, 431, 500, 503)
@@ -57,7 +76,7 @@ def complete(app: fastapi.FastAPI, *, needs_key: bool) -> None:
 def _completed(app: fastapi.FastAPI, *, needs_key: bool) -> dict[str, Any]:
     found = get_openapi(title=app.title, version=app.version, routes=app.routes)
     parts = found.setdefault("components", {})
-    parts["schemas"] = {"Error": ERROR}
+    parts["schemas"] = dict(_ERRORS)
     if needs_key:
         parts["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path, operations in found["paths"].items():
@@ -65,6 +84,12 @@ def _completed(app: fastapi.FastAPI, *, needs_key: bool) -> dict[str, Any]:
             if method in _METHODS:
                 _complete_operation(path, method, operation, needs_key=needs_key and not is_open(path))
     return found
+
+
+def _error_of(path: str) -> str:
+    if path == ANTHROPIC:
+        return "AnthropicError"
+    return "OllamaError" if path.startswith(OLLAMA) else "Error"
 
 
 def _complete_operation(path: str, method: str, operation: dict[str, Any], *, needs_key: bool) -> None:
@@ -76,12 +101,13 @@ def _complete_operation(path: str, method: str, operation: dict[str, Any], *, ne
     errors = (_POST_ERRORS if method in {"post", "put"} else _OTHER_ERRORS) + (
         _KEY_ERRORS if needs_key else ()
     )
+    schema = {"$ref": f"#/components/schemas/{_error_of(path)}"}
     for status in errors:
         responses.setdefault(
             str(status),
             {
                 "description": HTTPStatus(status).phrase,
-                "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+                "content": {"application/json": {"schema": schema}},
             },
         )
     if needs_key:

@@ -21,7 +21,10 @@ TEXT_COMPLETION: Final = "text_completion"
 EMBEDDINGS: Final = "embeddings"
 GENERATE_CONTENT: Final = "generate_content"
 OPERATIONS: Final = {
+    "/api/chat": CHAT,
+    "/api/embed": EMBEDDINGS,
     "/v1/chat/completions": CHAT,
+    "/v1/messages": CHAT,
     "/v1/completions": TEXT_COMPLETION,
     "/v1/embeddings": EMBEDDINGS,
     "/v1/rerank": "rerank",

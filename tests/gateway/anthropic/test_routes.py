@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from configs.deployment import GatewaySettings
 from configs.secrets import ApiKey
@@ -247,6 +248,22 @@ async def test_a_stream_is_resumed_after_any_of_its_events() -> None:
                 continue  # events of one chunk have one position
             rest = await world.client.post(PATH, json=body, headers={"last-event-id": position})
             assert rest.text == "".join(f"{one}\n\n" for one in blocks[count:])
+
+
+async def test_the_published_schema_has_the_stream_and_anthropics_errors() -> None:
+    async with deployment() as world:
+        document = (await world.client.get("/openapi.json")).json()
+        refused = await world.client.post(PATH, json={})
+    route = document["paths"][PATH]["post"]
+    assert route["requestBody"]["content"]["application/json"]["schema"]["required"] == [
+        "model",
+        "max_tokens",
+        "messages",
+    ]
+    assert set(route["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
+    reference = route["responses"]["400"]["content"]["application/json"]["schema"]["$ref"]
+    schema = document["components"]["schemas"][reference.rpartition("/")[2]]
+    Draft202012Validator(schema).validate(refused.json())
 
 
 # ---- errors ------------------------------------------------------------------------------------------

@@ -9,8 +9,10 @@ from typing import Any, Final
 import opentelemetry.semconv._incubating.attributes.gen_ai_attributes as conventions
 import pytest
 
+from gateway.anthropic.routes import MESSAGES
 from gateway.generate.routes import WARM
 from gateway.meters.gen_ai import OPERATIONS, operation_of
+from gateway.ollama import routes as ollama
 from gateway.openai.routes import CHAT as CHAT_PATH
 from gateway.openai.routes import COMPLETIONS
 from gateway.speech.routes import SPEECH
@@ -383,7 +385,8 @@ async def test_text_that_is_no_unicode_is_refused_and_its_span_exported(contents
 
 
 def test_operations_belong_to_routes_that_exist() -> None:
-    assert set(OPERATIONS) == {CHAT_PATH, COMPLETIONS, EMBEDDINGS, RERANK, SCORES, WARM}
+    own = {CHAT_PATH, COMPLETIONS, EMBEDDINGS, RERANK, SCORES, WARM}
+    assert set(OPERATIONS) == own | {MESSAGES, ollama.CHAT, ollama.EMBED}
     known = {one.value for one in conventions.GenAiOperationNameValues}
     routes = (CHAT_PATH, COMPLETIONS, EMBEDDINGS, SPEECH)
     assert {operation_of(route) for route in routes} <= known
