@@ -9,6 +9,7 @@ with its arguments as an object. A stream that fails midway ends with a line tha
 
 import json
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -61,6 +62,10 @@ class Head:
             found["response"] = content
         return found | {"done": False} | more
 
+    def loaded(self) -> dict[str, Any]:
+        """The whole answer to a request without a question, by which clients load a model."""
+        return self.line("", done=True, done_reason="load")
+
     def ending(self, reason: str, usage: Usage) -> dict[str, Any]:
         """The fields of the last line."""
         now_s = time.perf_counter()
@@ -104,7 +109,7 @@ class Lines:
         if self._reader is None:
             return b""
         rest = self._piece(self._reader.end())
-        calls = [_call(one) for one in self._calls.values()]
+        calls = _whole(self._calls.values())
         return rest + (self._line("", calls) if calls else b"")
 
     def complete(self, usage: Usage) -> bytes:
@@ -147,16 +152,18 @@ class Document(DocumentFormat):
         if self.head.tool_calling is not None:
             message = self.head.tool_calling.reader(self.head.request_id, _CHOICE).read_all(text)
             text = message["content"] or ""
-            calls = [_call(call["function"]) for call in message.get("tool_calls", [])]
+            calls = _whole(call["function"] for call in message.get("tool_calls", []))
         return msgspec.json.encode(self.head.line(text, calls, **self.head.ending(self._reason, usage)))
 
 
-def _call(function: dict[str, str]) -> dict[str, Any]:
-    """A tool call; arguments that the model did not complete are none."""
-    try:
-        arguments = json.loads(function["arguments"])
-    except ValueError:
-        arguments = {}
-    return {
-        "function": {"name": function["name"], "arguments": arguments if isinstance(arguments, dict) else {}}
-    }
+def _whole(functions: Iterable[dict[str, str]]) -> list[dict[str, Any]]:
+    """The tool calls. One that the limit cut off is left out: its arguments are no object yet."""
+    found = []
+    for function in functions:
+        try:
+            arguments = json.loads(function["arguments"])
+        except ValueError:
+            continue
+        if isinstance(arguments, dict):
+            found.append({"function": {"name": function["name"], "arguments": arguments}})
+    return found

@@ -39,19 +39,22 @@ _OF_THE_MACHINE: Final = frozenset(
     {
         "num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "low_vram",
         "use_mmap", "use_mlock", "vocab_only", "f16_kv", "logits_all", "embedding_only",
+        "mirostat_tau", "mirostat_eta",
     }
 )  # fmt: skip
-"""Options that choose how a server runs. Here the deployment does; they change no answer."""
+"""Options that choose how a server runs, which here the deployment does, and those of a mirostat that is off:
+they change no answer."""
 _NEUTRAL_OPTIONS: Final[Mapping[str, tuple[object, ...]]] = {
     "mirostat": (0,),
-    "mirostat_tau": (),
-    "mirostat_eta": (),
     "tfs_z": (1, 0),
     "typical_p": (1,),
-    "repeat_last_n": (-1,),
     "penalize_newline": (True,),
 }
-_UNLIMITED: Final = -1
+_UNLIMITED: Final = (-1, -2)
+"""Values of `num_predict`: no limit, and that of the context."""
+_WHOLE: Final = -1
+"""The value of `repeat_last_n` with which penalties see the whole text, as ours do."""
+_PENALTIES: Final = ("repeat_penalty", "presence_penalty", "frequency_penalty")
 _MESSAGE: Final = ("role", "content", "images", "tool_calls", "tool_name", "tool_call_id", "name", "thinking")
 _CALL: Final = ("function", "id", "type")
 _CALLED: Final = ("name", "arguments", "index", "description")
@@ -93,8 +96,7 @@ def parse_chat(body: dict[str, Any]) -> tuple[ChatBody, dict[str, Any]]:
     Raises:
         InvalidParamError: a field is of the wrong type, missing, or not supported.
     """
-    _check(body, ChatBody)
-    asked = converted(body, ChatBody)
+    asked = converted(_given(body, ChatBody), ChatBody)
     fields = _common(asked)
     fields["messages"] = _messages(asked.messages)
     if asked.tools:
@@ -108,8 +110,7 @@ def parse_generate(body: dict[str, Any]) -> tuple[GenerateBody, dict[str, Any]]:
     Raises:
         InvalidParamError: a field is of the wrong type, missing, or not supported.
     """
-    _check(body, GenerateBody)
-    asked = converted(body, GenerateBody)
+    asked = converted(_given(body, GenerateBody), GenerateBody)
     for name, value in (("suffix", asked.suffix), ("template", asked.template), ("context", asked.context)):
         if value:
             raise NotSupportedError(name, value, "null")
@@ -118,6 +119,8 @@ def parse_generate(body: dict[str, Any]) -> tuple[GenerateBody, dict[str, Any]]:
         if asked.images or asked.system:
             raise InvalidParamError("raw", "raw: expected a prompt alone, found it beside images or system")
         return asked, fields | {"prompt": asked.prompt}
+    if not asked.prompt and not asked.images:
+        return asked, fields | {"messages": []}
     messages: list[dict[str, Any]] = [{"role": "user", "content": asked.prompt, "images": asked.images}]
     if asked.system:
         messages.insert(0, {"role": "system", "content": asked.system})
@@ -125,23 +128,30 @@ def parse_generate(body: dict[str, Any]) -> tuple[GenerateBody, dict[str, Any]]:
 
 
 def in_ollamas_words(error: ClientError, *, is_chat: bool) -> ClientError:
-    """An error about an image, which OpenAI's chat has in another place."""
+    """An error about the body of OpenAI's, in the words of Ollama's."""
     param = getattr(error, "param", None)
-    found = _IMAGE.match(param) if isinstance(param, str) else None
-    if found is None:
+    if not isinstance(param, str):
         return error
-    place = f"messages[{found[1]}].images[{found[2]}]" if is_chat else f"images[{found[2]}]"
-    message = error.message.replace(found.string, place, 1)
+    if (image := _IMAGE.match(param)) is not None:
+        place = f"messages[{image[1]}].images[{image[2]}]" if is_chat else f"images[{image[2]}]"
+    elif param in _NAMES:
+        place = _NAMES[param]
+    else:
+        return error
+    message = error.message.replace(param, place, 1)
     return InvalidParamError(place, message, code=error.failure_code, status=error.failure_status)
 
 
+_NAMES: Final = {field: f"options.{name}" for name, field in _OPTIONS.items()}
 _IMAGE: Final = re.compile(r"messages\[(\d{1,6})\]\.content\[(\d{1,6})\]\.file.*")
 
 
-def _check(body: Mapping[str, Any], kind: type[msgspec.Struct]) -> None:
-    for name, value in body.items():
-        if value is not None:
-            check_known(name, kind.__struct_fields__, what="no field of this route")
+def _given(body: Mapping[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The fields of a body that are not null, checked by name."""
+    given = {name: value for name, value in body.items() if value is not None}
+    for name in given:
+        check_known(name, kind.__struct_fields__, what="no field of this route")
+    return given
 
 
 def _common(asked: _Common) -> dict[str, Any]:
@@ -180,13 +190,19 @@ def options_of(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         if value is None or name in _OF_THE_MACHINE:
             continue
+        if name == "repeat_last_n":
+            if value != _WHOLE and any(options.get(one) is not None for one in _PENALTIES):
+                raise NotSupportedError(
+                    "options.repeat_last_n", value, "-1, for penalties over the whole text"
+                )
+            continue
         if name in _NEUTRAL_OPTIONS:
             if value not in _NEUTRAL_OPTIONS[name]:
                 allowed = " or ".join(map(str, _NEUTRAL_OPTIONS[name])) or "nothing"
                 raise NotSupportedError(f"options.{name}", value, allowed)
             continue
         check_known(name, _OPTIONS, "options.", what="unknown option")
-        if not (name == "num_predict" and value == _UNLIMITED):
+        if not (name == "num_predict" and value in _UNLIMITED):
             found[_OPTIONS[name]] = value
     return found
 

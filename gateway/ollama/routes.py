@@ -6,10 +6,11 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, Final
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 
 from gateway.errors import InvalidParamError
-from gateway.http.bodies import body_schema, read_object
+from gateway.http.bodies import body_schema, check_known, read_object
 from gateway.media import parts
 from gateway.media.intake import MediaIntake
 from gateway.ollama import models
@@ -83,6 +84,8 @@ def ollama_routes(gateway: Gateway) -> APIRouter:
     @router.post("/show", summary="What the served model can do")
     async def show(request: Request) -> dict[str, Any]:
         body = await read_object(request)
+        for field in body:
+            check_known(field, _SHOWN, what="no field of this route")
         name = body.get("model", body.get("name"))
         if not isinstance(name, str):
             raise InvalidParamError("model", "model: expected the name of a model, found none")
@@ -95,12 +98,11 @@ def ollama_routes(gateway: Gateway) -> APIRouter:
 
     for name in NOT_SERVED:
         for path in (f"/{name}", f"/{name}/{{rest:path}}"):
-            router.add_api_route(
-                path, _not_served, methods=["GET", "HEAD", "POST", "DELETE"], include_in_schema=False
-            )
+            router.add_api_route(path, _not_served, methods=list(_METHODS), include_in_schema=False)
     return router
 
 
+_SHOWN: Final = ("model", "name", "verbose")
 _METHODS: Final = ("GET", "HEAD", "POST", "DELETE")
 
 
@@ -121,14 +123,17 @@ async def _answer(
     begun_s = time.perf_counter()
     model, route = asked
     fields["model"] = models.known_name(gateway, model)
-    if "prompt" in fields:
-        body = openai.parse(CompletionRequest, fields, gateway.served.options)
-        group, _ = chat_group(gateway, body, request, route, "ollama")
-    else:
-        try:
+    if not fields.get("prompt") and not fields.get("messages"):
+        head = Head(request_id="", model=model, created_s=int(time.time()), is_chat=is_chat)
+        return Response(msgspec.json.encode(head.loaded()), media_type="application/json")
+    try:
+        if "prompt" in fields:
+            body = openai.parse(CompletionRequest, fields, gateway.served.options)
+            group, _ = chat_group(gateway, body, request, route, "ollama")
+        else:
             group = await _chat(gateway, intake, request, route, fields)
-        except ClientError as error:
-            raise in_ollamas_words(error, is_chat=is_chat) from error
+    except ClientError as error:
+        raise in_ollamas_words(error, is_chat=is_chat) from error
     return AnswerResponse(gateway, group, _format_of(gateway, group, model, begun_s, is_chat=is_chat))
 
 

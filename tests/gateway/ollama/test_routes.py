@@ -48,7 +48,7 @@ async def test_options_are_parameters(path: str) -> None:
     options = {
         "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "seed": 7, "num_predict": 9,
         "stop": ["END"], "repeat_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.3,
-        "num_ctx": 4096, "num_gpu": 1, "mirostat": 0, "repeat_last_n": -1,
+        "num_ctx": 4096, "num_gpu": 1, "mirostat": 0, "mirostat_tau": 5, "repeat_last_n": -1,
     }  # fmt: skip
     _, [event] = await asked(path, options=options, keep_alive="5m", think=False)
     params = event.params
@@ -147,6 +147,41 @@ async def test_calls_have_their_arguments_as_objects(size: int, *, is_stream: bo
     assert "".join(message["content"] for message in messages).strip() == "Let me look."
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_call_that_the_limit_cuts_off_is_none(*, is_stream: bool) -> None:
+    async def script(performance: Performance) -> None:
+        performance.say(CALL[:60])
+        performance.finish("length")
+
+    response, _ = await asked(CHAT, script, tools=[WEATHER], stream=is_stream)
+    found = lines(response) if is_stream else [response.json()]
+    assert all("tool_calls" not in one["message"] for one in found)
+    assert found[-1]["done_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "key", "value"),
+    [
+        (GENERATE, {"prompt": None}, "response", ""),
+        (GENERATE, {"prompt": ""}, "response", ""),
+        (CHAT, {"messages": []}, "message", {"role": "assistant", "content": ""}),
+    ],
+)
+async def test_without_a_question_the_model_is_said_to_be_loaded(
+    path: str, change: dict[str, Any], key: str, value: Any
+) -> None:
+    response, events = await asked(path, **change)
+    assert response.json()[key] == value
+    assert (response.json()["done"], response.json()["done_reason"]) == (True, "load")
+    assert events == []
+
+
+@pytest.mark.parametrize("options", [{"num_predict": -2}, {"num_predict": -1}, {"repeat_last_n": 64}])
+async def test_options_that_ask_for_nothing_are_accepted(options: dict[str, Any]) -> None:
+    _, [event] = await asked(CHAT, options=options)
+    assert event.params.max_tokens is None
+
+
 # ---- models ------------------------------------------------------------------------------------------
 
 
@@ -156,11 +191,13 @@ async def test_the_model_is_listed_shown_and_loaded() -> None:
         loaded = (await world.client.get("/api/ps")).json()["models"]
         shown = (await world.client.post("/api/show", json={"model": "demo:latest"})).json()
         missing = await world.client.post("/api/show", json={"model": "other"})
+        unknown = await world.client.post("/api/show", json={"model": "demo", "template": "x"})
         version = (await world.client.get("/api/version")).json()
     assert [one["name"] for one in listed] == [one["name"] for one in loaded] == ["demo"]
     assert shown["capabilities"] == ["completion", "tools", "embedding"]
     assert shown["model_info"]["decoder_lm.context_length"] == 512
     assert (missing.status_code, list(missing.json())) == (404, ["error"])
+    assert (unknown.status_code, "template" in unknown.json()["error"]) == (400, True)
     assert version["version"]
 
 
@@ -215,7 +252,10 @@ async def test_a_wrong_embedding_is_one_sentence(change: dict[str, Any], says: s
         (CHAT, {"format": "yaml"}, "format"),
         (CHAT, {"options": {"temprature": 1}}, "options.temprature"),
         (CHAT, {"options": {"mirostat": 2}}, "options.mirostat"),
-        (CHAT, {"options": {"temperature": -1}}, "temperature"),
+        (CHAT, {"options": {"temperature": -1}}, "options.temperature: "),
+        (CHAT, {"options": {"num_predict": 0}}, "options.num_predict: "),
+        (GENERATE, {"raw": True, "options": {"repeat_penalty": -1}}, "options.repeat_penalty: "),
+        (CHAT, {"options": {"repeat_last_n": 64, "repeat_penalty": 1.1}}, "options.repeat_last_n"),
         (
             CHAT,
             {"messages": [{"role": "tool", "content": "x"}]},
