@@ -37,7 +37,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 # No example of a property has a time limit: a busy machine is no fault of the code.
-hypothesis.settings.register_profile("untimed")
+hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from configs.deployment import GatewaySettings
+from gateway.errors import ANTHROPIC, OLLAMA
 from gateway.middleware import security_headers
 from tests.gateway.world import CHAT, deployment
 
@@ -67,12 +68,16 @@ async def test_the_schema_tells_every_error_and_none_of_the_frameworks() -> None
         told = (await world.client.get("/openapi.json")).json()
 
     for path, operations in told["paths"].items():
+        schema = (
+            "AnthropicError" if path == ANTHROPIC else "OllamaError" if path.startswith(OLLAMA) else "Error"
+        )
+        assert schema in told["components"]["schemas"]
         for method, operation in operations.items():
             errors = {status for status in operation["responses"] if status >= "400"}
             assert {"400", "404", "413", "429", "500", "503"} <= errors, (path, method)
             for status in errors - {"503"}:
                 content = operation["responses"][status]["content"]["application/json"]
-                assert content["schema"] == {"$ref": "#/components/schemas/Error"}, (path, status)
+                assert content["schema"] == {"$ref": f"#/components/schemas/{schema}"}, (path, status)
     assert "HTTPValidationError" not in str(told)
 
 
