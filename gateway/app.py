@@ -35,12 +35,14 @@ from gateway.middleware.refusals import unread
 from gateway.middleware.stack import GatewayApp
 from gateway.ollama.routes import ollama_routes
 from gateway.openai.routes import openai_routes
+from gateway.openai.tokenization import tokenization_routes
 from gateway.operations.adapter_routes import adapter_routes
 from gateway.operations.engine_routes import engine_routes
 from gateway.operations.request_routes import request_routes
 from gateway.operations.service_routes import service_routes
 from gateway.policy.routes import policy_routes, serves_actions
 from gateway.requests.service import Gateway
+from gateway.responses.routes import response_routes
 from gateway.served_model import ServedModel
 from gateway.speech.routes import speech_routes
 from gateway.texts.embeddings import embedding_routes
@@ -144,6 +146,8 @@ def create_app(
         adapter_routes,
         anthropic_routes,
         ollama_routes,
+        tokenization_routes,
+        response_routes,
         openai_routes,
         request_routes,
     ):

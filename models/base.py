@@ -512,7 +512,10 @@ class Processing(Protocol):
 
     @property
     def tool_calls(self) -> str:
-        """The name of the format of tool calls (`models.text.tool_calls`); empty if there is none."""
+        """The name of the format of tool calls (`models.text.tool_calls`); empty if there is none.
+
+        A family may have one more name, `reasoning`, of the format of reasoning (`models.text.reasoning`).
+        """
         ...
 
     def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:

@@ -83,6 +83,18 @@ class PoolingParams(
     dimensions: int | None = None
 
 
+class PromptReasoning(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The reasoning that an answer may begin with.
+
+    Attributes:
+        format: its format, one of `models.text.reasoning`.
+        is_inside: the prompt ends with the opening mark.
+    """
+
+    format: str
+    is_inside: bool = False
+
+
 class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Facts that a `prepare` node reports to the plan. The token ids are one of its outputs.
 
@@ -90,8 +102,10 @@ class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         prompt_tokens: the number of tokens of the prompt.
         prompt_text: the prompt as text, for an echo.
         pooling: for an embedding, or for hidden states.
-        guide: for a chat with tools: the guide of the answer, None if it is free. Absent without tools.
+        guide: for a chat with tools, or of a model that thinks: the guide of the answer, None if it is free.
+            Absent where it is that of the request.
         stop: the checkpoint's own texts that end an answer, for a request without any.
+        reasoning: what the answer may begin with, for a chat with a model that thinks.
     """
 
     prompt_tokens: int
@@ -100,6 +114,7 @@ class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     pooling: PoolingParams | None = None
     guide: Guide | msgspec.UnsetType | None = msgspec.UNSET
     stop: list[str] = []
+    reasoning: PromptReasoning | None = None
 
 
 class PromptPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -151,6 +166,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
             empty for the sampling loop.
         options: its arguments.
         reports_ids: report the tokens of the answer as a fact.
+        reasoning: what the answer may begin with.
     """
 
     max_tokens: int | None = None
@@ -172,6 +188,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     token_program: str = ""
     options: dict[str, Any] = {}
     reports_ids: bool = False
+    reasoning: PromptReasoning | None = None
 
     @classmethod
     def of(cls, call: WalkCall) -> Self:
@@ -216,6 +233,7 @@ class SequenceFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         token_ids: the tokens of the answer, where they were asked for (`reports_ids`).
         stop_reason: the stop string, or the id of the token, that ended the answer. Absent if neither did,
             and in logs that are older than the field.
+        reasoning_tokens: the tokens among those of the answer that are reasoning, with its marks.
     """
 
     completion_tokens: int
@@ -224,6 +242,7 @@ class SequenceFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     cached_tokens: int | msgspec.UnsetType = msgspec.UNSET
     counts: dict[str, int] = {}
     token_ids: list[int] = []
+    reasoning_tokens: int = 0
 
     def finish(self, usage: Usage) -> Finish:
         """Return the end of a plan whose only choice this sequence is."""

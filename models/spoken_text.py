@@ -57,6 +57,7 @@ def check_speech_params(params: Params) -> None:
         "logprobs": params.logprobs is not None,
         "echo": params.echo,
         "guide": params.guide is not None,
+        "thinking_budget": params.thinking_budget is not None,
     }
     for name, value in given.items():
         if value:

@@ -304,6 +304,7 @@ class Worker:
             pid=os.getpid(),
             cards=self._store.endpoints if len(self._config.leaders) > 1 else {},
             tool_calls=loaded.processing.tool_calls,
+            reasoning=getattr(loaded.processing, "reasoning", ""),
             weights=rank_digest(loaded.weights),
             node_weights=dict(loaded.weights),
             revision=str(origin(Path(self._config.checkpoint)) or ""),
@@ -338,7 +339,7 @@ class Worker:
             stop = tasks.create_task(stopping.wait(), name="stopping")
             await asyncio.wait([reading, stop], return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
-                await self._leave(executor, writer, joined.tool_calls)
+                await self._leave(executor, writer, joined)
             else:
                 await self._abandon(executor, ABANDON_S)
             for task in (reading, staying, stop):
@@ -383,7 +384,7 @@ class Worker:
                     case StartOrder() | None:
                         pass  # nothing new, or too late: the next incarnation receives the order again
 
-    async def _leave(self, executor: OrderExecutor, writer: EventWriter, tool_calls: str) -> None:
+    async def _leave(self, executor: OrderExecutor, writer: EventWriter, joined: WorkerJoined) -> None:
         """Finish the running steps, publish `worker.leaving`, and wait until it is stored."""
         self._state = "draining"
         if executor.running:
@@ -400,7 +401,10 @@ class Worker:
             async with asyncio.timeout(FINAL_EVENTS_S):
                 faults.reach("worker.leaving.posting")
                 leaving = WorkerLeaving(
-                    id=f"{writer.name}.leaving.{self._incarnation}", rank=self._rank, tool_calls=tool_calls
+                    id=f"{writer.name}.leaving.{self._incarnation}",
+                    rank=self._rank,
+                    tool_calls=joined.tool_calls,
+                    reasoning=joined.reasoning,
                 )
                 await writer.post_when_possible(self._subjects.worker(self._rank), leaving)
                 await self._log.drain()

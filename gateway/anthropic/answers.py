@@ -1,7 +1,7 @@
 """Anthropic's answers: a stream of named events, or one document.
 
     message_start
-    content_block_start, content_block_delta ..., content_block_stop     for each text, and each tool call
+    content_block_start, content_block_delta ..., content_block_stop     for each thought, text and tool call
     message_delta                                                        the stop reason and the usage
     message_stop
 
@@ -17,7 +17,7 @@ import msgspec
 
 from gateway.errors import HttpError, anthropic_body
 from gateway.http.lines import server_sent_event
-from gateway.openai.tool_calls import ToolCalling
+from gateway.openai.answer_reader import TEXT_ALONE, AnswerParts, WholeMessage
 from gateway.requests.response import DocumentFormat
 from gateway.requests.resume import StreamPosition
 from shared.events import OutputChunk, Usage
@@ -37,13 +37,13 @@ class MessageHead:
     """What every answer to a request repeats.
 
     Attributes:
-        tool_calling: the reader of tool calls; None for a request without tools.
+        parts: what the answer may have besides text.
         stops: the client's stop sequences.
     """
 
     request_id: str
     model: str
-    tool_calling: ToolCalling | None = None
+    parts: AnswerParts = TEXT_ALONE
     stops: frozenset[str] = frozenset()
 
     def message(self, content: list[dict[str, Any]], ending: "Ending", usage: Usage) -> dict[str, Any]:
@@ -84,13 +84,12 @@ class MessageStream:
     def __init__(self, head: MessageHead, position: StreamPosition) -> None:
         self._head = head
         self._position = position
-        calling = head.tool_calling
-        self._calls = None if calling is None else calling.reader(head.request_id, _CHOICE)
+        self._reader = head.parts.reader(head.request_id, _CHOICE)
         self._blocks = _Blocks()
         self._ending = Ending()
 
     def chunk(self, choice: int, chunk: OutputChunk) -> bytes:
-        events = self._read(chunk.text)
+        events = self._read(chunk)
         if self._position.has(choice, chunk.index):
             return b""
         begin = self._begin()
@@ -102,9 +101,9 @@ class MessageStream:
 
     def ended(self, choice: int, finish_reason: str) -> bytes:
         events: list[dict[str, Any]] = []
-        if self._calls is not None:
-            events = self._blocks.add(self._calls.end())
-            finish_reason = self._calls.reason(finish_reason)
+        if self._reader is not None:
+            events = self._blocks.add(self._reader.end())
+            finish_reason = self._reader.reason(finish_reason)
         events += self._blocks.close()
         self._ending.end(finish_reason)
         if self._position.has_ended(choice):
@@ -125,8 +124,8 @@ class MessageStream:
     def failed(self, error: HttpError) -> bytes:
         return _named(anthropic_body(error))
 
-    def _read(self, text: str) -> list[dict[str, Any]]:
-        return self._blocks.add({"content": text} if self._calls is None else self._calls.push(text))
+    def _read(self, chunk: OutputChunk) -> list[dict[str, Any]]:
+        return self._blocks.add({"content": chunk.text} if self._reader is None else self._reader.push(chunk))
 
     def _begin(self) -> bytes:
         if self._position.has_any(_CHOICE):
@@ -154,8 +153,12 @@ class _Blocks:
     _kind: str | None = None
 
     def add(self, delta: dict[str, Any]) -> list[dict[str, Any]]:
-        """The events for a delta: its text, then its calls."""
+        """The events for a delta: its reasoning, its text, then its calls."""
         events: list[dict[str, Any]] = []
+        if thought := delta.get("reasoning_content"):
+            if self._kind != "thinking":
+                events += self._open({"type": "thinking", "thinking": "", "signature": ""})
+            events.append(self._delta({"type": "thinking_delta", "thinking": thought}))
         if text := delta.get("content"):
             if self._kind != "text":
                 events += self._open({"type": "text", "text": ""})
@@ -194,32 +197,38 @@ class MessageDocument(DocumentFormat):
     """A message as one JSON document."""
 
     head: MessageHead
-    _texts: list[str] = field(default_factory=list)
     _ending: Ending = field(default_factory=Ending)
-    _finish_reason: str = ""
+
+    def __post_init__(self) -> None:
+        self._message = WholeMessage(self.head.parts.reader(self.head.request_id, _CHOICE))
 
     def chunk(self, choice: int, chunk: OutputChunk) -> bytes:
-        self._texts.append(chunk.text)
+        self._message.push(chunk)
         return b""
 
     def stopped_by(self, choice: int, stop: str | int | None) -> None:
         self._ending.stopped_by(stop, self.head.stops)
 
     def ended(self, choice: int, finish_reason: str) -> bytes:
-        self._finish_reason = finish_reason
+        self._ending.end(self._message.end(finish_reason))
         return b""
 
     def complete(self, usage: Usage) -> bytes:
-        text, reason = "".join(self._texts), self._finish_reason
-        message: dict[str, Any] = {"content": text}
-        if self.head.tool_calling is not None:
-            reader = self.head.tool_calling.reader(self.head.request_id, _CHOICE)
-            message = reader.read_all(text)
-            reason = reader.reason(reason)
-        self._ending.end(reason)
-        content = [{"type": "text", "text": message["content"]}] if message["content"] else []
+        message = self._message.content()
+        content: list[dict[str, Any]] = []
+        if thought := message.get("reasoning_content"):
+            content.append({"type": "thinking", "thinking": thought, "signature": ""})
+        if message["content"]:
+            content.append({"type": "text", "text": message["content"]})
         content += [_tool_use(call) for call in message.get("tool_calls", [])]
         return msgspec.json.encode(self.head.message(content, self._ending, usage))
+
+
+class CountDocument(DocumentFormat):
+    """The number of a chat's tokens."""
+
+    def complete(self, usage: Usage) -> bytes:
+        return msgspec.json.encode({"input_tokens": usage.prompt_tokens})
 
 
 def _tool_use(call: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,6 @@ NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "diagnostics": (),
     "service_tier": ("auto", "standard_only"),
     "speed": ("standard",),
-    "thinking": ({"type": "disabled"},),
 }
 """Fields that are not supported: the values that change nothing. Null is absent."""
 _ABOUT_THE_CLIENT: Final = frozenset({"metadata", "cache_control", "user_profile_id"})
@@ -65,27 +64,41 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class OutputConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The form of the answer; `effort` is not supported."""
+    """The form of the answer, and how much a model is to think before it."""
 
     format: Schema | None = None
-    effort: None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
-class MessagesRequest(DeliveryFields, frozen=True, kw_only=True):
-    """`POST /v1/messages`. `request_id`, `timeout_s`, `linger_s` and `priority` are ours."""
+class Thinking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whether a model is to think; with `adaptive` it does as its chat template has it."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Annotated[int, Meta(ge=1)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class CountRequest(DeliveryFields, frozen=True, kw_only=True):
+    """`POST /v1/messages/count_tokens`: what a chat's prompt depends on."""
 
     model: Annotated[str, Meta(max_length=256)]
-    max_tokens: int
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     system: str | list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    output_config: OutputConfig | None = None
+    thinking: Thinking | None = None
+
+
+class MessagesRequest(CountRequest, frozen=True, kw_only=True):
+    """`POST /v1/messages`. `request_id`, `timeout_s`, `linger_s` and `priority` are ours."""
+
+    max_tokens: int
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    tools: list[Tool] | None = None
-    tool_choice: ToolChoice | None = None
-    output_config: OutputConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +109,13 @@ class AsChat:
         fields: the body of `POST /v1/chat/completions` that asks the same.
         places: the places of its messages in Anthropic's body.
         stops: the client's stop sequences.
+        shows_thoughts: the client gets what the model thinks.
     """
 
     fields: dict[str, Any]
     places: Sequence[str]
     stops: frozenset[str]
+    shows_thoughts: bool = True
 
     def error(self, error: ClientError) -> ClientError:
         """An error about `fields`, in the words of Anthropic's body."""
@@ -122,6 +137,9 @@ class AsChat:
 
 _MESSAGE: Final = re.compile(r"messages\[(\d{1,6})\]")
 _NAMES: Final = (
+    (re.compile(r"^enable_thinking\b"), "thinking"),
+    (re.compile(r"^thinking_budget\b"), "thinking.budget_tokens"),
+    (re.compile(r"^reasoning_effort\b"), "output_config.effort"),
     (re.compile(r"^stop\b"), "stop_sequences"),
     (re.compile(r"^(response_format|guide)\.json_schema(\.schema)?"), "output_config.format.schema"),
     (re.compile(r"^(tools\[\d+\])\.function\.parameters\b"), r"\1.input_schema"),
@@ -135,12 +153,13 @@ def parse(body: dict[str, Any]) -> AsChat:
     Raises:
         InvalidParamError: a field is of the wrong type, missing, or not supported.
     """
-    _check_fields(body)
+    _check_fields(body, MessagesRequest)
     _check_tools(body.get("tools"))
     asked = converted(body, MessagesRequest)
     chat = chat_of(asked.system, asked.messages)
     choice = asked.tool_choice
     form = asked.output_config.format if asked.output_config is not None else None
+    effort = asked.output_config.effort if asked.output_config is not None else None
     fields: dict[str, Any] = {
         "model": asked.model,
         "messages": chat.messages,
@@ -154,17 +173,31 @@ def parse(body: dict[str, Any]) -> AsChat:
         "tool_choice": None if choice is None else _choice(choice),
         "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
         "guide": None if form is None else {"json_schema": form.schema},
+        "reasoning_effort": "xhigh" if effort == "max" else effort,
+        **_thinking(asked.thinking),
         "request_id": asked.request_id,
         "timeout_s": asked.timeout_s,
         "linger_s": asked.linger_s,
         "priority": asked.priority,
     }
     given = {name: value for name, value in fields.items() if value is not None}
-    return AsChat(given, chat.places, frozenset(asked.stop_sequences or ()))
+    is_omitted = asked.thinking is not None and asked.thinking.display == "omitted"
+    return AsChat(given, chat.places, frozenset(asked.stop_sequences or ()), shows_thoughts=not is_omitted)
 
 
-def _check_fields(body: Mapping[str, Any]) -> None:
-    known = MessagesRequest.__struct_fields__
+def parse_count(body: dict[str, Any]) -> AsChat:
+    """Parse the body of a request to count tokens.
+
+    Raises:
+        InvalidParamError: a field is of the wrong type, missing, or not supported.
+    """
+    _check_fields(body, CountRequest)
+    converted(body, CountRequest)
+    return parse({**body, "max_tokens": 1})
+
+
+def _check_fields(body: Mapping[str, Any], kind: type[CountRequest]) -> None:
+    known = kind.__struct_fields__
     for name, value in body.items():
         if value is None or name in known or name in _ABOUT_THE_CLIENT:
             continue
@@ -198,6 +231,19 @@ def _tool(tool: Tool) -> dict[str, Any]:
         "strict": tool.strict,
     }
     return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
+
+
+def _thinking(thinking: Thinking | None) -> dict[str, Any]:
+    if thinking is None:
+        return {}
+    if thinking.type != "enabled" and thinking.budget_tokens is not None:
+        raise InvalidParamError(
+            "thinking.budget_tokens", "thinking.budget_tokens: expected none unless thinking is enabled"
+        )
+    return {
+        "enable_thinking": {"enabled": True, "disabled": False}.get(thinking.type),
+        "thinking_budget": thinking.budget_tokens,
+    }
 
 
 def _choice(choice: ToolChoice) -> Any:

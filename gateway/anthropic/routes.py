@@ -1,18 +1,20 @@
-"""`POST /v1/messages`: Anthropic's route for chats."""
+"""`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's routes for chats."""
 
 from dataclasses import replace
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
-from gateway.anthropic.answers import MessageDocument, MessageHead, MessageStream
-from gateway.anthropic.request import AsChat, MessagesRequest, parse
+from gateway.anthropic.answers import CountDocument, MessageDocument, MessageHead, MessageStream
+from gateway.anthropic.request import AsChat, CountRequest, MessagesRequest, parse, parse_count
 from gateway.http.bodies import body_schema, read_object
 from gateway.media import parts
 from gateway.media.intake import MediaIntake
 from gateway.openai import requests as openai
+from gateway.openai.answer_reader import AnswerParts
 from gateway.openai.requests import ChatRequest
-from gateway.openai.routes import chat_group, tool_calling_of
+from gateway.openai.routes import chat_group
+from gateway.openai.tokenization import as_echo
 from gateway.requests.response import AnswerFormat, AnswerResponse, RequestGroup
 from gateway.requests.resume import StreamPosition
 from gateway.requests.service import Gateway
@@ -20,6 +22,7 @@ from gateway.requests.submission import SubmissionRecord
 from shared.errors import ClientError
 
 MESSAGES: Final = "/v1/messages"
+COUNT_TOKENS: Final = "/v1/messages/count_tokens"
 _ID_PREFIX: Final = "msg"
 
 
@@ -41,12 +44,22 @@ def anthropic_routes(gateway: Gateway) -> APIRouter:
             head = MessageHead(
                 request_id=group.request_id,
                 model=first.model,
-                tool_calling=tool_calling_of(gateway, first.inputs),
+                parts=AnswerParts.of(gateway, first.inputs, is_shown=asked.shows_thoughts),
                 stops=asked.stops,
             )
             return MessageStream(head, position) if group.is_stream else MessageDocument(head)
 
         return AnswerResponse(gateway, group, make_format)
+
+    @router.post(COUNT_TOKENS, summary="Count the tokens of a chat", openapi_extra=body_schema(CountRequest))
+    async def count_tokens(request: Request) -> Response:
+        asked = parse_count(await read_object(request))
+        try:
+            group, _ = await _group(gateway, intake, request, asked)
+        except ClientError as error:
+            raise asked.error(error) from error
+        group = replace(as_echo(group), route=COUNT_TOKENS)
+        return AnswerResponse(gateway, group, lambda _: CountDocument())
 
     return router
 

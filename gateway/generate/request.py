@@ -9,7 +9,7 @@ import math
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 from starlette.datastructures import FormData, UploadFile
@@ -35,7 +35,7 @@ from models.base import OF_PROMPTS
 from models.options import Options
 from models.voices import known_voice
 from shared.errors import ClientError
-from shared.events import Inputs, Params, Priority
+from shared.events import Effort, Inputs, Params, Priority
 from shared.validation_errors import described, validation_problem
 
 QUESTIONS: Final = ("text", "messages", "token_ids")
@@ -45,8 +45,8 @@ _LIMITS: Final = ("max_tokens", "max_output_tokens", "max_new_tokens", "gen_leng
 MODEL_KWARGS: Final = (
     *_LIMITS, "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "logit_bias", "bad_words", "min_tokens", "seed", "stop", "stop_token_ids",
-    "ignore_eos", "logprobs", "echo", "voice", "guide", "dimensions", "truncate_prompt_tokens",
-    "truncation_side", "max_tokens_per_doc", "warm", "options",
+    "ignore_eos", "logprobs", "echo", "voice", "guide", "thinking_budget", "dimensions",
+    "truncate_prompt_tokens", "truncation_side", "max_tokens_per_doc", "warm", "options",
 )  # fmt: skip
 FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "text": {"type": "string"},
@@ -55,6 +55,8 @@ FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
     TEXTS: {"type": "array", "items": {"type": ["string", "array"]}},
     "queries": {"type": "array", "items": {"type": ["string", "array"]}},
     "chat": {"type": "boolean", "default": True},
+    "chat_template_kwargs": {"type": "object"},
+    "reasoning_effort": {"type": "string"},
     "files": {
         "type": "array",
         "items": {"anyOf": [{"type": "string", "format": "binary"}, {"type": "object"}]},
@@ -71,6 +73,7 @@ FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "priority": {"type": "integer", "minimum": -100, "maximum": 100},
 }
 """All fields, with their schemas."""
+EFFORTS: Final = get_args(Effort)
 _BOOLEANS: Final[Mapping[str, bool]] = {
     "true": True, "1": True, "yes": True, "on": True,
     "false": False, "0": False, "no": False, "off": False,
@@ -119,9 +122,10 @@ def parse(fields: Mapping[str, Any], served: ServedModel, intake: MediaIntake) -
     uploads = [replace(one, modality=placed.placed.get(n, "")) for n, one in enumerate(uploads)]
     intake.check_sources(media := [*uploads, *placed.sources])
     outputs = _modalities(fields, "output_modalities", served, served.outputs[:1], served.outputs)
+    prompt = _prompt(fields, placed, served, is_chat=OF_PROMPTS.isdisjoint(outputs))
     return GenerateRequest(
         inputs=msgspec.structs.replace(
-            _prompt(fields, placed, served, is_chat=OF_PROMPTS.isdisjoint(outputs)),
+            _with_template_options(prompt, fields),
             input_modalities=_modalities(
                 fields, "input_modalities", served, ("text",), ("text", *served.modalities)
             ),
@@ -254,6 +258,33 @@ def _prompt(fields: Mapping[str, Any], placed: PlacedMedia, served: ServedModel,
             "files", "files: expected none beside token_ids, which have no place for them"
         )
     return converted({name: _list(name, value), "chat": False}, Inputs)
+
+
+def _with_template_options(inputs: Inputs, fields: Mapping[str, Any]) -> Inputs:
+    """The prompt with what its chat template is asked for."""
+    options = fields.get("chat_template_kwargs") or {}
+    if isinstance(options, str):
+        try:
+            options = parse_object(options, "chat_template_kwargs")
+        except ClientError as error:
+            raise InvalidParamError("chat_template_kwargs", error.message, code=error.code) from error
+    effort = _text(fields, "reasoning_effort") or None
+    if not options and effort is None:
+        return inputs
+    if not isinstance(options, dict):
+        raise InvalidParamError(
+            "chat_template_kwargs", f"chat_template_kwargs: expected an object, found {described(options)}"
+        )
+    if effort not in (None, *EFFORTS):
+        raise InvalidParamError(
+            "reasoning_effort",
+            f"reasoning_effort: expected one of {_listed(EFFORTS)}, found {described(effort)}",
+        )
+    try:
+        return msgspec.structs.replace(inputs, template_options=options, reasoning_effort=effort)
+    except ValueError as error:
+        problem = str(error).replace("template_options", "chat_template_kwargs", 1)
+        raise InvalidParamError(problem.partition(":")[0], problem) from error
 
 
 def _list(name: str, found: object) -> list[Any]:

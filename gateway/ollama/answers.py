@@ -18,7 +18,7 @@ import msgspec
 
 from gateway.errors import HttpError, ollama_body
 from gateway.http.lines import json_line
-from gateway.openai.tool_calls import ToolCalling
+from gateway.openai.answer_reader import TEXT_ALONE, AnswerParts, WholeMessage
 from gateway.requests.response import DocumentFormat
 from shared.events import OutputChunk, Usage
 
@@ -41,7 +41,7 @@ class Head:
     model: str
     created_s: int
     is_chat: bool
-    tool_calling: ToolCalling | None = None
+    parts: AnswerParts = TEXT_ALONE
     begun_s: float = field(default_factory=time.perf_counter)
     first_s: float | None = None
 
@@ -50,16 +50,22 @@ class Head:
         if self.first_s is None:
             self.first_s = time.perf_counter()
 
-    def line(self, content: str, calls: list[dict[str, Any]] | None = None, **more: Any) -> dict[str, Any]:
-        """A line with a piece of the answer."""
+    def line(
+        self, content: str, thought: str = "", calls: list[dict[str, Any]] | None = None, **more: Any
+    ) -> dict[str, Any]:
+        """A line with a piece of the answer, or of the thoughts before it."""
         created = datetime.fromtimestamp(self.created_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         found: dict[str, Any] = {"model": self.model, "created_at": created}
         if self.is_chat:
-            found["message"] = {"role": "assistant", "content": content} | (
-                {"tool_calls": calls} if calls else {}
+            found["message"] = (
+                {"role": "assistant", "content": content}
+                | ({"thinking": thought} if thought else {})
+                | ({"tool_calls": calls} if calls else {})
             )
         else:
             found["response"] = content
+            if thought:
+                found["thinking"] = thought
         return found | {"done": False} | more
 
     def loaded(self) -> dict[str, Any]:
@@ -93,8 +99,7 @@ class Lines:
 
     def __init__(self, head: Head) -> None:
         self._head = head
-        calling = head.tool_calling
-        self._reader = None if calling is None else calling.reader(head.request_id, _CHOICE)
+        self._reader = head.parts.reader(head.request_id, _CHOICE)
         self._calls: dict[int, dict[str, str]] = {}
         self._reason = ""
 
@@ -102,7 +107,7 @@ class Lines:
         self._head.note_piece()
         if self._reader is None:
             return self._line(chunk.text) if chunk.text else b""
-        return self._piece(self._reader.push(chunk.text))
+        return self._piece(self._reader.push(chunk))
 
     def ended(self, choice: int, finish_reason: str) -> bytes:
         self._reason = finish_reason
@@ -110,7 +115,7 @@ class Lines:
             return b""
         rest = self._piece(self._reader.end())
         calls = _whole(self._calls.values())
-        return rest + (self._line("", calls) if calls else b"")
+        return rest + (self._line("", calls=calls) if calls else b"")
 
     def complete(self, usage: Usage) -> bytes:
         return json_line(self._head.line("", **self._head.ending(self._reason, usage))) + b"\n"
@@ -123,11 +128,11 @@ class Lines:
             known = self._calls.setdefault(call["index"], {"name": "", "arguments": ""})
             for name in known:
                 known[name] += call["function"].get(name) or ""
-        text = delta.get("content")
-        return self._line(text) if text else b""
+        text, thought = delta.get("content", ""), delta.get("reasoning_content", "")
+        return self._line(text, thought) if text or thought else b""
 
-    def _line(self, text: str, calls: list[dict[str, Any]] | None = None) -> bytes:
-        return json_line(self._head.line(text, calls)) + b"\n"
+    def _line(self, text: str, thought: str = "", calls: list[dict[str, Any]] | None = None) -> bytes:
+        return json_line(self._head.line(text, thought, calls)) + b"\n"
 
 
 @dataclass
@@ -135,25 +140,30 @@ class Document(DocumentFormat):
     """An answer as one JSON document."""
 
     head: Head
-    _texts: list[str] = field(default_factory=list)
     _reason: str = ""
+
+    def __post_init__(self) -> None:
+        self._message = WholeMessage(self.head.parts.reader(self.head.request_id, _CHOICE))
 
     def chunk(self, choice: int, chunk: OutputChunk) -> bytes:
         self.head.note_piece()
-        self._texts.append(chunk.text)
+        self._message.push(chunk)
         return b""
 
     def ended(self, choice: int, finish_reason: str) -> bytes:
+        self._message.end(finish_reason)
         self._reason = finish_reason
         return b""
 
     def complete(self, usage: Usage) -> bytes:
-        text, calls = "".join(self._texts), list[dict[str, Any]]()
-        if self.head.tool_calling is not None:
-            message = self.head.tool_calling.reader(self.head.request_id, _CHOICE).read_all(text)
-            text = message["content"] or ""
-            calls = _whole(call["function"] for call in message.get("tool_calls", []))
-        return msgspec.json.encode(self.head.line(text, calls, **self.head.ending(self._reason, usage)))
+        message = self._message.content()
+        line = self.head.line(
+            message["content"] or "",
+            message.get("reasoning_content", ""),
+            _whole(call["function"] for call in message.get("tool_calls", [])),
+            **self.head.ending(self._reason, usage),
+        )
+        return msgspec.json.encode(line)
 
 
 def _whole(functions: Iterable[dict[str, str]]) -> list[dict[str, Any]]:

@@ -52,6 +52,7 @@ def described(gateway: Gateway) -> dict[str, Any]:
     served, family = gateway.served, gateway.served.family
     capabilities = ["completion"] if "text" in served.outputs else []
     capabilities += ["tools"] if gateway.tool_calls is not None else []
+    capabilities += ["thinking"] if gateway.reasoning is not None else []
     capabilities += ["vision"] if "image" in served.modalities else []
     capabilities += ["embedding"] if EMBEDDING in served.outputs else []
     return {

@@ -142,7 +142,11 @@ def in_ollamas_words(error: ClientError, *, is_chat: bool) -> ClientError:
     return InvalidParamError(place, message, code=error.failure_code, status=error.failure_status)
 
 
-_NAMES: Final = {field: f"options.{name}" for name, field in _OPTIONS.items()}
+_NAMES: Final = {
+    **{field: f"options.{name}" for name, field in _OPTIONS.items()},
+    "enable_thinking": "think",
+    "reasoning_effort": "think",
+}
 _IMAGE: Final = re.compile(r"messages\[(\d{1,6})\]\.content\[(\d{1,6})\]\.file.*")
 
 
@@ -155,8 +159,6 @@ def _given(body: Mapping[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any
 
 
 def _common(asked: _Common) -> dict[str, Any]:
-    if asked.think:
-        raise NotSupportedError("think", asked.think, "false")
     fields: dict[str, Any] = {
         "model": asked.model,
         "stream": asked.stream is not False,
@@ -165,6 +167,7 @@ def _common(asked: _Common) -> dict[str, Any]:
         "linger_s": asked.linger_s,
         "priority": asked.priority,
         **options_of(asked.options or {}),
+        "reasoning_effort" if isinstance(asked.think, str) else "enable_thinking": asked.think,
     }
     match asked.format:
         case None | "":

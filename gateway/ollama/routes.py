@@ -18,8 +18,9 @@ from gateway.ollama.answers import Document, Head, Lines
 from gateway.ollama.embeddings import EmbedBody, EmbedDocument, parse_embed
 from gateway.ollama.request import ChatBody, GenerateBody, in_ollamas_words, parse_chat, parse_generate
 from gateway.openai import requests as openai
+from gateway.openai.answer_reader import AnswerParts
 from gateway.openai.requests import ChatRequest, CompletionRequest
-from gateway.openai.routes import chat_group, tool_calling_of
+from gateway.openai.routes import chat_group
 from gateway.requests.response import AnswerFormat, AnswerResponse, RequestGroup
 from gateway.requests.service import Gateway
 from gateway.requests.submission import SubmissionRecord
@@ -155,7 +156,7 @@ def _format_of(
             model=model,
             created_s=recorded.created_s,
             is_chat=is_chat,
-            tool_calling=tool_calling_of(gateway, group.requests[0].inputs),
+            parts=AnswerParts.of(gateway, group.requests[0].inputs),
             begun_s=begun_s,
         )
         return Lines(head) if group.is_stream else Document(head)

@@ -13,10 +13,10 @@ import msgspec
 
 from gateway.errors import HttpError
 from gateway.http.lines import server_sent_event
+from gateway.openai.answer_reader import TEXT_ALONE, AnswerParts, WholeMessage
 from gateway.openai.logprobs import ListedToken, TokenList, chat_logprobs, completion_logprobs
 from gateway.openai.outputs import ImageParts
 from gateway.openai.sound import ChatSound, SoundReader
-from gateway.openai.tool_calls import ToolCalling
 from gateway.requests.response import DocumentFormat
 from gateway.requests.resume import StreamPosition
 from gateway.requests.usage import parallel_tokens, usage_object
@@ -32,7 +32,7 @@ class AnswerHead:
     Attributes:
         choices: the number of answers.
         with_logprobs: tokens are listed with their log probabilities.
-        tool_calling: the reader of tool calls; None for a request without tools.
+        parts: what an answer may have besides text.
         sound: that of the answer; None for an answer without.
     """
 
@@ -41,7 +41,7 @@ class AnswerHead:
     created_s: int
     choices: int = 1
     with_logprobs: bool = False
-    tool_calling: ToolCalling | None = None
+    parts: AnswerParts = TEXT_ALONE
     sound: ChatSound | None = None
 
     def of(self, object_name: str) -> dict[str, Any]:
@@ -140,8 +140,7 @@ class ChatStream(_Stream):
         self, head: AnswerHead, *, includes_usage: bool = False, position: StreamPosition | None = None
     ) -> None:
         super().__init__(head, includes_usage=includes_usage, position=position)
-        calling = head.tool_calling
-        self._calls = [calling.reader(head.request_id, n) for n in range(head.choices)] if calling else []
+        self._readers = [head.parts.reader(head.request_id, n) for n in range(head.choices)]
         self._images = [ImageParts() for _ in range(head.choices)]
         self._sounds = [head.sound.reader(n) for n in range(head.choices)] if head.sound else []
 
@@ -151,17 +150,19 @@ class ChatStream(_Stream):
         if self._sounds:
             delta = self._sounds[choice].delta(chunk)
             return {"delta": delta} if delta else None
-        if not self._calls:
+        reader = self._readers[choice]
+        if reader is None:
             return super()._read(choice, chunk)
-        delta = self._calls[choice].push(chunk.text)
+        delta = reader.push(chunk)
         return {"delta": delta} if delta else None
 
     def _last(self, choice: int, finish_reason: str) -> tuple[dict[str, Any], str]:
         if self._sounds:
             return {"delta": self._sounds[choice].last_delta()}, finish_reason
-        if not self._calls:
+        reader = self._readers[choice]
+        if reader is None:
             return super()._last(choice, finish_reason)
-        return {"delta": self._calls[choice].end()}, self._calls[choice].reason(finish_reason)
+        return {"delta": reader.end()}, reader.reason(finish_reason)
 
     def _begin(self, choice: int) -> bytes:
         if self._position.has_any(choice):
@@ -192,13 +193,13 @@ class CompletionStream(_Stream):
 class _ChoiceParts:
     """The collected parts of one choice of a document."""
 
-    texts: list[str] = field(default_factory=list)
+    message: WholeMessage
     tokens: TokenList = field(default_factory=TokenList)
     listed: list[ListedToken] = field(default_factory=list)
     images: list[dict[str, Any]] = field(default_factory=list)
     reader: ImageParts = field(default_factory=ImageParts)
     sound: SoundReader | None = None
-    finish_reason: str | None = None
+    finish_reason: str = ""
 
 
 class _Document(DocumentFormat):
@@ -209,11 +210,17 @@ class _Document(DocumentFormat):
     def __init__(self, head: AnswerHead) -> None:
         self._head = head
         sound = head.sound
-        self._choices = [_ChoiceParts(sound=sound.reader(n) if sound else None) for n in range(head.choices)]
+        self._choices = [
+            _ChoiceParts(
+                message=WholeMessage(head.parts.reader(head.request_id, n)),
+                sound=sound.reader(n) if sound else None,
+            )
+            for n in range(head.choices)
+        ]
 
     def chunk(self, choice: int, chunk: OutputChunk) -> bytes:
         parts = self._choices[choice]
-        parts.texts.append(chunk.text)
+        parts.message.push(chunk)
         if (image := parts.reader.push(chunk)) is not None:
             parts.images.append(image)
         if parts.sound is not None:
@@ -224,7 +231,7 @@ class _Document(DocumentFormat):
 
     def ended(self, choice: int, finish_reason: str) -> bytes:
         parts = self._choices[choice]
-        parts.finish_reason = finish_reason
+        parts.finish_reason = parts.message.end(finish_reason)
         parts.listed += parts.tokens.end(finish_reason)
         return b""
 
@@ -232,7 +239,8 @@ class _Document(DocumentFormat):
         choices = [
             _choice(
                 number,
-                *self._content(number, "".join(parts.texts), parts.finish_reason or ""),
+                self._content(parts),
+                parts.finish_reason,
                 self._logprobs(parts.listed) if self._head.with_logprobs else None,
             )
             for number, parts in enumerate(self._choices)
@@ -240,8 +248,8 @@ class _Document(DocumentFormat):
         body = self._head.of(self.object_name) | {"choices": choices, "usage": usage_object(usage)}
         return msgspec.json.encode(body | parallel_tokens(usage))
 
-    def _content(self, choice: int, text: str, finish_reason: str) -> tuple[dict[str, Any], str]:
-        """The content of a choice, and its finish reason."""
+    def _content(self, parts: _ChoiceParts) -> dict[str, Any]:
+        """The content of a choice."""
         raise NotImplementedError
 
     def _logprobs(self, listed: list[ListedToken]) -> dict[str, Any]:
@@ -253,17 +261,14 @@ class ChatDocument(_Document):
 
     object_name = "chat.completion"
 
-    def _content(self, choice: int, text: str, finish_reason: str) -> tuple[dict[str, Any], str]:
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        if self._head.tool_calling is not None:
-            calls = self._head.tool_calling.reader(self._head.request_id, choice)
-            message |= calls.read_all(text)
-            finish_reason = calls.reason(finish_reason)
-        if images := self._choices[choice].images:
-            message["images"] = images
-        if (sound := self._choices[choice].sound) is not None:
-            message |= {"content": None, "audio": sound.whole(text)}
-        return {"message": message}, finish_reason
+    def _content(self, parts: _ChoiceParts) -> dict[str, Any]:
+        content = parts.message.content()
+        message: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None, **content}
+        if parts.images:
+            message["images"] = parts.images
+        if parts.sound is not None:
+            message |= {"content": None, "audio": parts.sound.whole(content["content"] or "")}
+        return {"message": message}
 
     def _logprobs(self, listed: list[ListedToken]) -> dict[str, Any]:
         return chat_logprobs(listed)
@@ -274,8 +279,8 @@ class CompletionDocument(_Document):
 
     object_name = "text_completion"
 
-    def _content(self, choice: int, text: str, finish_reason: str) -> tuple[dict[str, Any], str]:
-        return {"text": text}, finish_reason
+    def _content(self, parts: _ChoiceParts) -> dict[str, Any]:
+        return {"text": parts.message.content()["content"]}
 
     def _logprobs(self, listed: list[ListedToken]) -> dict[str, Any]:
         return completion_logprobs(listed)

@@ -37,10 +37,9 @@ CHAT_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "function_call": ("none", "auto"),
     "prediction": (),
     "web_search_options": (),
-    "reasoning_effort": (),
     "verbosity": ("medium",),
     "chat_template": (),
-    "chat_template_kwargs": (),
+    "stream_reasoning": (True,),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
 }

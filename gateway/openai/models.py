@@ -53,6 +53,7 @@ def model_document(gateway: Gateway, name: str) -> dict[str, Any]:
         **of_adapter,
         "max_model_len": served.max_seq_len,
         "tool_calls": gateway.tool_calls.name if gateway.tool_calls is not None else None,
+        "reasoning": gateway.reasoning.name if gateway.reasoning is not None else None,
         "family": served.family,
         "input_modalities": list(served.modalities),
         "output_modalities": list(served.outputs),

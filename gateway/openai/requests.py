@@ -30,9 +30,10 @@ from gateway.openai.sound import SoundFields
 from gateway.requests.parsed_request import ModelRequest
 from models import options
 from models.options import Options
-from shared.events import MAX_LOGPROBS, MAX_TOOLS, Inputs, NamedTool, Params, Tool
+from shared.events import MAX_LOGPROBS, MAX_TOOLS, Effort, Inputs, NamedTool, Params, Tool
 from shared.validation_errors import described
 
+_TEMPLATE_OPTIONS: Final = "chat_template_kwargs"
 SCHEMA_FIELD: Final = "response_format.json_schema.schema"
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -198,7 +199,11 @@ class _ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatRequest(_Request, frozen=True, kw_only=True):
-    """`POST /v1/chat/completions`."""
+    """`POST /v1/chat/completions`.
+
+    Of the reasoning: `chat_template_kwargs` and `include_reasoning` are vLLM's, `separate_reasoning` is
+    SGLang's, `enable_thinking` and `thinking_budget` are Qwen's.
+    """
 
     neutral = CHAT_NEUTRAL
 
@@ -210,6 +215,12 @@ class ChatRequest(_Request, frozen=True, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: Effort | None = None
+    thinking_budget: int | None = None
+    separate_reasoning: bool | None = None
+    include_reasoning: bool | None = None
     modalities: Annotated[list[str], Meta(min_length=1)] | None = None
     audio: SoundFields | None = None
 
@@ -258,15 +269,28 @@ class ChatRequest(_Request, frozen=True, kw_only=True):
             _check_message(f"messages[{number}]", message, calls)
         try:
             return Inputs(
-                messages=self.messages,
+                messages=[_with_thoughts(message) for message in self.messages],
                 output_modalities=self.outputs,
                 tools=self.tools or [],
                 tool_choice=self.tool_choice or "auto",
                 parallel_tool_calls=self.parallel_tool_calls is not False,
+                template_options=self._template_options(),
+                reasoning_effort=self.reasoning_effort,
             )
         except ValueError as error:  # its message begins with the field's name
-            name, _, _ = str(error).partition(":")
-            raise InvalidParamError(name, str(error)) from error
+            problem = str(error).replace("template_options", _TEMPLATE_OPTIONS, 1)
+            name, _, _ = problem.partition(":")
+            raise InvalidParamError(name, problem) from error
+
+    def _template_options(self) -> dict[str, Any]:
+        found = self.chat_template_kwargs or {}
+        if self.enable_thinking is None:
+            return found
+        if found.get("enable_thinking", self.enable_thinking) != self.enable_thinking:
+            raise InvalidParamError(
+                "enable_thinking", f"enable_thinking: expected the value that {_TEMPLATE_OPTIONS} has too"
+            )
+        return {**found, "enable_thinking": self.enable_thinking}
 
 
 class CompletionRequest(_Request, frozen=True, kw_only=True):
@@ -342,6 +366,17 @@ def with_options(body: dict[str, Any], fields: Collection[str], family: Options 
         raise InvalidParamError(name, f"{name}: expected it once, found it also in options")
     rest = {name: value for name, value in body.items() if name not in own and name != "options"}
     return {**rest, "options": {**nested, **given}} if nested or given else rest
+
+
+def _with_thoughts(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with its reasoning under the name that templates read; some clients return it as another."""
+    if "reasoning" not in message:
+        return message
+    rest = {name: value for name, value in message.items() if name != "reasoning"}
+    thought = message["reasoning"]
+    return (
+        rest if thought is None or rest.get("reasoning_content") else {**rest, "reasoning_content": thought}
+    )
 
 
 def _refuse_fields_of_other_apis(kind: type[_Request], body: dict[str, Any]) -> None:

@@ -15,13 +15,13 @@ from gateway.http.bodies import body_schema, read_object
 from gateway.media import parts
 from gateway.media.intake import MediaIntake
 from gateway.openai import anthropic_models
+from gateway.openai.answer_reader import TEXT_ALONE, AnswerParts
 from gateway.openai.answers import AnswerHead, ChatDocument, ChatStream, CompletionDocument, CompletionStream
 from gateway.openai.earlier_sound import with_transcripts
 from gateway.openai.models import model_document, model_documents
 from gateway.openai.outputs import check_outputs
 from gateway.openai.requests import ChatRequest, CompletionRequest, parse
 from gateway.openai.sound import AUDIO, ID_PREFIX, ChatSound, SoundFields, check_sound, kind_of
-from gateway.openai.tool_calls import ToolCalling
 from gateway.requests import resume
 from gateway.requests.choices import split
 from gateway.requests.parsed_request import parsed_request
@@ -32,14 +32,13 @@ from gateway.requests.submission import SubmissionRecord
 from gateway.sound.encoder import PcmFormat
 from models.text.tool_calls import offered
 from shared.errors import ClientError
-from shared.events import Inputs
 
 _R = TypeVar("_R", ChatRequest, CompletionRequest)
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 NOT_SERVED: Final = (
     "assistants", "batches", "containers", "conversations", "evals", "fine_tuning",
-    "moderations", "organization", "realtime", "responses", "threads", "uploads", "vector_stores",
+    "moderations", "organization", "realtime", "threads", "uploads", "vector_stores",
 )  # fmt: skip
 """OpenAI's other routes, by their path after `/v1/`."""
 
@@ -93,8 +92,9 @@ class NotServedError(ClientError):
     def __init__(self, method: str, path: str) -> None:
         super().__init__(
             f"{method} {path[:200]} is a route of OpenAI that is not served here; expected one of "
-            f"POST {CHAT}, POST {COMPLETIONS}, POST /v1/embeddings, POST /v1/rerank, POST /v1/score, "
-            "POST /v1/audio/speech, POST /v1/audio/transcriptions, POST /v1/audio/translations, "
+            f"POST {CHAT}, POST {COMPLETIONS}, POST /v1/responses, POST /v1/embeddings, "
+            "POST /v1/rerank, POST /v1/score, POST /v1/audio/speech, POST /v1/audio/transcriptions, "
+            "POST /v1/audio/translations, "
             "POST /v1/images/generations, POST /v1/images/edits, POST /v1/videos, POST /v1/files, "
             "GET /v1/models"
         )
@@ -164,7 +164,7 @@ def _answer(
     stream, document = formats
 
     def make_format(recorded: SubmissionRecord) -> AnswerFormat:
-        head = _head(gateway, group, recorded, body.sound)
+        head = _head(gateway, group, recorded, body)
         if body.stream:
             return stream(head, includes_usage=body.includes_usage, position=position)
         return document(head)
@@ -204,8 +204,22 @@ def chat_group(
     return RequestGroup(route=route, requests=choices, n=body.answers, is_stream=is_stream), position
 
 
+def _parts(gateway: Gateway, group: RequestGroup, body: ChatRequest | CompletionRequest) -> AnswerParts:
+    if not isinstance(body, ChatRequest):
+        return TEXT_ALONE
+    return AnswerParts.of(
+        gateway,
+        group.requests[0].inputs,
+        is_separate=body.separate_reasoning is not False,
+        is_shown=body.include_reasoning is not False,
+    )
+
+
 def _head(
-    gateway: Gateway, group: RequestGroup, recorded: SubmissionRecord, sound: SoundFields | None
+    gateway: Gateway,
+    group: RequestGroup,
+    recorded: SubmissionRecord,
+    body: ChatRequest | CompletionRequest,
 ) -> AnswerHead:
     return AnswerHead(
         request_id=group.request_id,
@@ -213,8 +227,8 @@ def _head(
         created_s=recorded.created_s,
         choices=len(group.requests),
         with_logprobs=group.requests[0].params.logprobs is not None,
-        tool_calling=tool_calling_of(gateway, group.requests[0].inputs),
-        sound=None if sound is None else _sound(gateway, group, recorded, sound),
+        parts=_parts(gateway, group, body),
+        sound=None if body.sound is None else _sound(gateway, group, recorded, body.sound),
     )
 
 
@@ -228,10 +242,3 @@ def _sound(
         ids=[f"{ID_PREFIX}{one.request_id}" for one in group.requests],
         expires_s=_NEVER_S if age_s is None else recorded.created_s + int(age_s),
     )
-
-
-def tool_calling_of(gateway: Gateway, inputs: Inputs) -> ToolCalling | None:
-    """The reader of the tool calls of an answer; None if no tools were offered."""
-    if gateway.tool_calls is None or offered(inputs) is None:
-        return None
-    return ToolCalling(gateway.tool_calls, frozenset(tool.function.name for tool in inputs.tools))

@@ -39,24 +39,18 @@ class ChoiceReader:
         """The delta for the next text; empty if nothing is sent yet."""
         return self._delta(self._reader.push(text))
 
-    def end(self) -> dict[str, Any]:
-        """The delta for the end of the text."""
-        return self._delta(self._reader.end())
+    def end(self, text: str = "") -> dict[str, Any]:
+        """The delta for the last text, and for what was held back."""
+        found, rest = self._reader.push(text), self._reader.end()
+        found.content += rest.content
+        for index, piece in rest.calls.items():
+            known = found.calls.setdefault(index, CallPiece())
+            known.name, known.arguments = known.name or piece.name, known.arguments + piece.arguments
+        return self._delta(found)
 
     def reason(self, finish_reason: str) -> str:
         """The finish reason: `tool_calls` if the model stopped after a call."""
         return _CALLED if finish_reason == _STOP and self._reader.count else finish_reason
-
-    def read_all(self, text: str) -> dict[str, Any]:
-        """The `content` and the `tool_calls`, if any, of a message with this text."""
-        found, rest = self._reader.push(text), self._reader.end()
-        content = found.content + rest.content
-        for index, piece in rest.calls.items():
-            known = found.calls.setdefault(index, CallPiece())
-            known.name, known.arguments = known.name or piece.name, known.arguments + piece.arguments
-        if not found.calls:
-            return {"content": content}
-        return {"content": content or None, "tool_calls": [self._call(*call) for call in found.calls.items()]}
 
     def _delta(self, read: ParsedPiece) -> dict[str, Any]:
         delta: dict[str, Any] = {"content": read.content} if read.content else {}

@@ -19,7 +19,9 @@ from gateway.requests.relay import RecordRouter, decode_or_none
 from gateway.requests.request_ids import RecentIds
 from gateway.requests.submission import Submissions
 from gateway.served_adapters import ServedAdapters
-from models.text.tool_calls import FORMATS, CallFormat
+from models.text import reasoning, tool_calls
+from models.text.reasoning import ReasoningFormat
+from models.text.tool_calls import CallFormat
 from shared.epoch_fence import EpochFence
 from shared.errors import DalSegnoError
 from shared.events import (
@@ -107,11 +109,19 @@ class LogFollower:
         self._max_unread = max_unread
         self._adapters = adapters
         self._tool_calls: dict[int, str] = {}
+        self._reasoning: dict[int, str] = {}
 
     @property
     def tool_calls(self) -> CallFormat | None:
         """The format in which the model writes tool calls; None if it has none, or none that is known."""
-        return next((FORMATS[name] for name in self._tool_calls.values() if name in FORMATS), None)
+        known = tool_calls.FORMATS
+        return next((known[name] for name in self._tool_calls.values() if name in known), None)
+
+    @property
+    def reasoning(self) -> ReasoningFormat | None:
+        """The format in which the model writes its reasoning; None if it does not think."""
+        known = reasoning.FORMATS
+        return next((known[name] for name in self._reasoning.values() if name in known), None)
 
     async def follow(self, log: Log, media: MediaStore) -> None:
         """Follow `log` until cancelled; `media` is the media store of the same server.
@@ -193,6 +203,7 @@ class LogFollower:
         event = decode_or_none(record, address)
         if isinstance(event, WorkerJoined | WorkerLeaving):
             self._tool_calls[rank] = event.tool_calls
+            self._reasoning[rank] = event.reasoning
 
     def _note_adapter(self, record: StoredRecord) -> None:
         with suppress(MalformedEventError):

@@ -1,7 +1,7 @@
 """A request as the routes submit it, and how every route makes one from its parsed body."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import msgspec
@@ -59,6 +59,7 @@ class ParsedRequest:
         disconnect_grace_s: the time for which the request continues without a client.
         priority: requests with a higher one are served first; among equals, those of the `tenant` with the
             fewest.
+        api_fields: as in the event.
     """
 
     request_id: RequestId
@@ -76,6 +77,7 @@ class ParsedRequest:
     disconnect_grace_s: float = 0.0
     priority: int = 0
     tenant: str | None = None
+    api_fields: dict[str, Any] = field(default_factory=dict)
 
 
 def parsed_request(

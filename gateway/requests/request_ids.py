@@ -14,7 +14,7 @@ from shared.ids import RequestId, parse_request_id
 from shared.log.port import LogState
 
 _GENERATED: Final = re.compile(
-    r"(?:chatcmpl|cmpl|embd|gen|img|speech|video|warm)-([0-9a-f]{8})-[0-9a-f]{16}(?:-[0-9]{1,4})?"
+    r"(?:chatcmpl|cmpl|embd|gen|img|msg|ollama|resp|speech|tok|video|warm)-([0-9a-f]{8})-[0-9a-f]{16}(?:-[0-9]{1,4})?"
 )
 """An id made by `request_id_of`, or that of a further choice of such a request."""
 MOST: Final = 100_000

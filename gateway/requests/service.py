@@ -19,6 +19,7 @@ from gateway.requests.parsed_request import ParsedRequest
 from gateway.requests.refusal_writer import RefusalWriter
 from gateway.requests.submission import Subscription
 from gateway.served_model import ServedModel
+from models.text.reasoning import ReasoningFormat
 from models.text.tool_calls import CallFormat
 from shared.errors import CapacityError
 from shared.log.port import Log, LogState, LogStats, LogUnavailableError
@@ -154,6 +155,11 @@ class Gateway:
     def tool_calls(self) -> CallFormat | None:
         """The format in which the model writes tool calls; None if it has none, or none that is known."""
         return self.follower.tool_calls
+
+    @property
+    def reasoning(self) -> ReasoningFormat | None:
+        """The format in which the model writes its reasoning; None if it does not think."""
+        return self.follower.reasoning
 
     async def submit(
         self, request: ParsedRequest, on_subscribed: Callable[[Subscription], object]

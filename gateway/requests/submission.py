@@ -199,6 +199,7 @@ class Submissions:
             tenant=request.tenant,
             created_s=request.created_s,
             is_first=True,
+            api_fields=request.api_fields,
         )
 
     async def _store(

@@ -15,6 +15,7 @@ class UsageTally:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
     counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, choice: int, usage: Usage) -> None:
@@ -23,6 +24,7 @@ class UsageTally:
             self.prompt_tokens += usage.prompt_tokens
         self.completion_tokens += usage.completion_tokens
         self.cached_tokens += usage.cached_tokens
+        self.reasoning_tokens += usage.reasoning_tokens
         self.counts.update(usage.counts)
 
     @property
@@ -31,6 +33,7 @@ class UsageTally:
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
             cached_tokens=self.cached_tokens,
+            reasoning_tokens=self.reasoning_tokens,
             counts=dict(self.counts),
         )
 
@@ -42,6 +45,8 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.total_tokens,
     }
+    if usage.reasoning_tokens:
+        found["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
     return {**found, "counts": usage.counts} if usage.counts else found
 
 

@@ -201,6 +201,17 @@ def _refuse_others(request: PlanRequest, options: BagelOptions) -> None:
         raise ClientError(
             f"output_modalities: expected text and image, found {sorted(wanted)}", code="unsupported_modality"
         )
+    of_templates = {
+        "template_options": request.inputs.template_options or None,
+        "reasoning_effort": request.inputs.reasoning_effort,
+        "thinking_budget": request.params.thinking_budget,
+    }
+    for name, value in of_templates.items():
+        if value is not None:
+            raise ClientError(
+                f"{name}: this model has no chat template that takes it; its option think_mode lets it think",
+                code="not_supported",
+            )
     of_text = {"response_format": params.guide, "logprobs": params.logprobs}
     asked = [name for name, value in of_text.items() if value is not None]
     if asked and not _writes(request, options):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec import UNSET
 
 from models.base import OF_PROMPTS, EngineKind, ModelGraph
 from models.checkpoints.claims import CheckpointInfo, Claim
@@ -119,6 +120,7 @@ def answer(request: PlanRequest, prompt: Prompt) -> Plan:
         prompt_tokens=prepared.prompt_tokens,
         completion_tokens=facts.completion_tokens,
         counts=facts.counts,
+        reasoning_tokens=facts.reasoning_tokens,
     )
     return facts.finish(usage)
 
@@ -141,7 +143,7 @@ def _first_walk_args(
 ) -> SequenceRequest:
     """The arguments of the walk that starts the sequence: those of `decode`, and what is optional."""
     params = request.params
-    guide = prepared.guide if request.inputs.tools else params.guide
+    guide = params.guide if prepared.guide is UNSET else prepared.guide
     is_guided = isinstance(guide, Guide)
     return msgspec.structs.replace(
         decode,
@@ -154,6 +156,7 @@ def _first_walk_args(
         guide=guide if is_guided else None,
         exhausts_guide=is_guided and params.ignore_eos,
         echo=prepared.prompt_text if params.echo else None,
+        reasoning=prepared.reasoning,
     )
 
 

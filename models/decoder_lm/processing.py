@@ -74,9 +74,13 @@ class TextFiles:
         Raises:
             CheckpointError: a file is malformed.
         """
-        calls = prompts.calls
+        visible = [] if prompts.calls is None else [prompts.calls.opens]
+        if prompts.reasoning is not None:
+            visible += prompts.reasoning.visible
+        for mark in visible:
+            tokenizer = with_visible_token(tokenizer, mark)
         return cls(
-            tokenizer=tokenizer if calls is None else with_visible_token(tokenizer, calls.opens),
+            tokenizer=tokenizer,
             prompts=prompts,
             defaults=generation_defaults(checkpoint),
             eos_ids=eos_ids_of(checkpoint, tokenizer, names.get("eos_token")),
@@ -94,6 +98,7 @@ class DecoderLmProcessing:
     def __init__(self, text: TextFiles, *, max_seq_len: int) -> None:
         self.eos_ids = text.eos_ids
         self.tool_calls = text.prompts.calls.name if text.prompts.calls is not None else ""
+        self.reasoning = text.prompts.reasoning.name if text.prompts.reasoning is not None else ""
         self._tokenizer = PromptTokenizer(text.tokenizer, vocab_size=text.vocab_size, max_seq_len=max_seq_len)
         self._max_seq_len = max_seq_len
         self._truncation_side = text.truncation_side
@@ -121,7 +126,9 @@ class DecoderLmProcessing:
         """
         request = prepare.inputs
         _check_outputs(request, prepare.params)
+        reasoning = self._prompts.reasoning_of(request, text)
         params = self._prompts.with_tools(request, prepare.params)
+        params = self._prompts.with_reasoning(request, params, reasoning)
         return prepare_prompt(
             key,
             ids,
@@ -131,8 +138,9 @@ class DecoderLmProcessing:
             check_guide=self._check_guide,
             text=text,
             pooling=self._pooling(request, params, len(ids)),
-            guide=params.guide if request.tools else UNSET,
+            guide=UNSET if params.guide == prepare.params.guide and not request.tools else params.guide,
             guide_param="" if offered(request) is None else "tools",
+            reasoning=reasoning,
         )
 
     def text_decoder(self) -> TextDecoder:

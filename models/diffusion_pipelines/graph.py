@@ -126,6 +126,7 @@ def _refuse_others(request: PlanRequest) -> None:
     params = request.params
     given = {
         "response_format": params.guide is not None,
+        "thinking_budget": params.thinking_budget is not None,
         "logprobs": params.logprobs is not None,
         "echo": params.echo,
         "warm": params.warm,

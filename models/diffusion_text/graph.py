@@ -30,6 +30,7 @@ UNSUPPORTED: Final[Mapping[str, Any]] = {
     "logit_bias": {},
     "bad_words": [],
     "min_tokens": 0,
+    "thinking_budget": None,
 }
 """Parameters without a meaning where tokens are decided in any order, and the values that turn them off."""
 

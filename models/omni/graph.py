@@ -241,6 +241,7 @@ def _thinker_args(request: PlanRequest, prepared: PreparedOmni) -> SequenceReque
         stop_token_ids=params.stop_token_ids,
         choice=params.choice,
         logprobs=params.logprobs,
+        reasoning=prepared.reasoning,
     )
 
 

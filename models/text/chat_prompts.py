@@ -6,11 +6,16 @@ from typing import Any, Final, Self
 import msgspec
 
 from models.checkpoints.files import read_json_if_present
+from models.sequence_request import PromptReasoning
+from models.text import reasoning
 from models.text.chat_template import TOOL_USE, ChatTemplate, find_template
 from models.text.messages import flatten_messages
+from models.text.reasoning import ReasoningFormat
 from models.text.tool_calls import CallFormat, format_in, guide_for, offered
 from shared.errors import ClientError
-from shared.events import Inputs, Params
+from shared.events import Guide, GuideReasoning, Inputs, Params
+
+_ANY_TEXT: Final = r"start: /(.|\n)*/"
 
 
 class ToolsNotSupportedError(ClientError):
@@ -28,6 +33,7 @@ class ChatPrompts:
     Attributes:
         calls: the format of tool calls in answers; None if the template takes no tools, or asks for calls in
             a format that is unknown.
+        reasoning: the format of reasoning in answers; None if the model does not think.
     """
 
     def __init__(self, template: ChatTemplate | None, tool_template: ChatTemplate | None) -> None:
@@ -36,6 +42,9 @@ class ChatPrompts:
         knows_tools = tool_template is not None and tool_template.knows_tools
         self.calls: Final[CallFormat | None] = (
             format_in(tool_template.source) if tool_template is not None and knows_tools else None
+        )
+        self.reasoning: Final[ReasoningFormat | None] = (
+            None if template is None else reasoning.format_in(template.source)
         )
 
     @classmethod
@@ -65,7 +74,41 @@ class ChatPrompts:
         messages = request.messages
         if messages is None:
             messages = [{"role": "user", "content": request.text or ""}]
-        return self._render(messages, offered(request))
+        return self._render(messages, offered(request), request)
+
+    def reasoning_of(self, request: Inputs, text: str | None) -> PromptReasoning | None:
+        """The reasoning that the answer to a chat may begin with; `text` is its prompt."""
+        if self.reasoning is None or text is None or (request.messages is None and not request.chat):
+            return None
+        is_inside = reasoning.begins_inside(self.reasoning, text)
+        return None if is_inside is None else PromptReasoning(self.reasoning.name, is_inside=is_inside)
+
+    def with_reasoning(self, request: Inputs, params: Params, found: PromptReasoning | None) -> Params:
+        """The parameters, with a guide that leaves the reasoning free, up to its limit.
+
+        Raises:
+            ClientError: a limit is given, and the model does not think.
+        """
+        if params.thinking_budget is not None and request.messages is None and not request.chat:
+            raise ClientError("thinking_budget: expected a chat, found a raw prompt", code="not_supported")
+        if self.reasoning is None:
+            if params.thinking_budget is not None:
+                raise ClientError(
+                    "thinking_budget: expected none, this model does not think", code="not_supported"
+                )
+            return params
+        options = frozenset[str]() if self._template is None else self._template.options
+        budget = reasoning.budget_of(params.thinking_budget, request.reasoning_effort, options)
+        if found is None or (budget is None and params.guide is None):
+            return params
+        free = GuideReasoning(
+            opens=self.reasoning.opens,
+            closes=self.reasoning.closes,
+            is_open=found.is_inside,
+            max_tokens=budget,
+        )
+        guide = params.guide or Guide(grammar=_ANY_TEXT)
+        return msgspec.structs.replace(params, guide=msgspec.structs.replace(guide, reasoning=free))
 
     def with_tools(self, request: Inputs, params: Params) -> Params:
         """The parameters, with a guide for the tool calls that the request asks for.
@@ -89,7 +132,9 @@ class ChatPrompts:
         """
         return flatten_messages(messages)
 
-    def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+    def _render(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, request: Inputs
+    ) -> str:
         template = self._template if tools is None else self._tool_template
         if template is None:
             raise ClientError(
@@ -104,4 +149,13 @@ class ChatPrompts:
         plain = self.plain(messages)
         if any("tool_calls" in message for message in plain) and "tool_calls" not in template.source:
             raise ToolsNotSupportedError("this model's chat template takes no tool_calls in messages")
-        return template.render(plain, tools)
+        try:
+            options = reasoning.template_options(
+                request.template_options,
+                request.reasoning_effort,
+                template.options,
+                can_think=self.reasoning is not None,
+            )
+        except ValueError as error:
+            raise ClientError(str(error), code="not_supported") from error
+        return template.render(plain, tools, options)

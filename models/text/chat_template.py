@@ -49,6 +49,7 @@ class ChatTemplate:
 
     Attributes:
         knows_tools: the template uses the variable `tools`.
+        options: the further variables that it uses, by which it can be asked for another prompt.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, origin: str) -> None:
@@ -61,19 +62,24 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = environment.from_string(source)
-            self.knows_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
+            used = meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateError as error:
             raise ChatTemplateError(f"the chat template of {origin} is no valid Jinja: {error}") from error
         self._special_tokens = dict(special_tokens)
+        self.knows_tools = "tools" in used
+        self.options = frozenset(used - _OWN - environment.globals.keys() - special_tokens.keys())
 
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
         *,
         add_generation_prompt: bool = True,
     ) -> str:
         """The prompt for `messages` and `tools`, by default up to the start of the assistant's answer.
+
+        `options` are values of the variables in `ChatTemplate.options`.
 
         Raises:
             ChatTemplateError: the template refuses these messages.
@@ -85,7 +91,7 @@ class ChatTemplate:
                     tools=tools,
                     documents=None,
                     add_generation_prompt=add_generation_prompt,
-                    **self._special_tokens,
+                    **{**(options or {}), **self._special_tokens},
                 )
         except jinja2.TemplateError as error:
             raise ChatTemplateError(f"the model's chat template refused the messages: {error}") from error
@@ -96,6 +102,8 @@ class ChatTemplate:
             ) from error
 
 
+_OWN: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+"""The variables that every template gets."""
 TOOL_USE: Final = "tool_use"
 """The name of a separate template for chats with tools."""
 

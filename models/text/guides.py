@@ -33,7 +33,7 @@ from models.text.json_schema.errors import UnsupportedSchemaError
 from models.text.json_schema.prepare import prepared_schema
 from models.text.trial_process import TrialProcess
 from shared.errors import BugError, ClientError
-from shared.events import Guide
+from shared.events import Guide, GuideReasoning
 
 _KEPT: Final = 32
 """The number of compiled guides in the cache; one takes 25 MB at most, most take some KB."""
@@ -52,6 +52,8 @@ _JSON_OPTIONS: Final = {
     "coerce_one_of": False,
     "lenient": False,
 }
+_GAP: Final = r"gap: /[ \n]{0,4}/"
+"""White space between the reasoning and the guided answer."""
 _SHARED: Final = "lexer error"
 """Start of the error for a limit that all matchers of a guide share."""
 _PLACE: Final = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
@@ -95,7 +97,8 @@ class GuideCompiler:
     """Checks and compiles guides for one vocabulary, with a cache. Re-entrant.
 
     Args:
-        tokens: the bytes of each token in a text; of a special token its name.
+        tokens: the bytes of each token in a text; of a special token its name. They are kept: the limit of a
+            guide's reasoning is counted in tokens.
         marks: the special tokens.
         drops_space: a leading space of the first token is not part of the text (Llama 2's tokenizer).
     """
@@ -104,6 +107,7 @@ class GuideCompiler:
         self._marks = frozenset(marks)
         self._mark_names = [tokens[mark].decode(errors="replace") for mark in marks]
         self._vocab_size = len(tokens)
+        self._tokens = tokens
         self._tokenizer = guide_trial.Vocabulary(tokens, list(marks)).compiled()
         self._drops_space = drops_space
         self._kept: OrderedDict[bytes, CompiledGuide] = OrderedDict()
@@ -174,8 +178,10 @@ class GuideCompiler:
             self._grammar(guide),
             self._compile,
             marks=self._marks,
-            vocab_size=self._vocab_size,
+            tokens=self._tokens,
             kind=_kind_of(guide),
+            reasoning=guide.reasoning,
+            closing=self._closing_grammar(guide),
         )
         made.matcher().push(())
         with self._lock:
@@ -199,9 +205,22 @@ class GuideCompiler:
 
     def _grammar(self, guide: Guide) -> str:
         """The guide as llguidance's JSON."""
-        start = 'start: " " @guide' if self._drops_space else "start: @guide"
-        whole = {"lark_grammar": f'%llguidance {{"no_forcing": true}}\n{start}'}
-        return json.dumps({"grammars": [whole, {"name": "guide", **_part_of(guide)}]})
+        answer = '" " @guide' if self._drops_space else "@guide"
+        found = guide.reasoning
+        if found is None:
+            return _whole(guide, f"start: {answer}")
+        thought = f"thought[suffix={json.dumps(found.closes)}]: /(.|\\n)*/\n{_GAP}"
+        if found.is_open:
+            return _whole(guide, f"start: thought gap @guide\n{thought}")
+        opens = json.dumps((" " if self._drops_space else "") + found.opens)
+        return _whole(guide, f"start: {answer} | {opens} thought gap @guide\n{thought}")
+
+    def _closing_grammar(self, guide: Guide) -> str:
+        """What follows once the reasoning has reached its limit; empty without one."""
+        found = guide.reasoning
+        if found is None or found.max_tokens is None:
+            return ""
+        return _whole(guide, f"start: {json.dumps(found.closes)} gap @guide\n{_GAP}")
 
     def _try(self, guide: Guide, cpu_time: CpuTime) -> None:
         """Try a client's guide in a separate process.
@@ -258,37 +277,50 @@ class CompiledGuide:
         compile_: Callable[[str], LLMatcher],
         *,
         marks: frozenset[int],
-        vocab_size: int,
+        tokens: Sequence[bytes],
         kind: str,
+        reasoning: GuideReasoning | None = None,
+        closing: str = "",
     ) -> None:
         self.marks: Final = marks
-        self.vocab_size: Final = vocab_size
+        self.vocab_size: Final = len(tokens)
         self.banned = ""
         self.on_ban: Callable[[], object] | None = None
-        self._grammar = grammar
+        self._grammars = {False: grammar, True: closing}
         self._compile = compile_
         self._kind = kind
-        self._first: LLMatcher | None = None
+        self._tokens = tokens
+        self._reasoning = reasoning
+        self._first: dict[bool, LLMatcher] = {}
         self._lock = Lock()
 
     def matcher(self) -> "Matcher":
         """A new matcher, at the start of an answer."""
         return Matcher(self)
 
-    def begin(self) -> LLMatcher:
+    def budget(self) -> "ReasoningBudget | None":
+        """The count of the reasoning of a new answer; None without a limit."""
+        found = self._reasoning
+        if found is None or found.max_tokens is None:
+            return None
+        return ReasoningBudget(found, found.max_tokens, self._tokens)
+
+    def begin(self, *, is_closing: bool = False) -> LLMatcher:
         """A new matcher of the library, which shares states with the others of this guide.
+
+        `is_closing`: it begins with the closing mark of the reasoning, and not at the start of the answer.
 
         Raises:
             InvalidGuideError: the guide is invalid.
         """
         with self._lock:
-            if self._first is None:
-                self._first = self.begin_alone()
-            return self._first.deep_copy()
+            if is_closing not in self._first:
+                self._first[is_closing] = self.begin_alone(is_closing=is_closing)
+            return self._first[is_closing].deep_copy()
 
-    def begin_alone(self) -> LLMatcher:
+    def begin_alone(self, *, is_closing: bool = False) -> LLMatcher:
         """A new matcher of the library that shares nothing."""
-        made = self._compile(self._grammar)
+        made = self._compile(self._grammars[is_closing])
         if made.is_error():
             raise self.invalid(made)
         return made
@@ -296,7 +328,7 @@ class CompiledGuide:
     def leave(self) -> None:
         """Discard the shared states, which are used up; later matchers share new ones."""
         with self._lock:
-            self._first = None
+            self._first.clear()
 
     def ban(self) -> None:
         """Ban the guide: one of its matchers does not end, and all that share with it would wait."""
@@ -313,6 +345,53 @@ class CompiledGuide:
         return _invalid(self._kind, matcher.get_error())
 
 
+class ReasoningBudget:
+    """Counts the tokens of an answer while it is reasoning: a fold over them."""
+
+    def __init__(self, reasoning: GuideReasoning, most: int, tokens: Sequence[bytes]) -> None:
+        self._opens = b"" if reasoning.is_open else reasoning.opens.encode()
+        self._closes = reasoning.closes.encode()
+        self._most = most
+        self._tokens = tokens
+        self._text = b""  # up to the opening mark all of it, then as much as the closing mark is long
+        self._count = 0
+        self._is_counting = True
+
+    def is_spent_after(self, token_id: int | None) -> bool:
+        """Count the next token; true if the reasoning has to be closed now. None counts nothing.
+
+        A character of several tokens is completed first.
+        """
+        if not self._is_counting:
+            return False
+        if token_id is not None:
+            self._count += 1
+            self._text += self._tokens[token_id]
+        if self._opens:
+            text = self._text.lstrip()
+            if not text.startswith(self._opens):
+                self._is_counting = self._opens.startswith(text)
+                return False
+            self._opens, self._text = b"", text[len(self._opens) :]
+        if self._closes in self._text:
+            self._is_counting = False
+            return False
+        self._text = self._text[-len(self._closes) :]
+        if self._count < self._most or _ends_within_character(self._text):
+            return False
+        self._is_counting = False
+        return True
+
+
+def _ends_within_character(text: bytes) -> bool:
+    """True if UTF-8 ends before the last byte of a character."""
+    for back in range(1, min(4, len(text) + 1)):
+        byte = text[-back]
+        if byte & 0xC0 != 0x80:
+            return byte >= 0xC0 and back < (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4)
+    return False
+
+
 class Matcher:
     """The state of one answer in a guide. Not thread-safe."""
 
@@ -320,6 +399,9 @@ class Matcher:
         self._compiled = compiled
         self._inner: LLMatcher | None = None
         self._ids: list[int] = []
+        self._budget = compiled.budget()
+        self._begin = 0  # the index of the first token that `_inner` follows
+        self._is_closing = self._budget is not None and self._budget.is_spent_after(None)
         # One bit more than there are tokens: the library's end token.
         self._words = np.zeros(compiled.vocab_size // 32 + 1, np.uint32)
         self._bits = self._words.view(np.uint8)
@@ -340,17 +422,22 @@ class Matcher:
             InvalidGuideError: the guide is too expensive, is banned, or allows nothing.
             BugError: a token is not allowed.
         """
+        first = len(self._ids)
         self._ids += token_ids
+        if self._budget is not None:
+            for index, token_id in enumerate(token_ids, first):
+                if self._budget.is_spent_after(token_id):
+                    self._inner, self._is_closing, self._begin = None, True, index + 1
         if self._inner is None:
-            self._inner = self._compiled.begin()
-        if not self._follow(self._inner, token_ids):
+            self._inner = self._compiled.begin(is_closing=self._is_closing)
+        if not self._follow(self._inner, self._ids[max(first, self._begin) :]):
             if not self._inner.get_error().startswith(_SHARED):
                 raise self._compiled.invalid(self._inner)
             # The number of shared states is limited, and other answers have used some of them. The result
             # must not depend on other answers, so it is repeated with fresh states.
             self._compiled.leave()
-            self._inner = self._compiled.begin_alone()
-            if not self._follow(self._inner, self._ids):
+            self._inner = self._compiled.begin_alone(is_closing=self._is_closing)
+            if not self._follow(self._inner, self._ids[self._begin :]):
                 raise self._compiled.invalid(self._inner)
         end = self._compiled.vocab_size
         may_end = bool(self._bits[end >> 3] >> (end & 7) & 1)
@@ -375,6 +462,12 @@ class Matcher:
     def _check_banned(self) -> None:
         if self._compiled.banned:
             raise InvalidGuideError(self._compiled.banned)
+
+
+def _whole(guide: Guide, start: str) -> str:
+    """Llguidance's JSON for a guide, as `@guide` within the rules of `start`."""
+    whole = {"lark_grammar": f'%llguidance {{"no_forcing": true}}\n{start}'}
+    return json.dumps({"grammars": [whole, {"name": "guide", **_part_of(guide)}]})
 
 
 def _part_of(guide: Guide) -> dict[str, Any]:

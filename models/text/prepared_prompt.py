@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from models.base import CpuResult, GuideToCheck
-from models.sequence_request import PoolingParams, PreparedPrompt
+from models.sequence_request import PoolingParams, PreparedPrompt, PromptReasoning
 from models.text.sampling_defaults import effective_sampling
 from models.text.tokenizer import PromptTokenizer
 from shared.events import Guide, Params
@@ -25,6 +25,7 @@ def prepare_prompt(
     pooling: PoolingParams | None = None,
     guide: Guide | UnsetType | None = UNSET,
     guide_param: str = "",
+    reasoning: PromptReasoning | None = None,
 ) -> CpuResult:
     """Check a prompt and its parameters, and return what the plan and the KV node need of them.
 
@@ -32,7 +33,7 @@ def prepare_prompt(
     `check_guide` raises an error if this model cannot follow guides; it is called with the guide and the
     request's `stop_token_ids`, and None for a family whose `prepare` refuses guides itself. The guide itself
     is not compiled here: it is a part of the result. `guide_param` is the parameter it was made from.
-    `pooling` is for a request without an answer, `guide` for a chat with tools (`PreparedPrompt`).
+    `pooling` is for a request without an answer; `guide` and `reasoning` are as in `PreparedPrompt`.
 
     Raises:
         ClientError: the prompt is empty or too long, or a parameter is invalid for this model.
@@ -49,6 +50,7 @@ def prepare_prompt(
         pooling=pooling,
         guide=guide,
         stop=[] if params.stop else defaults.stop,
+        reasoning=reasoning,
     )
     return CpuResult(
         facts=msgspec.to_builtins(facts),

@@ -60,6 +60,7 @@ from shared.events.inputs import (
     MAX_TOOLS,
     MAX_TOOLS_BYTES,
     PROMPTS,
+    Effort,
     Function,
     FunctionName,
     Inputs,
@@ -91,6 +92,7 @@ from shared.events.params import (
     MAX_GUIDE_BYTES,
     MAX_LOGPROBS,
     Guide,
+    GuideReasoning,
     Params,
 )
 from shared.events.refusals import (
@@ -141,6 +143,7 @@ __all__ = [
     "ConductorEvent",
     "DeadlinePassed",
     "EdgeEvent",
+    "Effort",
     "EpochOpened",
     "Event",
     "Failure",
@@ -148,6 +151,7 @@ __all__ = [
     "Function",
     "FunctionName",
     "Guide",
+    "GuideReasoning",
     "Inputs",
     "LikelyToken",
     "Limits",

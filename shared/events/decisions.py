@@ -82,6 +82,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         cached_tokens: for a prompt computed in advance (`Params.warm`), the number of its leading tokens
             whose keys and values are now cached.
+        reasoning_tokens: the tokens among those of the answer that are reasoning, with its marks.
         counts: further counts of the model family, such as the forward passes of a diffusion language model.
     """
 
@@ -89,6 +90,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     completion_tokens: int = 0
     cached_tokens: int = 0
     counts: dict[str, int] = {}
+    reasoning_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:

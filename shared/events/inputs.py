@@ -88,6 +88,10 @@ class NamedTool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     function: FunctionName
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+"""How much a model is to think, in OpenAI's words."""
+MAX_TEMPLATE_BYTES: Final = 65_536
+"""The maximum size of the further variables of a chat template, as MessagePack."""
 PROMPTS: Final = ("messages", "text", "token_ids", "texts")
 """The fields of which a request has exactly one."""
 _TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -113,6 +117,8 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
             call at least one function; a named tool makes it call that function once.
         parallel_tool_calls: allow more than one call. The output is text, with the calls in the model's own
             format (`models.text.tool_calls`).
+        template_options: further variables of the chat template, such as `enable_thinking`.
+        reasoning_effort: how much a model that thinks is to think; `none` is not at all. None is its default.
     """
 
     messages: list[dict[str, Any]] | None = None
@@ -127,6 +133,8 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] = []
     tool_choice: Literal["auto", "none", "required"] | NamedTool = "auto"
     parallel_tool_calls: bool = True
+    template_options: dict[str, Any] = {}
+    reasoning_effort: Effort | None = None
 
     def __post_init__(self) -> None:
         given = [n for n in PROMPTS if getattr(self, n) is not None]
@@ -139,6 +147,22 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
             self._check_tools()
         elif self.tool_choice not in ("auto", "none"):
             raise ValueError("tool_choice: expected 'auto' or 'none', because the request has no tools")
+        if self.template_options or self.reasoning_effort is not None:
+            self._check_template()
+
+    def _check_template(self) -> None:
+        if self.token_ids is not None or self.texts is not None or not self.chat:
+            name = "template_options" if self.template_options else "reasoning_effort"
+            raise ValueError(f"{name}: expected a chat, whose template takes it; found a raw prompt")
+        try:
+            check_json_values([self.template_options], MAX_SCHEMA_DEPTH)
+            size = len(msgspec.msgpack.encode(self.template_options))
+        except UnicodeEncodeError as error:
+            raise ValueError("template_options: expected valid Unicode, found a lone surrogate") from error
+        except ValueError as error:
+            raise ValueError(f"template_options: {error}") from error
+        if size > MAX_TEMPLATE_BYTES:
+            raise ValueError(f"template_options: expected at most {MAX_TEMPLATE_BYTES} bytes, found {size}")
 
     def _check_tools(self) -> None:
         if self.token_ids is not None or self.texts is not None or not self.chat:

@@ -70,6 +70,7 @@ class WorkerJoined(
             leader.
         tool_calls: the model's format of tool calls, one of `models.text.tool_calls`; empty if the model
             cannot call tools.
+        reasoning: the model's format of reasoning, one of `models.text.reasoning`; empty for one without.
         weights: the digest of everything that the rank loaded: weights, tokenizer, chat template, generation
             config. Empty for a rank that follows in a TP group, whose leader has compared them, and in logs
             that are older than the field.
@@ -94,6 +95,7 @@ class WorkerJoined(
     node_weights: dict[str, str] = {}
     revision: str = ""
     ended: list[ProcessEnd] = []
+    reasoning: str = ""
 
 
 class WorkerLeaving(
@@ -102,11 +104,12 @@ class WorkerLeaving(
     """A rank's process ends in order.
 
     Attributes:
-        tool_calls: as in `worker.joined`. Gateways still need it to parse the answers of the process.
+        tool_calls, reasoning: as in `worker.joined`. Gateways still need them to parse its answers.
     """
 
     rank: int
     tool_calls: str = ""
+    reasoning: str = ""
 
 
 class WorkerLost(

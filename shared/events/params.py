@@ -27,8 +27,26 @@ _BIASES_SCHEMA: Final = {
 _TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
+class GuideReasoning(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """Free text before a guided answer, between two marks.
+
+    Attributes:
+        opens, closes: the marks.
+        is_open: the prompt ends with the opening mark: the answer begins within the text, and has to close
+            it. Otherwise the answer may begin with the text, or have none.
+        max_tokens: after so many tokens of the answer the closing mark has to follow; None is no limit.
+    """
+
+    opens: Annotated[str, Meta(min_length=1, max_length=64)]
+    closes: Annotated[str, Meta(min_length=1, max_length=64)]
+    is_open: bool = False
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+
+
 class Guide(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A constraint that the answer always satisfies. Exactly one field is set.
+    """A constraint that the answer always satisfies. Exactly one field besides `reasoning` is set.
 
     Attributes:
         json_schema: JSON that is valid by this schema, with the properties in the schema's order.
@@ -36,6 +54,7 @@ class Guide(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
         regex: a text that the regular expression matches as a whole, in the syntax of Rust's `regex`.
         grammar: a text of this grammar, in llguidance's dialect of Lark, from the rule `start` on.
         choice: one of these texts.
+        reasoning: free text that may come before.
     """
 
     json_schema: dict[str, Any] | bool | None = None
@@ -45,9 +64,10 @@ class Guide(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     choice: (
         Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=1024)] | None
     ) = None
+    reasoning: GuideReasoning | None = None
 
     def __post_init__(self) -> None:
-        names = self.__struct_fields__
+        names = [name for name in self.__struct_fields__ if name != "reasoning"]
         given = [
             n for n in names if getattr(self, n) is not None and (n != "json_object" or self.json_object)
         ]
@@ -91,7 +111,8 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
             tokens; None reports none.
         echo: put the prompt before the answer, as text; with `logprobs`, with its tokens' log probabilities.
         voice: the voice of a speech model; None is its first one.
-        guide: a constraint on the answer.
+        guide: a constraint on the answer; reasoning before it is free.
+        thinking_budget: the most tokens of reasoning, for a model that thinks; then the answer has to begin.
         dimensions: the length of an embedding; None is the checkpoint's own.
         truncate_prompt_tokens: keep at most so many tokens of each text of `Inputs.texts`, with its query and
             the tokenizer's special tokens; -1 is the longest that the model takes. None is the checkpoint's
@@ -133,6 +154,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     echo: bool = False
     voice: Annotated[str, Meta(max_length=64)] | None = None
     guide: Guide | None = None
+    thinking_budget: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     dimensions: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     truncation_side: Literal["left", "right"] | None = None

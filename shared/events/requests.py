@@ -54,6 +54,8 @@ class RequestSubmitted(
         created_s: when the client sent the request, in seconds since 1970. Every answer repeats it.
         is_first: the log ensured that no event was stored under the request's id before this one. If the id
             is known nevertheless, the log has deleted the earlier request.
+        api_fields: what the API that the request came by needs to show it again, such as its metadata. The
+            answer does not depend on it.
     """
 
     model: Annotated[str, Meta(max_length=256)]
@@ -70,6 +72,7 @@ class RequestSubmitted(
     tenant: Annotated[str, Meta(max_length=64)] | None = None
     created_s: int | None = None
     is_first: bool = False
+    api_fields: dict[str, Any] = {}
 
 
 class RequestCancel(

@@ -175,6 +175,7 @@ class Performance:
         *,
         cached_tokens: int = 0,
         counts: dict[str, int] | None = None,
+        reasoning_tokens: int = 0,
         stopped_by: str | int | None = None,
     ) -> None:
         self.has_ended = True
@@ -183,6 +184,7 @@ class Performance:
             completion_tokens=self.tokens,
             cached_tokens=cached_tokens,
             counts=counts or {},
+            reasoning_tokens=reasoning_tokens,
         )
         self.walk(
             RequestFinished(
@@ -329,6 +331,7 @@ async def deployment(
     served: ServedModel = SERVED,
     media: MediaSettings | None = None,
     tool_calls: str = "",
+    reasoning: str = "",
 ) -> AsyncIterator[World]:
     """A gateway on a log in memory; `script` answers its requests."""
     settings = settings or GatewaySettings(max_body_bytes=max_body_bytes)
@@ -336,7 +339,13 @@ async def deployment(
     store = MemoryStore(subjects)
     if worker_joined:
         joined = WorkerJoined(
-            writer="w0", rank=0, model="decoder_lm", nodes=[], device="cpu", tool_calls=tool_calls
+            writer="w0",
+            rank=0,
+            model="decoder_lm",
+            nodes=[],
+            device="cpu",
+            tool_calls=tool_calls,
+            reasoning=reasoning,
         )
         store.append(subjects.worker(0), encode(joined))
     gateway = Gateway(served, subjects, ORIGIN, settings, media)

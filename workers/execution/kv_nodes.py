@@ -23,6 +23,7 @@ import msgspec
 
 from models.base import TOKEN, Processing
 from models.sequence_request import PoolingParams, SamplingParams, SequenceFacts, SequenceRequest
+from models.text.reasoning import BEGINS_INSIDE
 from shared.errors import BugError, Divergence, WorkerError
 from shared.events import NodeReady, SequenceHandover
 from shared.tensors import Handle, inline_ids, read_ids
@@ -215,6 +216,7 @@ class KvNodes:
             cached_tokens=sequence.cached_tokens if request.warm else msgspec.UNSET,
             counts=dict(sequence.counts),
             token_ids=sequence.generated.ids or [],
+            reasoning_tokens=sequence.generated.reasoning_tokens,
         )
         found: dict[str, Any] = msgspec.to_builtins(facts)
         return found
@@ -277,6 +279,8 @@ class KvNodes:
         arrived, recovered = self._arrived.pop(node, None), self._recovered_track(node)
         echo = self._emit_echo(start)
         output = self._tracks.of(node) if node in self._placement.tracks else None
+        if output is not None and request.reasoning is not None and request.reasoning.is_inside:
+            output.describe({BEGINS_INSIDE: True})
         on_item, on_tensors = self._on_item(node), self._on_tensors(node)
         work = self._works.record(node)
         sequence = SequenceHandle(self._name(node), generated, output, echo, on_item, on_tensors, work)

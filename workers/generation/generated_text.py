@@ -10,6 +10,8 @@ from typing import Final
 
 from models.base import Processing, TextDecoder
 from models.sequence_request import SequenceRequest
+from models.text.reasoning import FORMATS as REASONING
+from models.text.reasoning import ReasoningParser
 from workers.generation.stop_strings import StopMatcher
 
 STOP: Final = "stop"
@@ -37,6 +39,7 @@ class GeneratedText:
         tokens: the number of folded tokens, including the token that ended the text.
         finish_reason: `stop` (an end-of-sequence token, a stop string, or a stop token) or `length`; None
             until the end.
+        reasoning_tokens: how many of the tokens are reasoning, with its marks.
         stop_reason: the stop string, or the id of the token, that ended it; None if neither did.
     """
 
@@ -45,8 +48,10 @@ class GeneratedText:
         "_ends",
         "_matcher",
         "_max_tokens",
+        "_reasoning",
         "finish_reason",
         "ids",
+        "reasoning_tokens",
         "stop_reason",
         "tokens",
     )
@@ -61,11 +66,14 @@ class GeneratedText:
         stop_token_ids: Collection[int] = (),
         stop: Sequence[str] = (),
         keeps_ids: bool = False,
+        reasoning: ReasoningParser | None = None,
     ) -> None:
         self.ids: list[int] | None = [] if keeps_ids else None
         self.tokens = 0
         self.finish_reason: str | None = None if max_tokens > 0 else LENGTH
         self.stop_reason: str | int | None = None
+        self.reasoning_tokens = 0
+        self._reasoning = reasoning
         self._decoder = decoder
         self._matcher = StopMatcher(stop)
         self._max_tokens = max_tokens
@@ -79,6 +87,7 @@ class GeneratedText:
 
         Unless it `is_read`, or has stop strings, its tokens are only counted: they may be no text at all.
         """
+        begins = request.reasoning
         return cls(
             processing.text_decoder() if is_read or request.stop else _NoText(),
             max_tokens=max_tokens,
@@ -87,6 +96,9 @@ class GeneratedText:
             stop_token_ids=request.stop_token_ids,
             stop=request.stop or (),
             keeps_ids=request.reports_ids,
+            reasoning=None
+            if begins is None or not is_read
+            else ReasoningParser(REASONING[begins.format], is_inside=begins.is_inside),
         )
 
     def bytes_of(self, token_id: int) -> bytes:
@@ -107,7 +119,17 @@ class GeneratedText:
             self.finish_reason, self.stop_reason = STOP, self._matcher.stop
         elif self.tokens >= self._max_tokens:
             text += self._end(LENGTH)
+        if self._reasoning is not None:
+            self._count_reasoning(self._reasoning, text)
         return text
+
+    def _count_reasoning(self, reasoning: ReasoningParser, text: str) -> None:
+        was_inside = reasoning.is_inside
+        reasoning.push(text)
+        if was_inside or reasoning.is_inside:
+            self.reasoning_tokens = self.tokens
+            if not reasoning.is_inside:
+                self._reasoning = None
 
     def end_by_length(self) -> str:
         """End a text that takes no further token; return the held-back text, up to a stop string."""

@@ -59,6 +59,9 @@ class Chunker:
     """Cuts a track into chunks; pure. `peek` returns the next chunk, `take` confirms that it was posted.
 
     Contents without tokens leave before the tokens that wait.
+
+    Attributes:
+        metadata: what the track's first chunk with tokens says of the answer.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Chunker:
         self._first_token_s: float | None = None  # when the first token arrived
         self._cut_s: float | None = None  # when the latest chunk was cut
         self._has_shown_text = False
+        self.metadata: Mapping[str, Any] = {}
 
     @property
     def pending(self) -> bool:
@@ -133,6 +137,7 @@ class Chunker:
             text="".join(self._texts[:count]),
             token_ids=self._tokens[:count],
             logprobs=self._logprobs[:count] or None,
+            metadata={} if self._state.token_offset else dict(self.metadata),
         )
 
     def _next_count(self) -> int:
@@ -204,6 +209,10 @@ class OutputStream:
         self._settled: asyncio.Future[None] | None = None
         self._failure: DalSegnoError | None = None
         self._closed = False
+
+    def describe(self, metadata: Mapping[str, Any]) -> None:
+        """Let the first chunk with tokens say this of the answer."""
+        self._chunker.metadata = metadata
 
     def add(
         self, token_id: int, text: str, logprobs: TokenLogprobs | None = None, *, last: bool = False

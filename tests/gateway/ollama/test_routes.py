@@ -248,7 +248,7 @@ async def test_a_wrong_embedding_is_one_sentence(change: dict[str, Any], says: s
     [
         (CHAT, {"messages": 5}, "messages"),
         (CHAT, {"prompt": "x"}, "prompt"),
-        (CHAT, {"think": True}, "think"),
+        (CHAT, {"think": "much"}, "think"),
         (CHAT, {"format": "yaml"}, "format"),
         (CHAT, {"options": {"temprature": 1}}, "options.temprature"),
         (CHAT, {"options": {"mirostat": 2}}, "options.mirostat"),

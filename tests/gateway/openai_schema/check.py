@@ -50,6 +50,14 @@ IMAGE_EVENTS: Final = {
 VIDEO: Final = "VideoResource as served"
 VIDEO_LIST: Final = "VideoListResource as served"
 DELETED_VIDEO: Final = "DeletedVideoResource"
+RESPONSE: Final = "Response"
+RESPONSE_EVENTS: Final[dict[str, str]] = {
+    SCHEMAS["$defs"][name]["properties"]["type"]["enum"][0]: name
+    for one in SCHEMAS["$defs"]["ResponseStreamEvent"]["anyOf"]
+    for name in [one["$ref"].rpartition("/")[2]]
+}
+"""By the `type` of an event."""
+RESPONSE_ITEMS: Final = "ResponseItemList"
 COUNTS: Final[Counter[str]] = Counter()
 ERROR_STATUSES: Final[Counter[int]] = Counter()
 _NULL: Final = {"type": "null"}
@@ -115,6 +123,9 @@ _VALIDATORS: Final = {
         VIDEO,
         VIDEO_LIST,
         DELETED_VIDEO,
+        RESPONSE,
+        *RESPONSE_EVENTS.values(),
+        RESPONSE_ITEMS,
     )
 }
 
@@ -174,12 +185,27 @@ def check_response(response: httpx.Response) -> None:
         ):
             is_deletion = response.request.method == "DELETE"
             check(DELETED_VIDEO if is_deletion else VIDEO, response.json())
+        case _ if path.startswith("/v1/responses"):
+            _check_answer_of_responses(response, is_stream=is_stream)
         case "/v1/models":
             check(MODELS, response.json())
         case _ if path.startswith("/v1/models/"):
             check(MODEL, response.json())
         case _:
             pass  # a route that is not OpenAI's
+
+
+def _check_answer_of_responses(response: httpx.Response, *, is_stream: bool) -> None:
+    path = response.request.url.path
+    if is_stream:
+        for line in response.text.splitlines():
+            if line.startswith("data: "):
+                body = json.loads(line.removeprefix("data: "))
+                check(RESPONSE_EVENTS[body["type"]], body)
+    elif path.endswith("/input_items"):
+        check(RESPONSE_ITEMS, response.json())
+    elif not path.endswith("/input_tokens") and response.request.method != "DELETE":
+        check(RESPONSE, response.json())
 
 
 def _check_events(response: httpx.Response, name: str) -> None:

@@ -24,6 +24,9 @@ ROOTS: Final = (
     "ImagesResponse",
     "ListModelsResponse",
     "Model",
+    "Response",
+    "ResponseItemList",
+    "ResponseStreamEvent",
     "SpeechAudioDeltaEvent",
     "SpeechAudioDoneEvent",
     "VideoListResource",
@@ -32,6 +35,8 @@ ROOTS: Final = (
 TARGET: Final = Path(__file__).with_name("schemas.json")
 _REF: Final = "#/components/schemas/"
 _SAID: Final = frozenset({"description", "example", "title", "nullable", "deprecated", "default"})
+_OF_DRAFT_2019: Final = frozenset({"$recursiveAnchor", "$recursiveRef"})
+"""Keywords that 2020-12 does not have. A filter of hosted file search has them, which no response here has."""
 
 
 def main() -> None:
@@ -66,7 +71,7 @@ def folded(schema: Any) -> Any:
     plain = {
         key: _properties(value) if key == "properties" else folded(value)
         for key, value in schema.items()
-        if key == "properties" or (key not in _SAID and not key.startswith("x-"))
+        if key == "properties" or (key not in _SAID | _OF_DRAFT_2019 and not key.startswith("x-"))
     }
     if "$ref" in plain:
         plain["$ref"] = "#/$defs/" + str(plain["$ref"]).removeprefix(_REF)

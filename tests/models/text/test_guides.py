@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from llguidance import LLParserLimits
@@ -14,7 +15,7 @@ from models.text import guides as module
 from models.text.detokenizer import DetokenizerFactory, Spelling
 from models.text.guides import CompiledGuide, GuideCompiler, InvalidGuideError
 from shared.errors import BugError
-from shared.events import Guide
+from shared.events import Guide, GuideReasoning
 from tests.models import written_checkpoints
 from tests.models.text.json_schema.guided_texts import accepts
 
@@ -441,3 +442,82 @@ def test_a_tokenizer_whose_texts_are_not_its_tokens_bytes_has_no_spelling() -> N
     tokenizer = written_checkpoints.word_piece()
 
     assert DetokenizerFactory(tokenizer).spelling(tokenizer.get_vocab_size()) is None
+
+
+# ---- reasoning before a guided answer ----------------------------------------------------------------------
+
+FREE = GuideReasoning(opens="<think>", closes="</think>")
+OPEN = GuideReasoning(opens="<think>", closes="</think>", is_open=True)
+
+
+def with_limit(reasoning: GuideReasoning, most: int) -> GuideReasoning:
+    return msgspec.structs.replace(reasoning, max_tokens=most)
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "good", "bad"),
+    [
+        (
+            FREE,
+            ["12", "<think>{a</think>12", "<think></think>\n\n12"],
+            ["a", "<think>a</think>b", "</think>1"],
+        ),
+        (OPEN, ["a {</think>12", "</think>\n\n12", "é</think>1"], ["12", "<think>a", "a</think>\n\n\n\n\n1"]),
+    ],
+)
+def test_free_text_may_come_before_a_guided_answer(
+    bytes_and_pieces: GuideCompiler, reasoning: GuideReasoning, good: list[str], bad: list[str]
+) -> None:
+    guide = bytes_and_pieces.check(Guide(regex="[0-9]+", reasoning=reasoning))
+
+    assert [text for text in good if not accepts(guide, text)] == []
+    assert [text for text in bad if accepts(guide, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "thought", "ended"),
+    [
+        (with_limit(OPEN, 3), "abc", "</think>1"),
+        (with_limit(OPEN, 0), "", "</think>\n1"),
+        (with_limit(FREE, 9), "<think>ab", "</think>1"),
+        (with_limit(OPEN, 2), "aé", "</think>1"),
+    ],
+)
+def test_reasoning_that_reaches_its_limit_has_to_be_closed(
+    bytes_and_pieces: GuideCompiler, reasoning: GuideReasoning, thought: str, ended: str
+) -> None:
+    guide = bytes_and_pieces.check(Guide(regex="[0-9]+", reasoning=reasoning))
+    matcher = guide.matcher()
+
+    allowed = matcher.push(thought.encode())
+    bits = np.unpackbits(allowed.bits, bitorder="little")
+    assert [place for place, bit in enumerate(bits) if bit] == [ord("<")]
+
+    assert accepts(guide, thought + ended)
+    assert not accepts(guide, thought + "d" + ended)
+
+
+def test_reasoning_within_its_limit_is_free(bytes_and_pieces: GuideCompiler) -> None:
+    guide = bytes_and_pieces.check(Guide(regex="[0-9]+", reasoning=with_limit(OPEN, 20)))
+
+    assert accepts(guide, "a</think>" + "1" * 30)
+    assert accepts(guide, "a" * 11 + "</think>1")
+    assert not accepts(guide, "a" * 20 + "b</think>1")
+
+
+def test_text_that_does_not_begin_with_the_mark_has_no_limit(bytes_and_pieces: GuideCompiler) -> None:
+    guide = bytes_and_pieces.check(Guide(grammar=r"start: /(.|\n)*/", reasoning=with_limit(FREE, 4)))
+
+    assert accepts(guide, "<thin" + "x" * 40)
+
+
+def test_a_limit_counts_the_same_however_the_tokens_come(bytes_and_pieces: GuideCompiler) -> None:
+    guide = bytes_and_pieces.check(Guide(regex="[0-9]+", reasoning=with_limit(OPEN, 3)))
+    text = b"abc</think>12"
+
+    whole, by_one = guide.matcher().push(text), guide.matcher()
+    for place in range(len(text)):
+        last = by_one.push(text[place : place + 1])
+
+    assert (last.bits == whole.bits).all()
+    assert last.may_end is whole.may_end is True

@@ -50,9 +50,7 @@ class Compiler:
         cpu_time.seconds += self.cpu_s
         if name == "bad":
             raise InvalidGuideError("no text satisfies it", kind="regex")
-        self.kept[name] = compiled = CompiledGuide(
-            name, _no_matcher, marks=frozenset(), vocab_size=0, kind=""
-        )
+        self.kept[name] = compiled = CompiledGuide(name, _no_matcher, marks=frozenset(), tokens=(), kind="")
         return compiled
 
     async def has_begun(self, count: int) -> None:

@@ -1,0 +1,270 @@
+"""Parsing of requests for responses: the chat that asks the same, and what the response object repeats."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from gateway.errors import InvalidParamError, NotSupportedError
+from gateway.http.bodies import check_known, converted
+from gateway.requests.parsed_request import DeliveryFields
+from gateway.responses.items import Chat, add_items
+from shared.errors import ClientError
+
+NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
+    "conversation": (),
+    "prompt": (),
+    "context_management": ([],),
+    "max_tool_calls": (),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+    "service_tier": ("auto", "default"),
+    "stream_options": ({}, {"include_obfuscation": False}),
+    "moderation": (),
+}
+"""Fields that are not supported: the values that change nothing. Null is absent."""
+_ABOUT_THE_CLIENT: Final = frozenset(
+    {"user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"}
+)
+_INCLUDED: Final = ("reasoning.encrypted_content",)
+"""Accepted: the reasoning is in the response as it is."""
+_OF_CHATS: Final = (
+    "temperature", "top_p", "parallel_tool_calls", "seed", "stop", "top_k", "min_p", "repetition_penalty",
+    "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "stop_token_ids", "ignore_eos",
+    "chat_template_kwargs", "enable_thinking", "thinking_budget", "guide", "options",
+    "request_id", "timeout_s", "linger_s", "priority",
+)  # fmt: skip
+"""Fields that a chat has under the same name."""
+MAX_METADATA: Final = 16
+
+
+class Format(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Text(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The form of the answer, and its length, which is not chosen here."""
+
+    format: Format | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much a model is to think. Summaries are not made: the reasoning itself is in the response."""
+
+    effort: str | None = None
+    summary: Literal["auto"] | None = None
+    generate_summary: Literal["auto"] | None = None
+
+
+class ResponsesRequest(DeliveryFields, frozen=True, kw_only=True):
+    """`POST /v1/responses`. The fields of sampling beyond `temperature` and `top_p` are ours."""
+
+    model: Annotated[str, Meta(max_length=256)] | None = None
+    input: str | list[dict[str, Any]] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    background: bool | None = None
+    stream: bool | None = None
+    max_output_tokens: int | None = None
+    metadata: (
+        Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=MAX_METADATA)] | None
+    ) = None
+    text: Text | None = None
+    reasoning: Reasoning | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    include: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    parallel_tool_calls: bool | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, Any] | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[Any] | None = None
+    ignore_eos: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    thinking_budget: int | None = None
+    guide: dict[str, Any] | None = None
+    options: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsChat:
+    """A request in the form of OpenAI's older route.
+
+    Attributes:
+        asked: the request.
+        fields: the body of `POST /v1/chat/completions` that asks the same, with the messages of `chat`.
+        chat: the chat, with the places of its messages in the body.
+        is_kept: the response can be read again.
+    """
+
+    asked: ResponsesRequest
+    fields: dict[str, Any]
+    chat: Chat
+
+    @property
+    def is_kept(self) -> bool:
+        return self.asked.store is not False
+
+    def api_fields(self) -> dict[str, Any]:
+        """What the response object repeats, and the request on the log would not tell."""
+        asked = self.asked
+        found: dict[str, Any] = {
+            "api": "responses",
+            "store": self.is_kept,
+            "background": bool(asked.background),
+            "has_instructions": asked.instructions is not None,
+            "previous_response_id": asked.previous_response_id,
+            "metadata": asked.metadata or {},
+            "format": None
+            if asked.text is None or asked.text.format is None
+            else msgspec.to_builtins(asked.text.format),
+            "effort": None if asked.reasoning is None else asked.reasoning.effort,
+        }
+        return {name: value for name, value in found.items() if value not in (None, {}, False)}
+
+    def error(self, error: ClientError) -> ClientError:
+        """An error about `fields`, in the words of the body."""
+        param = getattr(error, "param", None)
+        if not isinstance(param, str):
+            return error
+        named = self.place(param)
+        message = error.message.replace(param, named)
+        return InvalidParamError(named, message, code=error.failure_code, status=error.failure_status)
+
+    def place(self, name: str) -> str:
+        """The place in the body of a field of `fields`."""
+        for pattern, written in _NAMES:
+            name = pattern.sub(written, name)
+        if (found := _MESSAGE.match(name)) and int(found[1]) < len(self.chat.places):
+            return self.chat.places[int(found[1])] + name[found.end() :]
+        return name
+
+
+_MESSAGE: Final = re.compile(r"messages\[(\d{1,6})\]")
+_NAMES: Final = (
+    (re.compile(r"^(max_tokens|max_completion_tokens)\b"), "max_output_tokens"),
+    (re.compile(r"^response_format\.json_schema"), "text.format"),
+    (re.compile(r"^response_format"), "text.format"),
+    (re.compile(r"^reasoning_effort\b"), "reasoning.effort"),
+    (re.compile(r"^(tools\[\d+\])\.function\b"), r"\1"),
+    (re.compile(r"^tool_choice\.function\b"), "tool_choice"),
+)
+
+
+def parse(body: dict[str, Any], model: str) -> ResponsesRequest:
+    """Parse a body; `model` is that of a body without one.
+
+    Raises:
+        InvalidParamError: a field is of the wrong type, or not supported.
+    """
+    _check_fields(body)
+    asked = converted({"model": model, **{k: v for k, v in body.items() if v is not None}}, ResponsesRequest)
+    for number, name in enumerate(asked.include or ()):
+        if name not in _INCLUDED:
+            raise NotSupportedError(f"include[{number}]", name, " or ".join(_INCLUDED))
+    if asked.background and asked.store is False:
+        raise InvalidParamError("store", "store: expected true, or none, for a response in the background")
+    return asked
+
+
+def as_chat(asked: ResponsesRequest, earlier: list[dict[str, Any]]) -> AsChat:
+    """The chat of a request, behind the `earlier` messages of the response that it continues.
+
+    Raises:
+        InvalidParamError: an item or a tool is malformed, or not supported.
+    """
+    chat = Chat()
+    if asked.instructions is not None:
+        chat.add("instructions", {"role": "system", "content": asked.instructions})
+    for message in earlier:
+        chat.add("previous_response_id", message)
+    if asked.input is not None:
+        add_items(chat, asked.input)
+    elif not earlier:
+        raise InvalidParamError(
+            "input",
+            "input: expected a string or an array of items, found nothing",
+            code="missing_required_parameter",
+        )
+    fields: dict[str, Any] = {name: getattr(asked, name) for name in _OF_CHATS}
+    fields |= {
+        "model": asked.model,
+        "stream": asked.stream,
+        "max_completion_tokens": asked.max_output_tokens,
+        "reasoning_effort": None if asked.reasoning is None else asked.reasoning.effort,
+        "response_format": _response_format(asked.text),
+        "tools": [_tool(n, one) for n, one in enumerate(asked.tools)] if asked.tools else None,
+        "tool_choice": _tool_choice(asked.tool_choice),
+    }
+    given = {name: value for name, value in fields.items() if value is not None}
+    return AsChat(asked=asked, fields=given, chat=chat)
+
+
+def _check_fields(body: Mapping[str, Any]) -> None:
+    known = ResponsesRequest.__struct_fields__
+    for name, value in body.items():
+        if value is None or name in known or name in _ABOUT_THE_CLIENT:
+            continue
+        if name not in NEUTRAL:
+            check_known(name, known, what="no field of this route")
+        elif value not in NEUTRAL[name]:
+            allowed = " or ".join(msgspec.json.encode(one).decode() for one in NEUTRAL[name]) or "null"
+            raise NotSupportedError(name, value, allowed)
+
+
+def _response_format(text: Text | None) -> dict[str, Any] | None:
+    if text is None or text.format is None or text.format.type == "text":
+        return None
+    if text.format.type == "json_object":
+        return {"type": "json_object"}
+    schema: dict[str, Any] = msgspec.to_builtins(text.format)
+    del schema["type"]
+    return {"type": "json_schema", "json_schema": schema}
+
+
+_TOOL: Final = ("type", "name", "description", "parameters", "strict", "defer_loading")
+
+
+def _tool(number: int, tool: Mapping[str, Any]) -> dict[str, Any]:
+    where = f"tools[{number}]"
+    if tool.get("type") != "function":
+        raise NotSupportedError(
+            f"{where}.type", tool.get("type"), '"function": only tools of the client are known'
+        )
+    for name, value in tool.items():
+        if value is not None:
+            check_known(name, _TOOL, f"{where}.", what="unknown field")
+    function = {
+        name: tool[name]
+        for name in ("name", "description", "parameters", "strict")
+        if tool.get(name) is not None
+    }
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: str | dict[str, Any] | None) -> Any:
+    if not isinstance(choice, dict):
+        return choice
+    if choice.get("type") != "function":
+        raise NotSupportedError("tool_choice.type", choice.get("type"), '"function"')
+    return {"type": "function", "function": {"name": choice.get("name")}}
