@@ -286,6 +286,11 @@ class ResponseBuilder:
         return f"{prefix}-{self._head.request_id}-{len(self._output)}"
 
 
+def response_of(item_id: str) -> str:
+    """The id of the response whose output has an item with this id."""
+    return item_id.partition("-")[2].rpartition("-")[0]
+
+
 def _part(kind: str, text: str) -> dict[str, Any]:
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": text}

@@ -68,6 +68,7 @@ def _add_new(router: APIRouter, gateway: Gateway) -> None:
         asked = parse(await read_object(request), gateway.served.name)
         stored = StoredResponses(gateway, key_name(request.scope))
         previous = asked.previous_response_id
+        asked = msgspec.structs.replace(asked, input=await stored.resolved(asked.input))
         chat = as_chat(asked, [] if previous is None else await stored.messages(previous))
         try:
             return chat, await _group(gateway, intake, request, chat, route)
@@ -122,7 +123,7 @@ def _add_stored(router: APIRouter, gateway: Gateway) -> None:
         request: Request, response_id: str, limit: int = 20, order: str = "desc", after: str = ""
     ) -> dict[str, Any]:
         responses = stored(request)
-        items = items_of(responses.own_messages(await responses.one(response_id)), response_id)
+        items = items_of(responses.own_messages(await responses.one(response_id)), f"{response_id}-in")
         return _page(items, limit, order, after)
 
     @router.post("/{response_id}/cancel", summary="Cancel a response in the background")

@@ -14,7 +14,7 @@ from gateway.requests.relay import Answered, Failed, Relay, RequestForgottenErro
 from gateway.requests.request_ids import is_forgotten
 from gateway.requests.service import Gateway
 from gateway.requests.status import ENDED, PartStatus, RecordedRequest, StatusFold, log_timeout
-from gateway.responses.answers import ResponseBuilder, ResponseHead, failed_document
+from gateway.responses.answers import ResponseBuilder, ResponseHead, failed_document, response_of
 from shared.errors import ClientError
 from shared.events import OutputChunk, RequestCancel, RequestSubmitted, Usage, encode
 from shared.ids import parse_request_id
@@ -36,6 +36,19 @@ class NoResponseError(ClientError):
             "API key, was asked for with store: false, or is older than the log"
         )
         self.param = param
+
+
+class NoItemError(ClientError):
+    """There is no such item in a stored response."""
+
+    code = "item_not_found"
+    status = 404
+
+    def __init__(self, where: str, item_id: str) -> None:
+        super().__init__(
+            f"{where}: there is no item {item_id[:80]!r} of a stored response here; send the item itself"
+        )
+        self.param = where
 
 
 class NotInBackgroundError(ClientError):
@@ -139,6 +152,38 @@ class StoredResponses:
         builder, usage = await self._read(found)
         output = builder.document(usage)["output"]
         return [*self.own_messages(found), *_answer(output)]
+
+    async def resolved(self, found: object) -> object:
+        """The input of a response, with the items that it refers to by their ids.
+
+        Raises:
+            NoItemError: there is no such item.
+        """
+        if not isinstance(found, list):
+            return found
+        outputs: dict[str, list[dict[str, Any]]] = {}
+        items = []
+        for number, item in enumerate(found):
+            if not isinstance(item, dict) or item.get("type") != "item_reference":
+                items.append(item)
+                continue
+            place, item_id = f"input[{number}].id", str(item.get("id"))
+            response_id = response_of(item_id)
+            if response_id not in outputs:
+                outputs[response_id] = await self._output(response_id, place, item_id)
+            named = [one for one in outputs[response_id] if one["id"] == item_id]
+            if not named:
+                raise NoItemError(place, item_id)
+            items += named
+        return items
+
+    async def _output(self, response_id: str, place: str, item_id: str) -> list[dict[str, Any]]:
+        try:
+            found = await self.one(response_id)
+        except ClientError as error:
+            raise NoItemError(place, item_id) from error
+        output: list[dict[str, Any]] = (await self.document(found))["output"]
+        return output
 
     def own_messages(self, found: StoredResponse) -> list[dict[str, Any]]:
         """The messages of a response's chat without its instructions."""

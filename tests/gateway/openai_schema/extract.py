@@ -36,7 +36,7 @@ TARGET: Final = Path(__file__).with_name("schemas.json")
 _REF: Final = "#/components/schemas/"
 _SAID: Final = frozenset({"description", "example", "title", "nullable", "deprecated", "default"})
 _OF_DRAFT_2019: Final = frozenset({"$recursiveAnchor", "$recursiveRef"})
-"""Keywords that 2020-12 does not have. A filter of hosted file search has them, which no response here has."""
+"""Keywords that 2020-12 does not have. A filter of hosted file search has them; no response here does."""
 
 
 def main() -> None:

@@ -261,6 +261,28 @@ async def test_a_response_continues_another() -> None:
     assert page["has_more"]
 
 
+async def test_an_item_of_a_response_is_named_by_its_id() -> None:
+    async with deployment(CALLS, tool_calls="hermes", reasoning="think") as world:
+        first = await made(world, tools=[WEATHER])
+        references = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
+        results = [
+            {"type": "function_call_output", "call_id": item["call_id"], "output": "12"}
+            for item in first["output"]
+            if item["type"] == "function_call"
+        ]
+        await made(world, input=[{"role": "user", "content": "x"}, *references, *results])
+        await made(world, previous_response_id=first["id"], input=results)
+        missing = [
+            await world.client.post(PATH, json={"input": [{"type": "item_reference", "id": name}]})
+            for name in ("never", "msg-never-0", f"msg-{first['id']}-9")
+        ]
+        [_, named, continued] = submitted(world)
+
+    assert named.inputs.messages == continued.inputs.messages
+    assert {one.json()["error"]["code"] for one in missing} == {"item_not_found"}
+    assert missing[0].json()["error"]["param"] == "input[0].id"
+
+
 async def test_a_response_that_is_not_kept_does_not_exist() -> None:
     async with deployment() as world:
         response = await made(world, store=False)
