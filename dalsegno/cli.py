@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "Commands": {
         "serve": "dalsegno.serve.command:serve",
         "ask": "dalsegno.ask.command:ask",
+        "chat": "dalsegno.chat.command:chat",
         "transcribe": "dalsegno.transcribe.command:transcribe",
         "log": "dalsegno.history.command:log",
         "why": "dalsegno.why.command:why",

@@ -89,16 +89,18 @@ def _stream(prompt: ChatPrompt, model: str) -> Iterator[str]:
 
 def _content(prompt: ChatPrompt) -> Any:
     """The content of the message; large files are stored on the server meanwhile."""
+    return message_content(prompt.text, prompt.files, lambda *file: store_file(prompt.server, *file))
 
-    def store(path: Path, digest: str) -> None:
-        headers = {
-            "Content-Type": "application/octet-stream",
-            "Content-Length": str(path.stat().st_size),
-        }
-        with (
-            path.open("rb") as file,
-            prompt.server.request("PUT", f"/v1/files/file-{digest}", file, headers) as response,
-        ):
-            response.read()
 
-    return message_content(prompt.text, prompt.files, store)
+def store_file(server: Server, path: Path, digest: str) -> None:
+    """Store a file on the server, under its digest.
+
+    Raises:
+        DalSegnoError: there is no server, or it refuses.
+    """
+    headers = {"Content-Type": "application/octet-stream", "Content-Length": str(path.stat().st_size)}
+    with (
+        path.open("rb") as file,
+        server.request("PUT", f"/v1/files/file-{digest}", file, headers) as response,
+    ):
+        response.read()

@@ -1,0 +1,1 @@
+"""`dalsegno chat`: a conversation with a running server, in the terminal."""
