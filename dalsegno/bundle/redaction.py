@@ -135,6 +135,7 @@ class Redaction:
             inputs=self._inputs(inputs),
             params=self._params(params),
             forked_from=forked,
+            api_fields=self._plain(event.api_fields),
         )
 
     def _inputs(self, inputs: Inputs) -> Inputs:
@@ -148,6 +149,7 @@ class Redaction:
             files=[self._medium(one) for one in inputs.files],
             tools=[self._tool(one) for one in inputs.tools],
             tool_choice=self._tool_choice(inputs.tool_choice),
+            template_options=self._plain(inputs.template_options),
         )
 
     def _text_or_ids(self, found: str | list[int]) -> str | list[int]:
@@ -177,6 +179,9 @@ class Redaction:
             regex=None if guide.regex is None else self.text(guide.regex),
             grammar=None if guide.grammar is None else self.text(guide.grammar),
             choice=None if guide.choice is None else [self.text(one) for one in guide.choice],
+            reasoning=None
+            if (free := guide.reasoning) is None
+            else msgspec.structs.replace(free, opens=self.text(free.opens), closes=self.text(free.closes)),
         )
 
     def _schema(self, schema: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ def answered(
     form: int = FORM,
     modality: str = "text",
     files: Sequence[Media] = (),
+    template_options: dict[str, Any] | None = None,
     **submission: Any,
 ) -> list[StoredRecord]:
     """The log of one finished request with three chunks; the second has some `data` and `metadata`.
@@ -32,7 +33,11 @@ def answered(
     script = Script(graph_of=_seeing if files else registry.graph)
     script.open_epoch()
     script.join()
-    script.submit("r1", inputs=Inputs(text=text, files=list(files)), **submission)
+    script.submit(
+        "r1",
+        inputs=Inputs(text=text, files=list(files), template_options=template_options or {}),
+        **submission,
+    )
     script.complete(script.last(NodeReady))
     ready, transcript = script.last(NodeReady), Transcript()
     for index in range(3):

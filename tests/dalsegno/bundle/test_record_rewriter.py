@@ -13,6 +13,7 @@ from shared.events import (
     Function,
     FunctionName,
     Guide,
+    GuideReasoning,
     Inputs,
     NamedTool,
     NodeReady,
@@ -67,6 +68,17 @@ def test_nothing_of_question_and_answer_is_left_and_the_control_replay_matches()
     assert {token for c in chunks(changed) for token in c.token_ids} == {0}
 
 
+def test_nothing_of_what_the_api_and_the_template_were_told_is_left() -> None:
+    records = answered(
+        api_fields={"api": "responses", "metadata": {"of": "a secret"}}, template_options={"a": "secret"}
+    )
+    changed = redacted(records)
+    assert b"secret" in records[2].data
+    assert b"secret" not in b"".join(record.data for record in changed)
+    assert matches(changed)
+    assert unlike(records) == {}
+
+
 @pytest.mark.parametrize("form", [0, 1])
 def test_an_echos_tokens_are_removed_and_digests_keep_their_form(form: int) -> None:
     records = answered(metadata={"echo": True, "token_ids": [71, 72]}, form=form)
@@ -94,6 +106,7 @@ def test_changed_metadata_is_found_unless_the_log_is_older_than_its_digest(form:
         Guide(regex="secret|other"),
         Guide(grammar='start: "secret"'),
         Guide(choice=["secret", "other"]),
+        Guide(json_object=True, reasoning=GuideReasoning(opens="<secret>", closes="</secret>")),
     ],
 )
 def test_nothing_of_what_an_answer_has_to_be_is_left(guide: Guide) -> None:
