@@ -37,7 +37,9 @@ class AnswerParts:
         """
         calls = None
         if gateway.tool_calls is not None and offered(inputs) is not None:
-            calls = ToolCalling(gateway.tool_calls, frozenset(tool.function.name for tool in inputs.tools))
+            functions = [tool.function for tool in inputs.tools]
+            schemas = {function.name: function.parameters or {} for function in functions}
+            calls = ToolCalling(gateway.tool_calls, schemas)
         is_chat = inputs.messages is not None or inputs.chat
         reasoning = gateway.reasoning if is_chat and is_separate else None
         return cls(tool_calling=calls, reasoning=reasoning, shows_reasoning=is_shown)

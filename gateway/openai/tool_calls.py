@@ -4,6 +4,7 @@ A call's id is derived from the request's id and the position of the call, and t
 text up to it. So a resumed stream, at any gateway, has the same events as the uninterrupted one. See ADR 13.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,10 +17,14 @@ _CALLED: Final = "tool_calls"
 
 @dataclass(frozen=True, slots=True)
 class ToolCalling:
-    """The settings for reading tool calls from the answers to one request: format, and offered functions."""
+    """The settings for reading tool calls from the answers to one request.
+
+    Attributes:
+        functions: the schemas of the arguments of the functions that are offered, by name.
+    """
 
     call_format: CallFormat
-    functions: frozenset[str]
+    functions: Mapping[str, Mapping[str, Any]]
 
     def reader(self, request_id: str, choice: int) -> "ChoiceReader":
         """A reader for one choice."""

@@ -6,14 +6,17 @@ so every gateway reports the same for the same chunks. Text that may be the star
 that is decided, and is emitted as text if it is none. White space around calls is dropped.
 """
 
+import json
 from collections import deque
-from collections.abc import Collection, Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
+from models.text import tagged_calls
+from models.text.tagged_calls import Tags
 from models.text.tool_calls import CallFormat
 
 _ARGUMENTS: Final = ("arguments", "parameters")
@@ -45,9 +48,12 @@ class _NoCallError(Exception):
 
 
 class ToolCallParser:
-    """Parses one answer to a request that offers `functions`; `count` calls have started."""
+    """Parses one answer to a request that offers `functions`, with the schemas of their arguments.
 
-    def __init__(self, call_format: CallFormat, functions: Collection[str]) -> None:
+    `count` calls have started.
+    """
+
+    def __init__(self, call_format: CallFormat, functions: Mapping[str, Mapping[str, Any]]) -> None:
         self.count = 0
         self._format = call_format
         self._functions = functions
@@ -176,8 +182,9 @@ class ToolCallParser:
         Raises:
             _NoCallError: it is something else, or names no function, and nothing of it was emitted yet.
         """
+        tags = self._format.tags
         try:
-            yield from self._object()
+            yield from (self._object() if tags is None else self._tagged(tags))
         except _NoCallError:
             if not self._is_call_open:
                 raise
@@ -232,6 +239,95 @@ class ToolCallParser:
     def _add_arguments(self, text: str) -> None:
         piece = self._parsed.calls.setdefault(self.count - 1, CallPiece())
         piece.arguments += text
+
+    # ---- tags ----------------------------------------------------------------------------------------
+    def _tagged(self, tags: Tags) -> _Parsing:
+        """Parse a name and arguments between tags; what follows them is left."""
+        if tags.opens_name and not (yield from self._skips(tags.opens_name)):
+            raise _NoCallError
+        name = yield from self._name(tags)
+        properties = self._functions.get(name, {}).get("properties", {})
+        self._begin(name)
+        self._add_arguments("{")
+        separator = ""
+        while (yield from self._skips(tags.opens_key)):
+            key = yield from self._until(tags.closes_key)
+            if tags.opens_value:
+                yield from self._skips(tags.opens_value)
+            self._add_arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+            yield from self._tagged_value(tags, properties.get(key))
+            separator = ", "
+        if tags.closes_call:
+            yield from self._skips(tags.closes_call)
+        self._add_arguments("}")
+
+    def _name(self, tags: Tags) -> _Char:
+        """Read a function's name.
+
+        Raises:
+            _NoCallError: it is none.
+        """
+        name = ""
+        character = yield from self._next_solid()
+        while character not in ("\n", "<", tags.closes_name[:1] or "\n"):
+            name += character
+            if len(name) > _MOST_HELD or not (character.isalnum() or character in "_-."):
+                raise _NoCallError
+            character = yield from self._next()
+        if tags.closes_name and character != tags.closes_name[0]:
+            raise _NoCallError
+        if character == "<":
+            self._give_back()
+        if not name:
+            raise _NoCallError
+        return name
+
+    def _skips(self, mark: str) -> Generator[None, str, bool]:
+        """Skip white space and a mark; false, and nothing is skipped, if something else follows."""
+        taken: list[str] = []
+        for place, expected in enumerate(mark):
+            character = yield from self._next()
+            taken.append(character)
+            while place == 0 and character.isspace():
+                character = yield from self._next()
+                taken.append(character)
+            if character != expected:
+                if self._is_call_open:
+                    self._held.clear()
+                else:
+                    del self._held[len(self._held) - len(taken) :]
+                self._ahead.extendleft(reversed(taken))
+                return False
+        return True
+
+    def _until(self, mark: str) -> _Char:
+        """Read up to a mark, and the mark."""
+        text = ""
+        while not text.endswith(mark):
+            text += yield from self._next()
+        return text.removesuffix(mark)
+
+    def _tagged_value(self, tags: Tags, schema: Mapping[str, Any] | None) -> _Parsing:
+        """Emit a value as JSON: a string as it is read, others at their end."""
+        ends = (f"\n{tags.closes_value}", tags.closes_value) if tags.has_lines else (tags.closes_value,)
+        is_text = tagged_calls.is_text(schema)
+        text = ""
+        is_first = tags.has_lines
+        if is_text:
+            self._add_arguments('"')
+        while not (end := next((one for one in ends if text.endswith(one)), "")):
+            character = yield from self._next()
+            if is_first and character == "\n":
+                is_first = False
+                continue
+            is_first = False
+            text += character
+            if is_text and not any(text.endswith(one) for one in ends):
+                count = len(text) - tagged_calls.held_back(text, ends)
+                self._add_arguments(_quoted(text[:count]))
+                text = text[count:]
+        text = text.removesuffix(end)
+        self._add_arguments(_quoted(text) + '"' if is_text else tagged_calls.value_of(text, schema or {}))
 
     # ---- JSON ----------------------------------------------------------------------------------------
     def _string(self) -> _Char:
@@ -295,3 +391,8 @@ def call_id(request_id: str, choice: int, index: int, call_format: CallFormat) -
     """The id of a call: the same on every gateway and in every reading of the answer."""
     digest = blake2b(f"{request_id}/{choice}/{index}".encode(), digest_size=12).hexdigest()
     return digest[:9] if call_format.has_short_ids else f"call_{digest}"
+
+
+def _quoted(text: str) -> str:
+    """A piece of a JSON string, without its quotes."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]

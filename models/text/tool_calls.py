@@ -6,6 +6,11 @@ The chat template tells the model how to write calls, so the format is detected 
     mistral    [TOOL_CALLS][{"name": ..., "arguments": {...}}]                  Mistral
     llama      {"name": ..., "parameters": {...}}                               Llama 3, and nothing else
 
+and those of `models.text.tagged_calls`:
+
+    qwen3_coder   Qwen3-Coder, Qwen3.5
+    glm           GLM-4.5 and later
+
 A worker reports the name of its model's format when it joins; gateways parse calls by it
 (`models.text.tool_call_parser`). This module is pure: it needs no template language and no tokenizer.
 """
@@ -16,15 +21,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
+from models.text import tagged_calls
 from models.text.json_schema.errors import UnsupportedSchemaError
 from models.text.json_schema.prepare import prepared_schema
+from models.text.tagged_calls import Tags
 from shared.errors import ClientError
 from shared.events import Function, Guide, Inputs, NamedTool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFormat:
-    """A format of tool calls; each call is a JSON object.
+    """A format of tool calls; each call is a JSON object, unless it has tags.
 
     Attributes:
         opens: the text before a call.
@@ -34,6 +41,7 @@ class CallFormat:
         is_bare: an answer that starts with `{` is a call too, if it names an offered function.
         separator: the text between two calls; empty if an answer has at most one.
         has_short_ids: call ids are nine letters and digits, the only ones that Mistral's templates accept.
+        tags: each call is a name and arguments between these tags.
     """
 
     name: str
@@ -44,6 +52,17 @@ class CallFormat:
     is_bare: bool = False
     separator: str = ""
     has_short_ids: bool = False
+    tags: Tags | None = None
+
+    @property
+    def begins(self) -> str:
+        """The text before a call that a grammar forces."""
+        return self.opens if self.tags is not None and not self.tags.opens_name else f"{self.opens}\n"
+
+    @property
+    def ends(self) -> str:
+        """The text after it."""
+        return self.closes if self.tags is not None and not self.tags.closes_call else f"\n{self.closes}"
 
 
 HERMES: Final = CallFormat(
@@ -55,11 +74,25 @@ MISTRAL: Final = CallFormat(
 LLAMA: Final = CallFormat(
     name="llama", opens="<|python_tag|>", closes=";", arguments="parameters", is_bare=True
 )
-FORMATS: Final[Mapping[str, CallFormat]] = MappingProxyType(
-    {known.name: known for known in (HERMES, MISTRAL, LLAMA)}
+QWEN3_CODER: Final = CallFormat(
+    name="qwen3_coder",
+    opens="<tool_call>",
+    closes="</tool_call>",
+    separator="\n<tool_call>\n",
+    tags=tagged_calls.QWEN3_CODER,
 )
-_ELSEWHERE: Final = ("<function=", "<arg_key>", "[ARGS]")
-"""Marks of templates whose calls are not JSON objects."""
+GLM: Final = CallFormat(
+    name="glm",
+    opens="<tool_call>",
+    closes="</tool_call>",
+    separator="\n<tool_call>",
+    tags=tagged_calls.GLM,
+)
+FORMATS: Final[Mapping[str, CallFormat]] = MappingProxyType(
+    {known.name: known for known in (HERMES, MISTRAL, LLAMA, QWEN3_CODER, GLM)}
+)
+_ELSEWHERE: Final = ("[ARGS]",)
+"""Marks of templates whose calls are written in a format that is not known."""
 
 
 def format_in(source: str) -> CallFormat | None:
@@ -67,7 +100,9 @@ def format_in(source: str) -> CallFormat | None:
     if any(mark in source for mark in _ELSEWHERE):
         return None
     if HERMES.opens in source and HERMES.closes in source:
-        return HERMES
+        if tagged_calls.QWEN3_CODER.opens_name in source:
+            return QWEN3_CODER
+        return GLM if tagged_calls.GLM.opens_key in source else HERMES
     if MISTRAL.opens in source:
         return MISTRAL
     if LLAMA.opens in source or '"parameters": dictionary' in source:
@@ -119,6 +154,8 @@ def guide_for(found: CallFormat, inputs: Inputs, guide: Guide | None) -> Guide |
     if choice == "none" or not functions:
         return guide
     content = _content(guide)
+    if choice == "auto" and content is None and not any(function.strict for function in functions):
+        return None
     many = inputs.parallel_tool_calls and found.separator
     if isinstance(choice, NamedTool):
         functions = [function for function in functions if function.name == choice.function.name]
@@ -129,9 +166,7 @@ def guide_for(found: CallFormat, inputs: Inputs, guide: Guide | None) -> Guide |
     if content is not None:
         marked = f"{_text(found.opens)} calls" if found.is_bare else "calls"  # differs from content at once
         return _guide({"start": f"content | {marked}", "content": content, **calls})
-    if any(function.strict for function in functions):
-        return _guide(_free(found, functions, many=bool(many)))
-    return None
+    return _guide(_free(found, functions, many=bool(many)))
 
 
 def _content(guide: Guide | None) -> str | None:
@@ -158,8 +193,8 @@ def _calls(found: CallFormat, functions: Sequence[Function], *, many: bool) -> d
         return {"calls": f"{begins} call {more.format('call')} {ends}", **rules}
     if found.is_bare:
         return {"calls": "call", **rules}
-    closed = f"call {_text(chr(10) + found.closes)}"
-    return {"calls": f"{_text(found.opens + chr(10))} {closed} {more.format(closed)}", **rules}
+    closed = f"call {_text(found.ends)}"
+    return {"calls": f"{_text(found.begins)} {closed} {more.format(closed)}", **rules}
 
 
 def _free(found: CallFormat, functions: Sequence[Function], *, many: bool) -> dict[str, str]:
@@ -181,11 +216,29 @@ def _objects(found: CallFormat, functions: Sequence[Function], *, all_strict: bo
     """The rule `call`: a JSON object with the call of one of the functions."""
     rules = {"call": " | ".join(f"call_{number}" for number in range(len(functions)))}
     for number, function in enumerate(functions):
+        if found.tags is not None:
+            rules |= _tagged(found.tags, number, function, is_strict=all_strict or bool(function.strict))
+            continue
         begins = f'{{"name": {json.dumps(function.name)}, "{found.arguments}": '
         rules[f"call_{number}"] = f"{_text(begins)} arguments_{number} {_text('}')}"
         schema = _schema(function) if all_strict or function.strict else _ANY_OBJECT
         rules[f"arguments_{number}"] = _json(schema, f"tools: the parameters of {function.name}")
     return rules
+
+
+def _tagged(tags: Tags, number: int, function: Function, *, is_strict: bool) -> dict[str, str]:
+    """The rules of a call with tags."""
+    if not is_strict:
+        return tagged_calls.any_call_rules(tags, number, function.name)
+    what = f"tools: the parameters of {function.name}"
+
+    def json_rule(schema: dict[str, Any]) -> str:
+        return _json(schema, what)
+
+    try:
+        return tagged_calls.call_rules(tags, number, function.name, _schema(function), json_rule)
+    except UnsupportedSchemaError as error:
+        raise ClientError(f"{what}: {error}", code="invalid_guide") from error
 
 
 def _schema(function: Function) -> dict[str, Any]:

@@ -446,3 +446,30 @@ async def test_a_malformed_call_that_the_server_answered_with_is_accepted_back(a
         )
 
     assert answer.status_code == 200
+
+
+CODED = (
+    "Wait.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nUlm\n</parameter>\n"
+    "</function>\n</tool_call>"
+)
+PAIRED = "Wait.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Ulm</arg_value>\n</tool_call>"
+
+
+@pytest.mark.parametrize(("written", "answer"), [("qwen3_coder", CODED), ("glm", PAIRED)])
+@pytest.mark.parametrize("size", [1, 7, 500])
+async def test_calls_between_tags_are_calls(written: str, answer: str, size: int) -> None:
+    async def perform(performance: Performance) -> None:
+        for place in range(0, len(answer), size):
+            performance.say(answer[place : place + size])
+        performance.finish()
+
+    async with deployment(perform, tool_calls=written) as world:
+        response = await world.client.post(PATH, json=CHAT | {"tools": [WEATHER]})
+
+    choice = response.json()["choices"][0]
+    [call] = choice["message"]["tool_calls"]
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == (
+        "get_weather", {"city": "Ulm"},
+    )  # fmt: skip
+    assert choice["message"]["content"] == "Wait."
+    assert choice["finish_reason"] == "tool_calls"

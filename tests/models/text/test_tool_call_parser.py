@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from models.text.tool_call_parser import ParsedPiece, ToolCallParser, call_id
 from models.text.tool_calls import FORMATS, HERMES, LLAMA, MISTRAL, CallFormat
 
-NAMES = ("f", "get_weather")
+SCHEMA = {"properties": {"days": {"type": "integer"}, "tags": {"type": "array"}, "city": {"type": "string"}}}
+NAMES: dict[str, dict[str, Any]] = {"f": SCHEMA, "get_weather": {}}
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "}\\"{<tool_call>", "b": [1, {"c": 2}]}}\n</tool_call>'
 ARGUMENTS = '{"a": "}\\"{<tool_call>", "b": [1, {"c": 2}]}'
 
@@ -85,6 +87,8 @@ _WORDS = st.sampled_from(
         '"f"',
         '"arguments"', '"parameters"', ": ", CALL, '{"name": "f", "parameters": {"a": "b"}}',
         '[{"name": "f", "arguments": {}}]',
+        "<function=f>", "</function>", "<parameter=city>", "</parameter>", "f", "<arg_key>", "</arg_key>",
+        "<arg_value>", "</arg_value>",
     ]
 )  # fmt: skip
 

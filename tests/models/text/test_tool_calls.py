@@ -10,9 +10,11 @@ import pytest
 from models.text.tool_call_parser import ToolCallParser
 from models.text.tool_calls import (
     FORMATS,
+    GLM,
     HERMES,
     LLAMA,
     MISTRAL,
+    QWEN3_CODER,
     CallFormat,
     format_in,
     guide_for,
@@ -53,6 +55,8 @@ def allows(guide: Guide | None, text: str) -> bool:
 def call(written: CallFormat, arguments: str, name: str = "forecast", count: int = 1) -> str:
     """A text with calls, as a model writes them."""
     one = f'{{"name": "{name}", "{written.arguments}": {arguments}}}'
+    if written.tags is not None:
+        return "\n".join([tagged(written, json.loads(arguments), name)] * count)
     match written.name:
         case "hermes":
             return "\n".join([f"<tool_call>\n{one}\n</tool_call>"] * count)
@@ -60,6 +64,17 @@ def call(written: CallFormat, arguments: str, name: str = "forecast", count: int
             return f"[TOOL_CALLS][{', '.join([one] * count)}]"
         case _:
             return "; ".join([one] * count)
+
+
+def tagged(written: CallFormat, arguments: dict[str, Any], name: str) -> str:
+    texts = {key: one if isinstance(one, str) else json.dumps(one) for key, one in arguments.items()}
+    if written is GLM:
+        pairs = "".join(
+            f"<arg_key>{key}</arg_key>\n<arg_value>{text}</arg_value>\n" for key, text in texts.items()
+        )
+        return f"<tool_call>{name}\n{pairs}</tool_call>"
+    pairs = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
+    return f"<tool_call>\n<function={name}>\n{pairs}</function>\n</tool_call>"
 
 
 ALL = pytest.mark.parametrize("written", FORMATS.values(), ids=list(FORMATS))
@@ -75,8 +90,8 @@ ALL = pytest.mark.parametrize("written", FORMATS.values(), ids=list(FORMATS))
         ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}{{ '[TOOL_CALLS] [' }}", MISTRAL),
         ("{% if tools %}{{ '<|python_tag|>' }}{% endif %}", LLAMA),
         ('Respond in the format {"name": function name, "parameters": dictionary of argument name}', LLAMA),
-        ("<tool_call>\\n<function=example_function_name>\\n</function>\\n</tool_call>", None),
-        ("<tool_call>{name}\\n<arg_key>{key}</arg_key></tool_call>", None),
+        ("<tool_call>\\n<function=example_function_name>\\n</function>\\n</tool_call>", QWEN3_CODER),
+        ("<tool_call>{name}\\n<arg_key>{key}</arg_key></tool_call>", GLM),
         ("[TOOL_CALLS]name[ARGS]{}", None),
         ("{{ tools }}", None),
     ],
@@ -121,7 +136,7 @@ def test_a_named_function_is_called_once(written: CallFormat) -> None:
     assert not allows(guide, call(written, "{}", "now", count=2))
 
 
-@pytest.mark.parametrize("written", [HERMES, MISTRAL])
+@pytest.mark.parametrize("written", [HERMES, MISTRAL, QWEN3_CODER, GLM])
 def test_several_calls_are_made_unless_the_client_wants_one(written: CallFormat) -> None:
     several = guide_for(written, inputs(tool_choice="required"), None)
     one = guide_for(written, inputs(tool_choice="required", parallel_tool_calls=False), None)
@@ -142,7 +157,7 @@ def test_where_the_model_chooses_all_is_free_unless_a_function_is_strict(written
     assert not allows(strict, call(written, "{}", "unheard_of"))
 
 
-@pytest.mark.parametrize("written", [HERMES, MISTRAL])
+@pytest.mark.parametrize("written", [HERMES, MISTRAL, QWEN3_CODER, GLM])
 def test_a_strict_function_may_be_called_behind_text(written: CallFormat) -> None:
     guide = guide_for(written, inputs({**FORECAST, "strict": True}), None)
 
@@ -199,7 +214,7 @@ def test_schemas_that_are_too_much_together_are_refused() -> None:
 
 @ALL
 def test_what_a_grammar_forces_is_read_as_a_call(written: CallFormat) -> None:
-    reader = ToolCallParser(written, ("forecast", "now"))
+    reader = ToolCallParser(written, {"forecast": SCHEMA, "now": {}})
     said = reader.push(call(written, GOOD))
 
     assert (said.content, reader.end().content) == ("", "")
