@@ -60,8 +60,8 @@ _CHANGING: Final = (
     "active_requests", "avg_latency_ms", "avg_latency_s", "avg_throughput_tok_s", "avg_tokens_per_step",
     "created", "ended", "epoch", "incarnation", "inflight_per_engine", "inflight_total", "kernels",
     "kv_total", "kv_used", "open", "pid", "prefill_misses", "prefix_hits", "prefix_misses",
-    "requests_failed", "requests_processed", "running", "seq", "silent_s", "state", "steps",
-    "tokens_generated", "total_requests", "uptime", "uptime_seconds", "version", "waiting",
+    "requests_failed", "requests_processed", "requests_timeout", "running", "seq", "silent_s", "state",
+    "steps", "tokens_generated", "total_requests", "uptime", "uptime_seconds", "version", "waiting",
 )  # fmt: skip
 _OTHERS_EVERY_TIME: Final = (
     (re.compile(rf'("(?:{"|".join(_CHANGING)})":)[^,}}]+'), r"\1_"),
