@@ -9,6 +9,7 @@ import contextlib
 import io
 import logging
 import os
+import random
 import re
 import signal
 import socket
@@ -646,9 +647,13 @@ async def how_long_answers_may_go_on(config: DeploymentConfig) -> float:
 
 
 def a_free_port(_: Path) -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+    """A port that is free, as the next one is, and that the system gives to nobody who asks for any port."""
+    while True:
+        port = random.randrange(10_000, 30_000)
+        with contextlib.suppress(OSError), socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", port))
+            second.bind(("127.0.0.1", port + 1))
+            return str(port)
 
 
 # ---- what it says ------------------------------------------------------------------------------------
