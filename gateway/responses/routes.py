@@ -25,6 +25,7 @@ from gateway.openai.answer_reader import AnswerParts
 from gateway.openai.requests import ChatRequest
 from gateway.openai.routes import chat_group
 from gateway.openai.tokenization import as_echo
+from gateway.requests.acceptance import wait_until_accepted
 from gateway.requests.parsed_request import ParsedRequest
 from gateway.requests.response import AnswerFormat, AnswerResponse, DocumentFormat, RequestGroup
 from gateway.requests.service import Gateway
@@ -33,7 +34,6 @@ from gateway.responses.answers import ResponseDocument, ResponseHead, ResponseSt
 from gateway.responses.items import items_of
 from gateway.responses.request import AsChat, ResponsesRequest, as_chat, parse
 from gateway.responses.store import StoredResponse, StoredResponses
-from gateway.videos.acceptance import wait_until_accepted
 from shared.errors import ClientError
 from shared.events import Usage
 from shared.ids import parse_request_id

@@ -23,12 +23,12 @@ from gateway.http.bodies import body_schema, read_object
 from gateway.media.file_links import FileLinks
 from gateway.media.intake import MediaIntake
 from gateway.openai.generation_fields import GenerationFields, check_output, parse
+from gateway.requests.acceptance import wait_until_accepted
 from gateway.requests.choices import split
 from gateway.requests.parsed_request import ParsedRequest, parsed_request
 from gateway.requests.response import AnswerFormat, AnswerResponse, RequestGroup
 from gateway.requests.service import Gateway
 from gateway.requests.submission import SubmissionRecord
-from gateway.videos.acceptance import wait_until_accepted
 from gateway.videos.answers import VideosDocument
 from gateway.videos.content import content_of
 from gateway.videos.job_store import Order, VideoJobs
