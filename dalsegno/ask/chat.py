@@ -79,12 +79,21 @@ def _stream(prompt: ChatPrompt, model: str) -> Iterator[str]:
         "stream": True,
         **{name: value for name, value in optional.items() if value is not None},
     }
-    server = prompt.server
+    for delta in deltas(prompt.server, body):
+        if text := delta.get("content"):
+            yield text
+
+
+def deltas(server: Server, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the pieces of a streamed answer to a chat.
+
+    Raises:
+        DalSegnoError: there is no server, it refuses, or the answer breaks off.
+    """
     with server.request("POST", "/v1/chat/completions", json.dumps(body)) as response:
         for event in server.events(response):
             for choice in event.get("choices", []):
-                if text := choice.get("delta", {}).get("content"):
-                    yield text
+                yield choice.get("delta", {})
 
 
 def _content(prompt: ChatPrompt) -> Any:

@@ -4,19 +4,19 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from dalsegno.ask import DEFAULT_URL
 
 if TYPE_CHECKING:
     from dalsegno.ask.chat import ChatPrompt
 
-_DEFAULT_URL: Final = "http://127.0.0.1:8000"
-
 
 @click.command()
 @click.argument("text")
-@click.option("--url", default=_DEFAULT_URL, show_default=True, help="The server's address.")
+@click.option("--url", default=DEFAULT_URL, show_default=True, help="The server's address.")
 @click.option("--model", help="A model of the server. [default: its first]")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Upper limit of new tokens.")
 @click.option("--temperature", type=click.FloatRange(0, 100), help="0 is greedy.")

@@ -1,17 +1,17 @@
 """`dalsegno chat`: the command."""
 
 import sys
-from pathlib import Path
 from typing import Any, Final
 
 import click
 
-_DEFAULT_URL: Final = "http://127.0.0.1:8000"
+from dalsegno.ask import DEFAULT_URL
+
 _HISTORY_LINES: Final = 1000
 
 
 @click.command()
-@click.option("--url", default=_DEFAULT_URL, show_default=True, help="The server's address.")
+@click.option("--url", default=DEFAULT_URL, show_default=True, help="The server's address.")
 @click.option("--model", help="A model of the server. [default: its first]")
 @click.option("--system", default="", help="The system's message.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Upper limit of new tokens of an answer.")
@@ -60,14 +60,18 @@ def _remember_lines() -> None:
     """Let the arrow keys bring back lines, also those of earlier sessions."""
     import atexit
     import contextlib
-    import os
+
+    from configs.seal_keys import state_dir
+    from shared.errors import DalSegnoError
 
     try:
         import readline
     except ImportError:  # a Python without it: lines are read all the same
         return
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    path = state / "dalsegno" / "chat_history"
+    try:
+        path = state_dir() / "chat_history"
+    except DalSegnoError:  # a user without a home
+        return
     with contextlib.suppress(OSError):
         readline.read_history_file(path)
     readline.set_history_length(_HISTORY_LINES)

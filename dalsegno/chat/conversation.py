@@ -9,7 +9,7 @@ from shared.errors import ClientError
 
 JSON: Final = ".json"
 STOPPED: Final = "(stopped)"
-"""What a transcript says behind an answer that was stopped."""
+"""The note in a transcript behind an answer that was stopped."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What the user types: messages of one or more lines, and commands.
+"""Entries of the user: messages of one or more lines, and commands.
 
 A line that ends with a backslash continues, and a message between two lines of three quotes has any lines.
 A message that begins with `/` is a command; `//` begins a message with a slash.

@@ -1,12 +1,11 @@
 """The loop of `dalsegno chat`: reads an entry, asks the server, and shows the answer as it arrives."""
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from dalsegno.ask.chat import store_file
+from dalsegno.ask.chat import deltas, store_file
 from dalsegno.ask.files import message_content
 from dalsegno.ask.server import Server
 from dalsegno.chat.conversation import Conversation
@@ -131,9 +130,7 @@ class Session:
             "stream": True,
             **self.fields,
         }
-        with self.server.request("POST", "/v1/chat/completions", json.dumps(body)) as response:
-            for event in self.server.events(response):
-                for choice in event.get("choices", []):
-                    for kind in ("reasoning_content", "content"):
-                        if piece := choice.get("delta", {}).get(kind):
-                            yield kind, piece
+        for delta in deltas(self.server, body):
+            for kind in ("reasoning_content", "content"):
+                if piece := delta.get(kind):
+                    yield kind, piece

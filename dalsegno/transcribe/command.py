@@ -1,16 +1,16 @@
 """`dalsegno transcribe`: the command."""
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
-_DEFAULT_URL: Final = "http://127.0.0.1:8000"
+from dalsegno.ask import DEFAULT_URL
 
 
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--url", default=_DEFAULT_URL, show_default=True, help="The server's address.")
+@click.option("--url", default=DEFAULT_URL, show_default=True, help="The server's address.")
 @click.option("--model", help="A model of the server. [default: its first]")
 @click.option("--language", help="The language that is spoken, such as en. [default: detected]")
 @click.option("--translate", is_flag=True, help="Write English, whatever is spoken.")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gateway.errors import InvalidParamError, NotSupportedError
-from gateway.http.bodies import check_known
+from gateway.http.bodies import check_names, string_in, wrong_value
 from shared.validation_errors import described
 
 ROLES: Final = ("user", "assistant", "system")
@@ -52,11 +52,10 @@ def chat_of(system: object, messages: Sequence[Mapping[str, Any]]) -> Chat:
     last: str | None = None
     for number, message in enumerate(messages):
         place = f"messages[{number}]"
-        for name in message:
-            check_known(name, ("role", "content"), f"{place}.", what="unknown field")
+        check_names(place, message, ("role", "content"))
         role = message.get("role")
         if role not in ROLES:
-            raise _wrong(f"{place}.role", ", ".join(ROLES), role)
+            raise wrong_value(f"{place}.role", ", ".join(ROLES), role)
         blocks = _blocks(f"{place}.content", message.get("content"))
         joins = role == last
         if role == "user":
@@ -142,7 +141,7 @@ def _part(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _result(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
-    _check(where, block, _RESULT)
+    check_names(where, block, _RESULT)
     content = block.get("content")
     parts = (
         [] if content is None else [_part(place, one) for place, one in _blocks(f"{where}.content", content)]
@@ -151,11 +150,11 @@ def _result(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
         parts = [{"type": "text", "text": _FAILED}]
     texts = [part["text"] for part in parts if part["type"] == "text"]
     found: Any = "\n".join(texts) if len(texts) == len(parts) else parts
-    return {"role": "tool", "tool_call_id": _string(where, block, "tool_use_id"), "content": found}
+    return {"role": "tool", "tool_call_id": string_in(where, block, "tool_use_id"), "content": found}
 
 
 def _image(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
-    _check(where, block, _IMAGE)
+    check_names(where, block, _IMAGE)
     source = block.get("source")
     if not isinstance(source, dict):
         raise InvalidParamError(
@@ -164,16 +163,16 @@ def _image(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
     place = f"{where}.source"
     match source.get("type"):
         case "base64":
-            _check(place, source, ("type", "media_type", "data"))
-            url = f"data:{_string(place, source, 'media_type')};base64,{_string(place, source, 'data')}"
+            check_names(place, source, ("type", "media_type", "data"))
+            url = f"data:{string_in(place, source, 'media_type')};base64,{string_in(place, source, 'data')}"
         case "url":
-            _check(place, source, ("type", "url"))
-            url = _string(place, source, "url")
+            check_names(place, source, ("type", "url"))
+            url = string_in(place, source, "url")
         case "file":
-            _check(place, source, ("type", "file_id"))
-            return {"type": "file", "file": {"file_id": _string(place, source, "file_id")}}
+            check_names(place, source, ("type", "file_id"))
+            return {"type": "file", "file": {"file_id": string_in(place, source, "file_id")}}
         case kind:
-            raise _wrong(f"{place}.type", "base64, url or file", kind)
+            raise wrong_value(f"{place}.type", "base64, url or file", kind)
     return {"type": "image_url", "image_url": {"url": url}}
 
 
@@ -189,8 +188,8 @@ def _assistant(chat: Chat, place: str, blocks: _Blocks, *, joins: bool) -> None:
             case "text":
                 message["content"] = (message["content"] or "") + _text(where, block)
             case "thinking":
-                _check(where, block, _THOUGHT)
-                thought = _string(where, block, "thinking")
+                check_names(where, block, _THOUGHT)
+                thought = string_in(where, block, "thinking")
                 message["reasoning_content"] = message.get("reasoning_content", "") + thought
             case "tool_use":
                 message.setdefault("tool_calls", []).append(_call(where, block))
@@ -202,17 +201,17 @@ def _assistant(chat: Chat, place: str, blocks: _Blocks, *, joins: bool) -> None:
 
 
 def _call(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
-    _check(where, block, _USE)
+    check_names(where, block, _USE)
     arguments = block.get("input")
     if not isinstance(arguments, dict):
         raise InvalidParamError(
             f"{where}.input", f"{where}.input: expected an object, found {described(arguments)}"
         )
     return {
-        "id": _string(where, block, "id"),
+        "id": string_in(where, block, "id"),
         "type": "function",
         "function": {
-            "name": _string(where, block, "name"),
+            "name": string_in(where, block, "name"),
             "arguments": json.dumps(arguments, ensure_ascii=False),
         },
     }
@@ -224,24 +223,5 @@ def _call(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
 def _text(where: str, block: Mapping[str, Any]) -> str:
     if block["type"] != "text":
         raise NotSupportedError(f"{where}.type", block["type"], "text")
-    _check(where, block, _TEXT)
-    return _string(where, block, "text")
-
-
-def _string(where: str, found: Mapping[str, Any], name: str) -> str:
-    value = found.get(name)
-    if not isinstance(value, str):
-        raise InvalidParamError(
-            f"{where}.{name}", f"{where}.{name}: expected a string, found {described(value)}"
-        )
-    return value
-
-
-def _wrong(where: str, expected: str, found: object) -> InvalidParamError:
-    return InvalidParamError(where, f"{where}: expected {expected}, found {described(found)}")
-
-
-def _check(where: str, found: Mapping[str, Any], known: Sequence[str]) -> None:
-    for name, value in found.items():
-        if value is not None:
-            check_known(name, known, f"{where}.", what="unknown field")
+    check_names(where, block, _TEXT)
+    return string_in(where, block, "text")

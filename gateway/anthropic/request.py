@@ -1,7 +1,7 @@
 """Parsing of Anthropic's requests: the fields of a chat of OpenAI's, and errors in the words of the body."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
@@ -10,9 +10,10 @@ from msgspec import Meta
 
 from gateway.anthropic.content import chat_of
 from gateway.errors import InvalidParamError, NotSupportedError
-from gateway.http.bodies import check_known, converted
+from gateway.http.bodies import check_names, converted
+from gateway.openai.body_words import BodyWords
+from gateway.openai.known_fields import check_fields
 from gateway.requests.parsed_request import DeliveryFields
-from shared.errors import ClientError
 
 NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "container": (),
@@ -71,7 +72,7 @@ class OutputConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whether a model is to think; with `adaptive` it does as its chat template has it."""
+    """The wish that a model thinks, or does not; with `adaptive` it does as its chat template has it."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -107,35 +108,17 @@ class AsChat:
 
     Attributes:
         fields: the body of `POST /v1/chat/completions` that asks the same.
-        places: the places of its messages in Anthropic's body.
+        words: the names of these fields in Anthropic's body.
         stops: the client's stop sequences.
         shows_thoughts: the client gets what the model thinks.
     """
 
     fields: dict[str, Any]
-    places: Sequence[str]
+    words: BodyWords
     stops: frozenset[str]
     shows_thoughts: bool = True
 
-    def error(self, error: ClientError) -> ClientError:
-        """An error about `fields`, in the words of Anthropic's body."""
-        param = getattr(error, "param", None)
-        if not isinstance(param, str):
-            return error
-        named = self.place(param)
-        message = error.message.replace(param, named)
-        return InvalidParamError(named, message, code=error.failure_code, status=error.failure_status)
 
-    def place(self, name: str) -> str:
-        """The place in Anthropic's body of a field of `fields`."""
-        for pattern, written in _NAMES:
-            name = pattern.sub(written, name)
-        if (found := _MESSAGE.match(name)) and int(found[1]) < len(self.places):
-            return self.places[int(found[1])] + name[found.end() :]
-        return name
-
-
-_MESSAGE: Final = re.compile(r"messages\[(\d{1,6})\]")
 _NAMES: Final = (
     (re.compile(r"^enable_thinking\b"), "thinking"),
     (re.compile(r"^thinking_budget\b"), "thinking.budget_tokens"),
@@ -153,7 +136,7 @@ def parse(body: dict[str, Any]) -> AsChat:
     Raises:
         InvalidParamError: a field is of the wrong type, missing, or not supported.
     """
-    _check_fields(body, MessagesRequest)
+    check_fields(body, MessagesRequest.__struct_fields__, NEUTRAL, ignored=_ABOUT_THE_CLIENT, instead={})
     _check_tools(body.get("tools"))
     asked = converted(body, MessagesRequest)
     chat = chat_of(asked.system, asked.messages)
@@ -182,7 +165,12 @@ def parse(body: dict[str, Any]) -> AsChat:
     }
     given = {name: value for name, value in fields.items() if value is not None}
     is_omitted = asked.thinking is not None and asked.thinking.display == "omitted"
-    return AsChat(given, chat.places, frozenset(asked.stop_sequences or ()), shows_thoughts=not is_omitted)
+    return AsChat(
+        given,
+        BodyWords(_NAMES, chat.places),
+        frozenset(asked.stop_sequences or ()),
+        shows_thoughts=not is_omitted,
+    )
 
 
 def parse_count(body: dict[str, Any]) -> AsChat:
@@ -191,21 +179,9 @@ def parse_count(body: dict[str, Any]) -> AsChat:
     Raises:
         InvalidParamError: a field is of the wrong type, missing, or not supported.
     """
-    _check_fields(body, CountRequest)
+    check_fields(body, CountRequest.__struct_fields__, NEUTRAL, ignored=_ABOUT_THE_CLIENT, instead={})
     converted(body, CountRequest)
     return parse({**body, "max_tokens": 1})
-
-
-def _check_fields(body: Mapping[str, Any], kind: type[CountRequest]) -> None:
-    known = kind.__struct_fields__
-    for name, value in body.items():
-        if value is None or name in known or name in _ABOUT_THE_CLIENT:
-            continue
-        if name not in NEUTRAL:
-            check_known(name, known, what="no field of this route")
-        elif value not in NEUTRAL[name]:
-            allowed = " or ".join(msgspec.json.encode(one).decode() for one in NEUTRAL[name]) or "null"
-            raise NotSupportedError(name, value, allowed)
 
 
 def _check_tools(tools: object) -> None:
@@ -218,9 +194,7 @@ def _check_tools(tools: object) -> None:
             raise NotSupportedError(
                 f"tools[{number}].type", kind, '"custom": only tools of the client are known'
             )
-        for name, value in tool.items():
-            if value is not None:
-                check_known(name, _TOOL, f"tools[{number}].", what="unknown field")
+        check_names(f"tools[{number}]", tool, _TOOL)
 
 
 def _tool(tool: Tool) -> dict[str, Any]:

@@ -34,10 +34,7 @@ def anthropic_routes(gateway: Gateway) -> APIRouter:
     @router.post(MESSAGES, summary="Answer a chat", openapi_extra=body_schema(MessagesRequest))
     async def messages(request: Request) -> Response:
         asked = parse(await read_object(request))
-        try:
-            group, position = await _group(gateway, intake, request, asked)
-        except ClientError as error:
-            raise asked.error(error) from error
+        group, position = await _group(gateway, intake, request, asked)
 
         def make_format(recorded: SubmissionRecord) -> AnswerFormat:
             first = group.requests[0]
@@ -53,11 +50,7 @@ def anthropic_routes(gateway: Gateway) -> APIRouter:
 
     @router.post(COUNT_TOKENS, summary="Count the tokens of a chat", openapi_extra=body_schema(CountRequest))
     async def count_tokens(request: Request) -> Response:
-        asked = parse_count(await read_object(request))
-        try:
-            group, _ = await _group(gateway, intake, request, asked)
-        except ClientError as error:
-            raise asked.error(error) from error
+        group, _ = await _group(gateway, intake, request, parse_count(await read_object(request)))
         group = replace(as_echo(group), route=COUNT_TOKENS)
         return AnswerResponse(gateway, group, lambda _: CountDocument())
 
@@ -67,9 +60,19 @@ def anthropic_routes(gateway: Gateway) -> APIRouter:
 async def _group(
     gateway: Gateway, intake: MediaIntake, request: Request, asked: AsChat
 ) -> tuple[RequestGroup, StreamPosition]:
-    placed = parts.place(asked.fields["messages"], check_modality=intake.check_modality)
-    body = openai.parse(ChatRequest, {**asked.fields, "messages": placed.messages}, gateway.served.options)
-    group, position = chat_group(gateway, body, request, MESSAGES, _ID_PREFIX)
-    requests = await intake.attach(group.requests, placed.sources)
-    media_places = [asked.place(source.where) for source in placed.sources]
+    """The request on the log, and the position after which a stream of its answer begins.
+
+    Raises:
+        ClientError: it cannot be made, in the words of Anthropic's body.
+    """
+    try:
+        placed = parts.place(asked.fields["messages"], check_modality=intake.check_modality)
+        body = openai.parse(
+            ChatRequest, {**asked.fields, "messages": placed.messages}, gateway.served.options
+        )
+        group, position = chat_group(gateway, body, request, MESSAGES, _ID_PREFIX)
+        requests = await intake.attach(group.requests, placed.sources)
+    except ClientError as error:
+        raise asked.words.error(error) from error
+    media_places = [asked.words.place(source.where) for source in placed.sources]
     return replace(group, requests=requests, media_places=media_places), position

@@ -1,6 +1,6 @@
 """Request bodies: JSON parsing, conversion to typed values, and their schemas for `/openapi.json`."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -116,6 +116,35 @@ def check_known(
     raise InvalidParamError(
         f"{where}{name}"[:200], f"{where}{name[:80]}: {what}; {advice}", code="unknown_parameter"
     )
+
+
+def check_names(where: str, found: object, known: Collection[str]) -> None:
+    """Refuse the fields of an object that are not `known`. Null is absent; values are not checked.
+
+    Raises:
+        InvalidParamError: there is one.
+    """
+    if isinstance(found, dict) and not found.keys() <= set(known):
+        for name, value in found.items():
+            if value is not None:
+                check_known(name, known, f"{where}.", what="unknown field")
+
+
+def string_in(where: str, found: object, name: str) -> str:
+    """The string in a field of an object at `where`.
+
+    Raises:
+        InvalidParamError: there is none.
+    """
+    value = found.get(name) if isinstance(found, dict) else None
+    if not isinstance(value, str):
+        raise wrong_value(f"{where}.{name}", "a string", value)
+    return value
+
+
+def wrong_value(where: str, expected: str, found: object) -> InvalidParamError:
+    """The error for a value that is not what was expected."""
+    return InvalidParamError(where, f"{where}: expected {expected}, found {described(found)}")
 
 
 def body_schema(kind: type[msgspec.Struct]) -> dict[str, Any]:

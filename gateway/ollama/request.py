@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.errors import InvalidParamError, NotSupportedError
-from gateway.http.bodies import check_known, converted
+from gateway.http.bodies import check_known, check_names, converted, wrong_value
 from gateway.requests.parsed_request import DeliveryFields
 from shared.errors import ClientError
 from shared.validation_errors import described
@@ -219,9 +219,7 @@ def _messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     open_calls: list[tuple[str, str]] = []  # the calls without a result: id and name
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
-        for name, value in message.items():
-            if value is not None:
-                check_known(name, _MESSAGE, f"{where}.", what="unknown field")
+        check_names(where, message, _MESSAGE)
         found: dict[str, Any] = {"role": message.get("role"), "content": message.get("content", "")}
         if message.get("thinking"):
             found["reasoning_content"] = message["thinking"]
@@ -242,7 +240,7 @@ def _messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _calls(where: str, number: int, calls: Any) -> list[dict[str, Any]]:
     place = f"{where}.tool_calls"
     if not isinstance(calls, list):
-        raise _wrong(place, "an array", calls)
+        raise wrong_value(place, "an array", calls)
     found = []
     for index, call in enumerate(calls):
         here = f"{place}[{index}]"
@@ -251,8 +249,8 @@ def _calls(where: str, number: int, calls: Any) -> list[dict[str, Any]]:
             raise InvalidParamError(
                 here, f"{here}: expected an object with a function, found {described(call)}"
             )
-        _check_names(here, call, _CALL)
-        _check_names(f"{here}.function", function, _CALLED)
+        check_names(here, call, _CALL)
+        check_names(f"{here}.function", function, _CALLED)
         arguments = function.get("arguments") or {}
         written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         found.append(
@@ -282,13 +280,3 @@ def _images(where: str, images: Any) -> list[dict[str, Any]]:
             where, f"{where}: expected an array of images in base64, found {described(images)}"
         )
     return [{"type": "file", "file": {"file_data": one}} for one in images]
-
-
-def _wrong(where: str, expected: str, found: object) -> InvalidParamError:
-    return InvalidParamError(where, f"{where}: expected {expected}, found {described(found)}")
-
-
-def _check_names(where: str, found: Mapping[str, Any], known: Sequence[str]) -> None:
-    for name, value in found.items():
-        if value is not None:
-            check_known(name, known, f"{where}.", what="unknown field")

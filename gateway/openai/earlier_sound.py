@@ -12,9 +12,10 @@ from typing import Any, Final
 
 from gateway.errors import InvalidParamError
 from gateway.openai.sound import AUDIO, ID_PREFIX
-from gateway.requests.relay import Failed, Relay
+from gateway.requests.recorded_answer import answer_of, status_of
+from gateway.requests.relay import Failed
 from gateway.requests.service import Gateway
-from gateway.requests.status import PartStatus, StatusFold, log_timeout
+from gateway.requests.status import PartStatus
 from shared.errors import ClientError
 from shared.events import OutputChunk
 from shared.ids import parse_request_id
@@ -77,7 +78,7 @@ async def _resolved(
         request_id = parse_request_id(audio_id.removeprefix(ID_PREFIX))
     except ClientError as error:
         raise NoSoundError(f"{place}.id", audio_id) from error
-    part = await _status(gateway, request_id)
+    part = await status_of(gateway, request_id)
     event = part.event
     if (
         event is None
@@ -92,24 +93,13 @@ async def _resolved(
     return {**rest, "content": transcript}
 
 
-async def _status(gateway: Gateway, request_id: str) -> PartStatus:
-    fold = StatusFold(gateway.subjects, [request_id])
-    async with log_timeout():
-        await fold.read(gateway.log)
-    return fold.parts[request_id]
-
-
 async def _transcript(gateway: Gateway, part: PartStatus) -> str | None:
     """The text of a request's answer; None if the log has forgotten a part of it."""
-    relay = Relay(gateway.log, gateway.subjects, part.id)
-    relay.output.submission_seq = part.seq
     texts = []
-    async with log_timeout():
-        relay.reread(max(1, (await gateway.log.state()).first_seq), epoch=0)
-        async with aclosing(relay.items()) as items:
-            async for item in items:
-                if isinstance(item, Failed):
-                    return None
-                if isinstance(item, OutputChunk) and item.modality == _TEXT and not item.advisory:
-                    texts.append(item.text)
+    async with aclosing(answer_of(gateway, part)) as items:
+        async for item in items:
+            if isinstance(item, Failed):
+                return None
+            if isinstance(item, OutputChunk) and item.modality == _TEXT and not item.advisory:
+                texts.append(item.text)
     return "".join(texts)

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.errors import InvalidParamError, NotSupportedError
-from gateway.http.bodies import check_known
+from gateway.http.bodies import check_known, check_names
 from shared.validation_errors import described
 
 ABOUT_THE_CLIENT: Final = frozenset(
@@ -71,19 +71,23 @@ def check_fields(
     known: Collection[str],
     neutral: Mapping[str, tuple[object, ...]] = NEUTRAL,
     options: Collection[str] = (),
+    *,
+    ignored: Collection[str] = ABOUT_THE_CLIENT,
+    instead: Mapping[str, str] = _INSTEAD,
 ) -> None:
     """Refuse the fields of a body that are unknown, or would change the answer and are not supported.
 
-    `options` are the names of the family's options, which errors suggest as well.
+    `options` are the names of the family's options, which errors suggest as well. Fields that are `ignored`
+    have any value. `instead` has names of other servers, and what they are called here.
 
     Raises:
         InvalidParamError: there is one; it suggests the closest name.
     """
     for name, value in body.items():
-        if value is None or name in known or name in ABOUT_THE_CLIENT:
+        if value is None or name in known or name in ignored:
             continue
         if name not in neutral:
-            check_known(name, (*known, *options), hint=_INSTEAD.get(name), what="no field of this route")
+            check_known(name, (*known, *options), hint=instead.get(name), what="no field of this route")
         elif value not in neutral[name]:
             allowed = " or ".join(msgspec.json.encode(one).decode() for one in neutral[name]) or "null"
             raise NotSupportedError(name, value, allowed)
@@ -97,20 +101,22 @@ def check_chat_fields(body: Mapping[str, Any]) -> None:
     """
     for number, message in _objects(body.get("messages")):
         where = f"messages[{number}]"
-        _check(where, message, _MESSAGE)
+        check_names(where, message, _MESSAGE)
         for part_number, part in _objects(message.get("content")):
-            _check(f"{where}.content[{part_number}]", part, _PART if part.get("type") == "text" else part)
+            check_names(
+                f"{where}.content[{part_number}]", part, _PART if part.get("type") == "text" else part
+            )
         for call_number, call in _objects(message.get("tool_calls")):
             place = f"{where}.tool_calls[{call_number}]"
-            _check(place, call, _CALL)
-            _check(f"{place}.function", call.get("function"), _CALLED)
+            check_names(place, call, _CALL)
+            check_names(f"{place}.function", call.get("function"), _CALLED)
     for number, tool in _objects(body.get("tools")):
-        _check(f"tools[{number}]", tool, _TOOL)
-        _check(f"tools[{number}].function", tool.get("function"), _FUNCTION)
+        check_names(f"tools[{number}]", tool, _TOOL)
+        check_names(f"tools[{number}].function", tool.get("function"), _FUNCTION)
     choice = body.get("tool_choice")
-    _check("tool_choice", choice, _TOOL)
+    check_names("tool_choice", choice, _TOOL)
     if isinstance(choice, dict):
-        _check("tool_choice.function", choice.get("function"), ("name",))
+        check_names("tool_choice.function", choice.get("function"), ("name",))
 
 
 def check_stream_options(found: object, *, is_stream: bool) -> None:
@@ -129,7 +135,7 @@ def check_stream_options(found: object, *, is_stream: bool) -> None:
         )
     if found.get("include_obfuscation"):
         raise NotSupportedError("stream_options.include_obfuscation", found["include_obfuscation"], "false")
-    _check("stream_options", found, ("include_usage", "include_obfuscation"))
+    check_names("stream_options", found, ("include_usage", "include_obfuscation"))
 
 
 def _objects(found: object) -> list[tuple[int, dict[str, Any]]]:
@@ -137,10 +143,3 @@ def _objects(found: object) -> list[tuple[int, dict[str, Any]]]:
     if not isinstance(found, list):
         return []
     return [(number, one) for number, one in enumerate(found) if isinstance(one, dict)]
-
-
-def _check(where: str, found: object, known: Collection[str]) -> None:
-    if isinstance(found, dict) and not found.keys() <= set(known):
-        for name, value in found.items():
-            if value is not None:
-                check_known(name, known, f"{where}.", what="unknown field")

@@ -5,11 +5,10 @@ from typing import Any, Final
 import msgspec
 from fastapi import APIRouter, Response
 
-from gateway.requests.readers import cancel_of
+from gateway.requests import recorded_answer
+from gateway.requests.recorded_answer import recorded_request
 from gateway.requests.service import Gateway
 from gateway.requests.status import ENDED, RecordedRequest, RequestEndedError
-from shared.events import RequestCancel
-from shared.ids import parse_request_id
 
 _PART: Final[dict[str, Any]] = {
     "id": {"type": "string"},
@@ -57,7 +56,7 @@ def request_routes(gateway: Gateway) -> APIRouter:
         response_class=Response,
     )
     async def status(request_id: str) -> Response:
-        return _response(await _read(gateway, request_id), 200)
+        return _response(await recorded_request(gateway, request_id), 200)
 
     @router.delete(
         "/{request_id}",
@@ -69,25 +68,13 @@ def request_routes(gateway: Gateway) -> APIRouter:
         response_class=Response,
     )
     async def cancel(request_id: str) -> Response:
-        recorded = await _read(gateway, request_id)
-
-        def cancelled(one: str) -> RequestCancel:
-            return cancel_of(one, "cancelled over HTTP", gateway.origin, gateway.next_number())
-
-        await recorded.cancel(cancelled)
+        recorded = await recorded_request(gateway, request_id)
+        await recorded_answer.cancel(gateway, recorded)
         if recorded.status in ENDED and recorded.status != "cancelled":
             raise RequestEndedError(request_id, recorded.status)
         return _response(recorded, 200 if recorded.status == "cancelled" else 202)
 
     return router
-
-
-async def _read(gateway: Gateway, request_id: str) -> RecordedRequest:
-    recorded = RecordedRequest(
-        gateway.log, gateway.subjects, parse_request_id(request_id), gateway.follower.recent_ids
-    )
-    await recorded.read()
-    return recorded
 
 
 def _response(recorded: RecordedRequest, status: int) -> Response:

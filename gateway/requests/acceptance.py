@@ -8,6 +8,10 @@ import asyncio
 from contextlib import aclosing, suppress
 from typing import Final
 
+from starlette.requests import Request
+
+from gateway.errors import note_published
+from gateway.requests.parsed_request import ParsedRequest
 from gateway.requests.relay import decode_or_none
 from gateway.requests.service import Gateway
 from shared.events import (
@@ -42,3 +46,11 @@ async def wait_until_accepted(gateway: Gateway, request_id: str) -> None:
                     return
                 if isinstance(event, RequestAdmitted):
                     limit.reschedule(asyncio.get_running_loop().time() + CHECK_S)
+
+
+async def submit_without_reader(gateway: Gateway, http: Request, request: ParsedRequest) -> None:
+    """Store a request on the log that runs without a client, and wait a little for its acceptance."""
+    subscription = await gateway.submit(request, lambda _: None)
+    note_published(http.scope)
+    subscription.release()  # without a cancel: the job needs no reader
+    await wait_until_accepted(gateway, request.request_id)

@@ -108,20 +108,21 @@ class LogFollower:
         self._numbers = numbers
         self._max_unread = max_unread
         self._adapters = adapters
-        self._tool_calls: dict[int, str] = {}
-        self._reasoning: dict[int, str] = {}
+        self._workers: dict[int, WorkerJoined | WorkerLeaving] = {}  # by rank, its last event
 
     @property
     def tool_calls(self) -> CallFormat | None:
         """The format in which the model writes tool calls; None if it has none, or none that is known."""
         known = tool_calls.FORMATS
-        return next((known[name] for name in self._tool_calls.values() if name in known), None)
+        names = (worker.tool_calls for worker in self._workers.values())
+        return next((known[name] for name in names if name in known), None)
 
     @property
     def reasoning(self) -> ReasoningFormat | None:
         """The format in which the model writes its reasoning; None if it does not think."""
         known = reasoning.FORMATS
-        return next((known[name] for name in self._reasoning.values() if name in known), None)
+        names = (worker.reasoning for worker in self._workers.values())
+        return next((known[name] for name in names if name in known), None)
 
     async def follow(self, log: Log, media: MediaStore) -> None:
         """Follow `log` until cancelled; `media` is the media store of the same server.
@@ -202,8 +203,7 @@ class LogFollower:
         self._liveness.note_worker(rank)
         event = decode_or_none(record, address)
         if isinstance(event, WorkerJoined | WorkerLeaving):
-            self._tool_calls[rank] = event.tool_calls
-            self._reasoning[rank] = event.reasoning
+            self._workers[rank] = event
 
     def _note_adapter(self, record: StoredRecord) -> None:
         with suppress(MalformedEventError):

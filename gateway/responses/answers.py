@@ -21,10 +21,20 @@ import msgspec
 from gateway.errors import HttpError
 from gateway.http.lines import server_sent_event
 from gateway.openai.answer_reader import TEXT_ALONE, AnswerParts
+from gateway.requests.parsed_request import ParsedRequest
 from gateway.requests.response import DocumentFormat
+from gateway.requests.service import Gateway
 from gateway.responses.items import call_item, reasoning_item
-from models.text.tool_calls import offered
-from shared.events import Failure, Inputs, NamedTool, OutputChunk, Params, Usage
+from shared.events import (
+    Failure,
+    Function,
+    Inputs,
+    NamedTool,
+    OutputChunk,
+    Params,
+    RequestSubmitted,
+    Usage,
+)
 
 _CHOICE: Final = 0
 _INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -32,7 +42,7 @@ _INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseHead:
-    """What a response object repeats of its request."""
+    """The fields of a request that its response object repeats."""
 
     request_id: str
     model: str
@@ -41,6 +51,25 @@ class ResponseHead:
     params: Params
     api_fields: dict[str, Any]
     parts: AnswerParts = TEXT_ALONE
+
+    @classmethod
+    def of(
+        cls,
+        gateway: Gateway,
+        request_id: str,
+        created_s: int,
+        asked: ParsedRequest | RequestSubmitted,
+    ) -> "ResponseHead":
+        """That of a request as it is submitted, or as the log has it."""
+        return cls(
+            request_id=request_id,
+            model=asked.model,
+            created_s=created_s,
+            inputs=asked.inputs,
+            params=asked.params,
+            api_fields=asked.api_fields,
+            parts=AnswerParts.of(gateway, asked.inputs),
+        )
 
     def document(
         self,
@@ -54,7 +83,6 @@ class ResponseHead:
     ) -> dict[str, Any]:
         """The response object; `reason` says why it is incomplete."""
         fields, params, inputs = self.api_fields, self.params, self.inputs
-        tools = offered(inputs) or []
         instructions = (
             inputs.messages[0]["content"] if fields.get("has_instructions") and inputs.messages else None
         )
@@ -81,9 +109,7 @@ class ResponseHead:
             "temperature": params.temperature,
             "text": {"format": fields.get("format") or {"type": "text"}, "verbosity": "medium"},
             "tool_choice": _choice(inputs),
-            "tools": [
-                _tool(tool["function"], strict) for tool, strict in zip(tools, _strict(inputs), strict=True)
-            ],
+            "tools": [_tool(tool.function) for tool in inputs.tools],
             "top_logprobs": 0,
             "top_p": params.top_p,
             "truncation": "disabled",
@@ -91,14 +117,10 @@ class ResponseHead:
         return document if usage is None else document | {"usage": usage_of(usage)}
 
 
-def _strict(inputs: Inputs) -> list[bool]:
-    return [bool(tool.function.strict) for tool in inputs.tools]
-
-
-def _tool(function: dict[str, Any], strict: bool) -> dict[str, Any]:
+def _tool(function: Function) -> dict[str, Any]:
     return {
-        "type": "function", "name": function["name"], "description": function.get("description"),
-        "parameters": function["parameters"], "strict": strict,
+        "type": "function", "name": function.name, "description": function.description,
+        "parameters": function.parameters, "strict": bool(function.strict),
     }  # fmt: skip
 
 

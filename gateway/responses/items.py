@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gateway.errors import InvalidParamError, NotSupportedError
-from gateway.http.bodies import check_known
+from gateway.http.bodies import check_names, string_in, wrong_value
 from shared.validation_errors import described
 
 ROLES: Final = ("user", "assistant", "system", "developer")
@@ -87,26 +87,29 @@ def add_items(chat: Chat, found: object) -> None:
 def _add(chat: Chat, place: str, item: Mapping[str, Any]) -> None:
     match item.get("type", "message"):
         case "message":
-            _check(place, item, _MESSAGE)
+            check_names(place, item, _MESSAGE)
             role = item.get("role")
             if role not in ROLES:
-                raise _wrong(f"{place}.role", f"one of {', '.join(ROLES)}", role)
+                raise wrong_value(f"{place}.role", f"one of {', '.join(ROLES)}", role)
             chat.add(place, {"role": role, "content": _content(f"{place}.content", item.get("content"))})
         case "function_call":
-            _check(place, item, _CALL)
-            function = {"name": _string(place, item, "name"), "arguments": _string(place, item, "arguments")}
+            check_names(place, item, _CALL)
+            function = {
+                "name": string_in(place, item, "name"),
+                "arguments": string_in(place, item, "arguments"),
+            }
             chat.call(
-                place, {"id": _string(place, item, "call_id"), "type": "function", "function": function}
+                place, {"id": string_in(place, item, "call_id"), "type": "function", "function": function}
             )
         case "function_call_output":
-            _check(place, item, _OUTPUT)
+            check_names(place, item, _OUTPUT)
             output = _content(f"{place}.output", item.get("output"))
             chat.add(
                 place,
-                {"role": "tool", "tool_call_id": _string(place, item, "call_id"), "content": output},
+                {"role": "tool", "tool_call_id": string_in(place, item, "call_id"), "content": output},
             )
         case "reasoning":
-            _check(place, item, _REASONING)
+            check_names(place, item, _REASONING)
             chat.think(place, _reasoning(place, item))
         case kind:
             raise NotSupportedError(f"{place}.type", kind, _KINDS)
@@ -117,9 +120,9 @@ def _reasoning(place: str, item: Mapping[str, Any]) -> str:
     for name in ("content", "summary"):
         parts = item.get(name) or []
         if not isinstance(parts, list):
-            raise _wrong(f"{place}.{name}", "an array", parts)
+            raise wrong_value(f"{place}.{name}", "an array", parts)
         if parts:
-            return "".join(_string(f"{place}.{name}[{n}]", part, "text") for n, part in enumerate(parts))
+            return "".join(string_in(f"{place}.{name}[{n}]", part, "text") for n, part in enumerate(parts))
     return ""
 
 
@@ -128,7 +131,7 @@ def _content(where: str, found: object) -> Any:
     if isinstance(found, str):
         return found
     if not isinstance(found, list):
-        raise _wrong(where, "a string or an array of parts", found)
+        raise wrong_value(where, "a string or an array of parts", found)
     parts = [_part(f"{where}[{number}]", part) for number, part in enumerate(found)]
     if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts)
@@ -137,21 +140,21 @@ def _content(where: str, found: object) -> Any:
 
 def _part(where: str, part: object) -> dict[str, Any]:
     if not isinstance(part, dict):
-        raise _wrong(where, "an object with a type", part)
+        raise wrong_value(where, "an object with a type", part)
     match part.get("type"):
         case "input_text" | "output_text" | "text":
-            _check(where, part, _TEXT)
-            return {"type": "text", "text": _string(where, part, "text")}
+            check_names(where, part, _TEXT)
+            return {"type": "text", "text": string_in(where, part, "text")}
         case "refusal":
-            _check(where, part, ("type", "refusal"))
-            return {"type": "text", "text": _string(where, part, "refusal")}
+            check_names(where, part, ("type", "refusal"))
+            return {"type": "text", "text": string_in(where, part, "refusal")}
         case "input_image":
-            _check(where, part, _IMAGE)
+            check_names(where, part, _IMAGE)
             if part.get("file_id") is not None:
                 return {"type": "file", "file": {"file_id": part["file_id"]}}
-            return {"type": "image_url", "image_url": {"url": _string(where, part, "image_url")}}
+            return {"type": "image_url", "image_url": {"url": string_in(where, part, "image_url")}}
         case "input_file":
-            _check(where, part, _FILE)
+            check_names(where, part, _FILE)
             if part.get("file_url") is not None:
                 raise NotSupportedError(f"{where}.file_url", part["file_url"], "file_id or file_data")
             kept = {name: part[name] for name in ("file_id", "file_data", "filename") if part.get(name)}
@@ -213,20 +216,3 @@ def call_item(
         "type": "function_call", "id": item_id, "call_id": call_id, "name": name, "arguments": arguments,
         "status": status,
     }  # fmt: skip
-
-
-def _string(where: str, found: object, name: str) -> str:
-    value = found.get(name) if isinstance(found, dict) else None
-    if not isinstance(value, str):
-        raise _wrong(f"{where}.{name}", "a string", value)
-    return value
-
-
-def _wrong(where: str, expected: str, found: object) -> InvalidParamError:
-    return InvalidParamError(where, f"{where}: expected {expected}, found {described(found)}")
-
-
-def _check(where: str, found: Mapping[str, Any], known: Sequence[str]) -> None:
-    for name, value in found.items():
-        if value is not None:
-            check_known(name, known, f"{where}.", what="unknown field")

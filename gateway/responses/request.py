@@ -9,10 +9,11 @@ import msgspec
 from msgspec import Meta
 
 from gateway.errors import InvalidParamError, NotSupportedError
-from gateway.http.bodies import check_known, converted
+from gateway.http.bodies import check_names, converted
+from gateway.openai.body_words import BodyWords
+from gateway.openai.known_fields import check_fields
 from gateway.requests.parsed_request import DeliveryFields
 from gateway.responses.items import Chat, add_items
-from shared.errors import ClientError
 
 NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "conversation": (),
@@ -39,6 +40,8 @@ _OF_CHATS: Final = (
 )  # fmt: skip
 """Fields that a chat has under the same name."""
 MAX_METADATA: Final = 16
+API: Final = "responses"
+"""The value of `api` in the `api_fields` of a response."""
 
 
 class Format(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -59,7 +62,7 @@ class Text(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much a model is to think. Summaries are not made: the reasoning itself is in the response."""
+    """The effort of thinking. Summaries are not made: the reasoning itself is in the response."""
 
     effort: str | None = None
     summary: Literal["auto"] | None = None
@@ -126,10 +129,10 @@ class AsChat:
         return self.asked.store is not False
 
     def api_fields(self) -> dict[str, Any]:
-        """What the response object repeats, and the request on the log would not tell."""
+        """The fields of the response object that the request on the log would not tell."""
         asked = self.asked
         found: dict[str, Any] = {
-            "api": "responses",
+            "api": API,
             "store": self.is_kept,
             "background": bool(asked.background),
             "has_instructions": asked.instructions is not None,
@@ -142,25 +145,12 @@ class AsChat:
         }
         return {name: value for name, value in found.items() if value not in (None, {}, False)}
 
-    def error(self, error: ClientError) -> ClientError:
-        """An error about `fields`, in the words of the body."""
-        param = getattr(error, "param", None)
-        if not isinstance(param, str):
-            return error
-        named = self.place(param)
-        message = error.message.replace(param, named)
-        return InvalidParamError(named, message, code=error.failure_code, status=error.failure_status)
-
-    def place(self, name: str) -> str:
-        """The place in the body of a field of `fields`."""
-        for pattern, written in _NAMES:
-            name = pattern.sub(written, name)
-        if (found := _MESSAGE.match(name)) and int(found[1]) < len(self.chat.places):
-            return self.chat.places[int(found[1])] + name[found.end() :]
-        return name
+    @property
+    def words(self) -> BodyWords:
+        """The names of `fields` in the body."""
+        return BodyWords(_NAMES, self.chat.places)
 
 
-_MESSAGE: Final = re.compile(r"messages\[(\d{1,6})\]")
 _NAMES: Final = (
     (re.compile(r"^(max_tokens|max_completion_tokens)\b"), "max_output_tokens"),
     (re.compile(r"^response_format\.json_schema"), "text.format"),
@@ -177,7 +167,7 @@ def parse(body: dict[str, Any], model: str) -> ResponsesRequest:
     Raises:
         InvalidParamError: a field is of the wrong type, or not supported.
     """
-    _check_fields(body)
+    check_fields(body, ResponsesRequest.__struct_fields__, NEUTRAL, ignored=_ABOUT_THE_CLIENT, instead={})
     asked = converted({"model": model, **{k: v for k, v in body.items() if v is not None}}, ResponsesRequest)
     for number, name in enumerate(asked.include or ()):
         if name not in _INCLUDED:
@@ -220,18 +210,6 @@ def as_chat(asked: ResponsesRequest, earlier: list[dict[str, Any]]) -> AsChat:
     return AsChat(asked=asked, fields=given, chat=chat)
 
 
-def _check_fields(body: Mapping[str, Any]) -> None:
-    known = ResponsesRequest.__struct_fields__
-    for name, value in body.items():
-        if value is None or name in known or name in _ABOUT_THE_CLIENT:
-            continue
-        if name not in NEUTRAL:
-            check_known(name, known, what="no field of this route")
-        elif value not in NEUTRAL[name]:
-            allowed = " or ".join(msgspec.json.encode(one).decode() for one in NEUTRAL[name]) or "null"
-            raise NotSupportedError(name, value, allowed)
-
-
 def _response_format(text: Text | None) -> dict[str, Any] | None:
     if text is None or text.format is None or text.format.type == "text":
         return None
@@ -251,9 +229,7 @@ def _tool(number: int, tool: Mapping[str, Any]) -> dict[str, Any]:
         raise NotSupportedError(
             f"{where}.type", tool.get("type"), '"function": only tools of the client are known'
         )
-    for name, value in tool.items():
-        if value is not None:
-            check_known(name, _TOOL, f"{where}.", what="unknown field")
+    check_names(where, tool, _TOOL)
     function = {
         name: tool[name]
         for name in ("name", "description", "parameters", "strict")

@@ -16,16 +16,15 @@ from fastapi import APIRouter, Request, Response
 
 from gateway import errors
 from gateway.client_key import key_name
-from gateway.errors import ErrorResponse, InvalidParamError, note_published
+from gateway.errors import ErrorResponse, InvalidParamError
 from gateway.http.bodies import body_schema, read_object
 from gateway.media import parts
 from gateway.media.intake import MediaIntake
 from gateway.openai import requests as openai
-from gateway.openai.answer_reader import AnswerParts
 from gateway.openai.requests import ChatRequest
 from gateway.openai.routes import chat_group
 from gateway.openai.tokenization import as_echo
-from gateway.requests.acceptance import wait_until_accepted
+from gateway.requests.acceptance import submit_without_reader
 from gateway.requests.parsed_request import ParsedRequest
 from gateway.requests.response import AnswerFormat, AnswerResponse, DocumentFormat, RequestGroup
 from gateway.requests.service import Gateway
@@ -73,7 +72,7 @@ def _add_new(router: APIRouter, gateway: Gateway) -> None:
         try:
             return chat, await _group(gateway, intake, request, chat, route)
         except ClientError as error:
-            raise chat.error(error) from error
+            raise chat.words.error(error) from error
 
     @router.post("", summary="Make a response", openapi_extra=body_schema(ResponsesRequest))
     async def create(request: Request) -> Response:
@@ -81,14 +80,14 @@ def _add_new(router: APIRouter, gateway: Gateway) -> None:
         api_fields = chat.api_fields()
         group = replace(group, requests=[replace(one, api_fields=api_fields) for one in group.requests])
         if chat.asked.background and not group.is_stream:
-            return await _in_background(gateway, request, group, chat)
+            return await _in_background(gateway, request, group)
         if chat.asked.background:
             group = replace(
                 group, requests=[replace(one, disconnect_grace_s=_WEEK_S) for one in group.requests]
             )
 
         def make_format(recorded: SubmissionRecord) -> AnswerFormat:
-            head = _head(gateway, group.requests[0], recorded.created_s)
+            head = ResponseHead.of(gateway, group.request_id, recorded.created_s, group.requests[0])
             return ResponseStream(head) if group.is_stream else ResponseDocument(head)
 
         return AnswerResponse(gateway, group, make_format)
@@ -146,17 +145,14 @@ async def _group(
     body = openai.parse(ChatRequest, {**chat.fields, "messages": placed.messages}, gateway.served.options)
     group, _ = chat_group(gateway, body, request, route, _ID_PREFIX)
     requests = await intake.attach(group.requests, placed.sources)
-    places = [chat.place(source.where) for source in placed.sources]
+    places = [chat.words.place(source.where) for source in placed.sources]
     return replace(group, requests=requests, media_places=places)
 
 
-async def _in_background(gateway: Gateway, http: Request, group: RequestGroup, chat: AsChat) -> Response:
-    """Store a response on the log, and wait a little for its acceptance."""
+async def _in_background(gateway: Gateway, http: Request, group: RequestGroup) -> Response:
+    """Store a response on the log; return it as it is then."""
     [parsed] = group.requests
-    subscription = await gateway.submit(parsed, lambda _: None)
-    note_published(http.scope)
-    subscription.release()  # without a cancel: it needs no reader
-    await wait_until_accepted(gateway, parsed.request_id)
+    await submit_without_reader(gateway, http, parsed)
     responses = StoredResponses(gateway, parsed.tenant)
     found = await responses.one(parsed.request_id)
     failure = found.part.failure
@@ -167,18 +163,6 @@ async def _in_background(gateway: Gateway, http: Request, group: RequestGroup, c
 
 def _json(document: dict[str, Any]) -> Response:
     return Response(msgspec.json.encode(document), media_type="application/json")
-
-
-def _head(gateway: Gateway, request: ParsedRequest, created_s: int) -> ResponseHead:
-    return ResponseHead(
-        request_id=request.request_id,
-        model=request.model,
-        created_s=created_s,
-        inputs=request.inputs,
-        params=request.params,
-        api_fields=request.api_fields,
-        parts=AnswerParts.of(gateway, request.inputs),
-    )
 
 
 def _again(gateway: Gateway, found: StoredResponse, after: int) -> Response:

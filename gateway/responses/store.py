@@ -8,18 +8,18 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.openai.answer_reader import AnswerParts
-from gateway.requests.readers import cancel_of
-from gateway.requests.relay import Answered, Failed, Relay, RequestForgottenError
+from gateway.requests import recorded_answer
+from gateway.requests.recorded_answer import answer_of, status_of
+from gateway.requests.relay import Answered, Failed, RequestForgottenError
 from gateway.requests.request_ids import is_forgotten
 from gateway.requests.service import Gateway
-from gateway.requests.status import ENDED, PartStatus, RecordedRequest, StatusFold, log_timeout
+from gateway.requests.status import ENDED, PartStatus
 from gateway.responses.answers import ResponseBuilder, ResponseHead, failed_document, response_of
+from gateway.responses.request import API
 from shared.errors import ClientError
-from shared.events import OutputChunk, RequestCancel, RequestSubmitted, Usage, encode
+from shared.events import RequestSubmitted, Usage
 from shared.ids import parse_request_id
 
-API: Final = "responses"
 _NS: Final = 1_000_000_000
 _STATUS: Final = {"waiting": "queued", "running": "in_progress", "cancelling": "in_progress"}
 
@@ -74,16 +74,8 @@ class StoredResponse:
         return None if self.part.ended_ns is None else self.part.ended_ns // _NS
 
     def head(self, gateway: Gateway) -> ResponseHead:
-        event = self.event
-        return ResponseHead(
-            request_id=self.part.id,
-            model=event.model,
-            created_s=event.created_s or self.part.submitted_ns // _NS,
-            inputs=event.inputs,
-            params=event.params,
-            api_fields=event.api_fields,
-            parts=AnswerParts.of(gateway, event.inputs),
-        )
+        created_s = self.event.created_s or self.part.submitted_ns // _NS
+        return ResponseHead.of(gateway, self.part.id, created_s, self.event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +93,7 @@ class StoredResponses:
             LogUnavailableError: the log does not answer.
         """
         request_id = parse_request_id(response_id)
-        fold = StatusFold(self.gateway.subjects, [request_id])
-        async with log_timeout():
-            await fold.read(self.gateway.log)
-        part = fold.parts[request_id]
+        part = await status_of(self.gateway, request_id)
         event = part.event
         if event is None and is_forgotten(request_id, await self.gateway.log.state()):
             raise RequestForgottenError(request_id)
@@ -202,23 +191,12 @@ class StoredResponses:
             )
         if found.has_ended:
             return
-        gateway = self.gateway
-        recorded = RecordedRequest(
-            gateway.log, gateway.subjects, parse_request_id(found.part.id), gateway.follower.recent_ids
-        )
-        await recorded.read()
-
-        def cancelled(one: str) -> RequestCancel:
-            return cancel_of(one, "cancelled over HTTP", gateway.origin, gateway.next_number())
-
-        await recorded.cancel(cancelled)
+        recorded = await recorded_answer.recorded_request(self.gateway, found.part.id)
+        await recorded_answer.cancel(self.gateway, recorded)
 
     async def delete(self, found: StoredResponse) -> None:
         """Cancel a response unless it has ended, and delete it."""
-        gateway, one = self.gateway, found.part.id
-        event = cancel_of(one, "deleted over HTTP", gateway.origin, gateway.next_number(), deletes=True)
-        async with log_timeout():
-            await gateway.log.publish(gateway.subjects.control(one), encode(event))
+        await recorded_answer.delete(self.gateway, found.part.id)
 
     async def _read(self, found: StoredResponse) -> tuple[ResponseBuilder, Usage]:
         """The whole answer.
@@ -227,22 +205,15 @@ class StoredResponses:
             NoResponseError: the log has forgotten a part of it.
         """
         builder = ResponseBuilder(found.head(self.gateway))
-        relay = Relay(self.gateway.log, self.gateway.subjects, found.part.id)
-        relay.output.submission_seq = found.part.seq
-        async with log_timeout():
-            relay.reread(max(1, (await self.gateway.log.state()).first_seq), epoch=0)
-            async with aclosing(relay.items()) as items:
-                async for item in items:
-                    match item:
-                        case Failed():
-                            raise NoResponseError(found.part.id)
-                        case OutputChunk() if not item.advisory:
-                            builder.push(item)
-                        case Answered():
-                            builder.end(item.finish_reason)
-                            return builder, item.usage
-                        case _:
-                            pass
+        async with aclosing(answer_of(self.gateway, found.part)) as items:
+            async for item in items:
+                if isinstance(item, Failed):
+                    break
+                if isinstance(item, Answered):
+                    builder.end(item.finish_reason)
+                    return builder, item.usage
+                if not item.advisory:
+                    builder.push(item)
         raise NoResponseError(found.part.id)
 
 

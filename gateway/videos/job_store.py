@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from gateway.requests.readers import cancel_of
+from gateway.requests import recorded_answer
 from gateway.requests.relay import RequestForgottenError
 from gateway.requests.request_ids import is_forgotten
 from gateway.requests.service import Gateway
@@ -22,7 +22,7 @@ from gateway.requests.status import ENDED, StatusFold, log_timeout
 from gateway.videos.jobs import VideoJob, is_job
 from gateway.videos.newest_output import newest_progress, video_metadata
 from shared.errors import ClientError
-from shared.events import MalformedEventError, RequestSubmitted, decode, encode
+from shared.events import MalformedEventError, RequestSubmitted, decode
 from shared.ids import parse_request_id
 from shared.log.port import StoredRecord
 
@@ -95,10 +95,7 @@ class VideoJobs:
 
     async def delete(self, job: VideoJob) -> None:
         """Cancel a job unless it has ended, and delete its output."""
-        gateway = self.gateway
-        event = cancel_of(job.id, "deleted over HTTP", gateway.origin, gateway.next_number(), deletes=True)
-        async with log_timeout():
-            await gateway.log.publish(gateway.subjects.control(job.id), encode(event))
+        await recorded_answer.delete(self.gateway, job.id)
 
     async def _statuses(self, ids: Sequence[str]) -> StatusFold:
         """The statuses of requests."""

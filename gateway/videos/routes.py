@@ -18,12 +18,12 @@ from fastapi import APIRouter, Request, Response
 
 from gateway import errors
 from gateway.client_key import key_name
-from gateway.errors import ErrorResponse, InvalidParamError, note_published
+from gateway.errors import ErrorResponse, InvalidParamError
 from gateway.http.bodies import body_schema, read_object
 from gateway.media.file_links import FileLinks
 from gateway.media.intake import MediaIntake
 from gateway.openai.generation_fields import GenerationFields, check_output, parse
-from gateway.requests.acceptance import wait_until_accepted
+from gateway.requests.acceptance import submit_without_reader
 from gateway.requests.choices import split
 from gateway.requests.parsed_request import ParsedRequest, parsed_request
 from gateway.requests.response import AnswerFormat, AnswerResponse, RequestGroup
@@ -77,7 +77,7 @@ def _add_new_jobs(router: APIRouter, gateway: Gateway) -> None:
         async with open_video(request, intake.form_limits) as found:
             body = parse(VideoRequest, with_number(found.fields, "seconds"), gateway.served)
             [parsed] = await intake.attach([_parsed(gateway, request, body)], found.media)
-        await _submit(gateway, request, parsed)
+        await submit_without_reader(gateway, request, parsed)
         job = await _jobs_of(gateway, request).one(parsed.request_id)
         if job.failure is not None and job.failure.status < _SERVER_ERRORS:
             return _refused(job.failure, found, body.option_fields)
@@ -172,14 +172,6 @@ def _parsed(gateway: Gateway, http: Request, body: GenerationFields) -> ParsedRe
         inputs=body.inputs,
         params=body.params(gateway.served, gateway.settings),
     )
-
-
-async def _submit(gateway: Gateway, http: Request, request: ParsedRequest) -> None:
-    """Store a job on the log, and wait a little for its acceptance."""
-    subscription = await gateway.submit(request, lambda _: None)
-    note_published(http.scope)
-    subscription.release()  # without a cancel: the job needs no reader
-    await wait_until_accepted(gateway, request.request_id)
 
 
 def _refused(failure: Failure, body: VideoBody, option_fields: Mapping[str, str]) -> Response:

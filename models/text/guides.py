@@ -9,6 +9,7 @@ forced.
 The end of an answer is not a token here: the result states for each place whether the answer may end there.
 """
 
+import codecs
 import hashlib
 import json
 import re
@@ -31,6 +32,7 @@ from models.text.guide_cost import CpuTime, problem_of_multiples
 from models.text.guide_errors import explanation_of
 from models.text.json_schema.errors import UnsupportedSchemaError
 from models.text.json_schema.prepare import prepared_schema
+from models.text.reasoning import ReasoningFormat, ReasoningParser
 from models.text.trial_process import TrialProcess
 from shared.errors import BugError, ClientError
 from shared.events import Guide, GuideReasoning
@@ -349,11 +351,11 @@ class ReasoningBudget:
     """Counts the tokens of an answer while it is reasoning: a fold over them."""
 
     def __init__(self, reasoning: GuideReasoning, most: int, tokens: Sequence[bytes]) -> None:
-        self._opens = b"" if reasoning.is_open else reasoning.opens.encode()
-        self._closes = reasoning.closes.encode()
+        marks = ReasoningFormat(name="", opens=reasoning.opens, closes=reasoning.closes)
+        self._parser = ReasoningParser(marks, is_inside=reasoning.is_open)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._most = most
         self._tokens = tokens
-        self._text = b""  # up to the opening mark all of it, then as much as the closing mark is long
         self._count = 0
         self._is_counting = True
 
@@ -366,30 +368,11 @@ class ReasoningBudget:
             return False
         if token_id is not None:
             self._count += 1
-            self._text += self._tokens[token_id]
-        if self._opens:
-            text = self._text.lstrip()
-            if not text.startswith(self._opens):
-                self._is_counting = self._opens.startswith(text)
-                return False
-            self._opens, self._text = b"", text[len(self._opens) :]
-        if self._closes in self._text:
-            self._is_counting = False
-            return False
-        self._text = self._text[-len(self._closes) :]
-        if self._count < self._most or _ends_within_character(self._text):
-            return False
-        self._is_counting = False
-        return True
-
-
-def _ends_within_character(text: bytes) -> bool:
-    """True if UTF-8 ends before the last byte of a character."""
-    for back in range(1, min(4, len(text) + 1)):
-        byte = text[-back]
-        if byte & 0xC0 != 0x80:
-            return byte >= 0xC0 and back < (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4)
-    return False
+            self._parser.push(self._decoder.decode(self._tokens[token_id]))
+        is_within_character = bool(self._decoder.getstate()[0])
+        is_spent = self._parser.is_inside and self._count >= self._most and not is_within_character
+        self._is_counting = not (is_spent or self._parser.has_ended)
+        return is_spent
 
 
 class Matcher:

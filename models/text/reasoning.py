@@ -92,6 +92,9 @@ class ReasoningParser:
 
     Args:
         is_inside: the answer begins within the reasoning.
+
+    Attributes:
+        has_reasoned: the reasoning has begun.
     """
 
     def __init__(self, found: ReasoningFormat, *, is_inside: bool) -> None:
@@ -99,11 +102,17 @@ class ReasoningParser:
         self._closes = found.closes
         self._state = _State.OPENED if is_inside else _State.BEFORE
         self._held = ""
+        self.has_reasoned = is_inside
 
     @property
     def is_inside(self) -> bool:
         """The closing mark is still to come."""
         return self._state in (_State.OPENED, _State.INSIDE)
+
+    @property
+    def has_ended(self) -> bool:
+        """All further text is content."""
+        return self._state in (_State.CLOSED, _State.CONTENT)
 
     def push(self, text: str) -> Parted:
         """The new parts after the next piece."""
@@ -129,6 +138,7 @@ class ReasoningParser:
                 if text.startswith(self._opens):
                     self._held = text[len(self._opens) :]
                     self._state = _State.OPENED
+                    self.has_reasoned = True
                 elif not self._opens.startswith(text):
                     self._state = _State.CONTENT
             case _State.OPENED | _State.CLOSED:

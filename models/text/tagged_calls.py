@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from models.text.json_schema.errors import UnsupportedSchemaError
 
 _FREE_KEYWORDS: Final = frozenset({"type", "enum", "const", "description", "title", "default", "examples"})
@@ -67,11 +69,11 @@ def is_text(schema: object) -> bool:
     return all(isinstance(value, str) for value in values)
 
 
-def value_of(text: str, schema: Mapping[str, Any]) -> str:
+def value_of(text: str) -> str:
     """The JSON of a value that is no string by its schema: what is no JSON is a string."""
     try:
-        json.loads(text)
-    except ValueError:
+        msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
     return text
 

@@ -327,7 +327,7 @@ class ToolCallParser:
                 self._add_arguments(_quoted(text[:count]))
                 text = text[count:]
         text = text.removesuffix(end)
-        self._add_arguments(_quoted(text) + '"' if is_text else tagged_calls.value_of(text, schema or {}))
+        self._add_arguments(_quoted(text) + '"' if is_text else tagged_calls.value_of(text))
 
     # ---- JSON ----------------------------------------------------------------------------------------
     def _string(self) -> _Char:

@@ -1,6 +1,7 @@
 """A deployment in one process: a log in memory, a gateway, and a scripted conductor and worker."""
 
 import asyncio
+import json
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -227,6 +228,18 @@ async def echo(performance: Performance) -> None:
         performance.say(word if not number else f" {word}", [number])
         await asyncio.sleep(0)
     performance.finish()
+
+
+def named_events(response: httpx.Response) -> list[dict[str, Any]]:
+    """The events of a stream, each under its own name."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    found = []
+    for block in response.text.strip().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines())
+        body = json.loads(fields["data"])
+        assert fields["event"] == body["type"]
+        found.append(body)
+    return found
 
 
 @dataclass

@@ -124,12 +124,11 @@ class GeneratedText:
         return text
 
     def _count_reasoning(self, reasoning: ReasoningParser, text: str) -> None:
-        was_inside = reasoning.is_inside
         reasoning.push(text)
-        if was_inside or reasoning.is_inside:
+        if reasoning.has_reasoned:
             self.reasoning_tokens = self.tokens
-            if not reasoning.is_inside:
-                self._reasoning = None
+        if reasoning.has_ended:
+            self._reasoning = None
 
     def end_by_length(self) -> str:
         """End a text that takes no further token; return the held-back text, up to a stop string."""

@@ -12,7 +12,7 @@ from configs.secrets import ApiKey
 from shared.events import Failure, RequestSubmitted
 from tests.gateway.media.world import png, seeing, submitted
 from tests.gateway.openai.test_sdk import saying
-from tests.gateway.world import Performance, Script, deployment, echo
+from tests.gateway.world import Performance, Script, deployment, echo, named_events
 
 PATH = "/v1/messages"
 ASKED: dict[str, Any] = {
@@ -34,18 +34,6 @@ async def asked(script: Script = echo, **change: Any) -> tuple[Any, list[Request
         response = await world.client.post(PATH, json=ASKED | change)
         found = [event for event in world.events("request") if isinstance(event, RequestSubmitted)]
     return response, found
-
-
-def streamed(response: Any) -> list[dict[str, Any]]:
-    """The events of a stream, each under its own name."""
-    assert response.headers["content-type"].startswith("text/event-stream")
-    found = []
-    for block in response.text.strip().split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in block.splitlines())
-        body = json.loads(fields["data"])
-        assert fields["event"] == body["type"]
-        found.append(body)
-    return found
 
 
 # ---- what goes on the log ------------------------------------------------------------------------
@@ -189,13 +177,13 @@ async def test_the_stop_reason_names_the_clients_sequence(
     document, _ = await asked(script, stop_sequences=["END"])
     assert (document.json()["stop_reason"], document.json()["stop_sequence"]) == found
     stream, _ = await asked(script, stop_sequences=["END"], stream=True)
-    [delta] = [event["delta"] for event in streamed(stream) if event["type"] == "message_delta"]
+    [delta] = [event["delta"] for event in named_events(stream) if event["type"] == "message_delta"]
     assert (delta["stop_reason"], delta["stop_sequence"]) == found
 
 
 async def test_a_stream_has_a_block_of_text_between_its_start_and_its_end() -> None:
     response, _ = await asked(stream=True)
-    events = streamed(response)
+    events = named_events(response)
     assert [event["type"] for event in events] == [
         "message_start",
         "content_block_start",
@@ -221,7 +209,7 @@ async def test_a_call_is_a_block_of_its_own(size: int) -> None:
     ] * 2
     assert document.json()["stop_reason"] == "tool_use"
     stream, _ = await asked(script, tools=[WEATHER], stream=True)
-    events = streamed(stream)
+    events = named_events(stream)
     starts = [event for event in events if event["type"] == "content_block_start"]
     assert [one["index"] for one in starts] == list(range(len(starts)))
     for start in (one for one in starts if one["content_block"]["type"] == "tool_use"):
@@ -343,7 +331,7 @@ async def test_an_answer_that_fails_says_so_in_anthropics_schema(*, is_stream: b
         performance.fail(Failure(code="worker_lost", message="rank 0 was lost", status=503))
 
     response, _ = await asked(script, stream=is_stream)
-    body = streamed(response)[-1] if is_stream else response.json()
+    body = named_events(response)[-1] if is_stream else response.json()
     assert response.status_code == (200 if is_stream else 503)
     assert body["error"]["type"] == "overloaded_error"
     assert body["error"]["message"] == "rank 0 was lost"

@@ -4,7 +4,6 @@ import asyncio
 import json
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from pydantic import BaseModel
@@ -12,7 +11,7 @@ from pydantic import BaseModel
 from configs.secrets import ApiKey
 from shared.events import Failure, Guide, RequestCancel, RequestSubmitted
 from tests.gateway.openai.test_reasoning import PIECES, THOUGHT, thinking
-from tests.gateway.world import Performance, Script, World, deployment, echo, listening
+from tests.gateway.world import Performance, Script, World, deployment, echo, listening, named_events
 
 PATH = "/v1/responses"
 WEATHER: dict[str, Any] = {
@@ -30,16 +29,6 @@ async def made(world: World, **body: Any) -> dict[str, Any]:
     response = await world.client.post(PATH, json={"input": "x", **body})
     assert response.status_code == 200, response.text
     found: dict[str, Any] = response.json()
-    return found
-
-
-def events_of(response: httpx.Response) -> list[dict[str, Any]]:
-    found = []
-    for block in response.text.strip().split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in block.splitlines())
-        body = json.loads(fields["data"])
-        assert fields["event"] == body["type"]
-        found.append(body)
     return found
 
 
@@ -158,7 +147,7 @@ async def test_reasoning_text_and_calls_are_items() -> None:
 async def test_the_events_add_up_to_the_response(script: Script) -> None:
     async with deployment(script, tool_calls="hermes", reasoning="think") as world:
         body = {"input": "x", "tools": [WEATHER], "stream": True}
-        events = events_of(await world.client.post(PATH, json=body))
+        events = named_events(await world.client.post(PATH, json=body))
 
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
@@ -182,7 +171,7 @@ async def test_an_answer_that_is_cut_off_is_incomplete() -> None:
 
     async with deployment(cut) as world:
         response = await made(world)
-        events = events_of(await world.client.post(PATH, json={"input": "x", "stream": True}))
+        events = named_events(await world.client.post(PATH, json={"input": "x", "stream": True}))
         again = (await world.client.get(f"{PATH}/{response['id']}")).json()
 
     assert (response["status"], response["incomplete_details"]) == (
@@ -199,7 +188,7 @@ async def test_a_stream_that_fails_ends_with_its_failure() -> None:
         performance.fail(Failure(code="worker_error", message="it broke", status=500))
 
     async with deployment(fail) as world:
-        events = events_of(await world.client.post(PATH, json={"input": "x", "stream": True}))
+        events = named_events(await world.client.post(PATH, json={"input": "x", "stream": True}))
         found = (await world.client.get(f"{PATH}/{events[0]['response']['id']}")).json()
 
     assert events[-1]["type"] == "response.failed"
@@ -221,10 +210,10 @@ async def test_a_response_is_read_again() -> None:
 async def test_events_are_sent_again_behind_a_number() -> None:
     async with deployment(CALLS, tool_calls="hermes", reasoning="think") as world:
         first = await world.client.post(PATH, json={"input": "x", "tools": [WEATHER], "stream": True})
-        events = events_of(first)
+        events = named_events(first)
         path = f"{PATH}/{events[0]['response']['id']}"
-        whole = events_of(await world.client.get(path, params={"stream": True}))
-        rest = events_of(await world.client.get(path, params={"stream": True, "starting_after": 7}))
+        whole = named_events(await world.client.get(path, params={"stream": True}))
+        rest = named_events(await world.client.get(path, params={"stream": True, "starting_after": 7}))
         wrong = await world.client.get(path, params={"starting_after": 7})
         assert len(submitted(world)) == 1
 

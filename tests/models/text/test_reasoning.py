@@ -122,6 +122,22 @@ def test_the_parser_knows_whether_the_closing_mark_is_to_come(text: str, is_insi
 
 
 @pytest.mark.parametrize(
+    ("text", "has_reasoned", "has_ended"),
+    [
+        ("<thi", False, False),
+        ("<think>", True, False),
+        ("<think>a</think>", True, True),
+        ("No.", False, True),
+    ],
+)
+def test_the_parser_knows_what_there_was(text: str, has_reasoned: bool, has_ended: bool) -> None:
+    parser = ReasoningParser(THINK, is_inside=False)
+    parser.push(text)
+
+    assert (parser.has_reasoned, parser.has_ended) == (has_reasoned, has_ended)
+
+
+@pytest.mark.parametrize(
     ("options", "effort", "variables", "can_think", "found"),
     [
         ({}, None, {"enable_thinking"}, True, {}),

@@ -28,6 +28,7 @@ SECOND = "</arg_value>\n<arg_key>days</arg_key>\n<arg_value>"
         (QWEN3_CODER, f"{BEGIN}{CITY}\n  a\n\n{END}{CLOSE}", "", [("f", '{"city": "\\n  a\\n\\n"}')]),
         (QWEN3_CODER, f"{BEGIN}{CITY}{END}{CLOSE}", "", [("f", '{"city": ""}')]),
         (QWEN3_CODER, f"{BEGIN}{DAYS}many{END}{CLOSE} x", " x", [("f", '{"days": "many"}')]),
+        (QWEN3_CODER, f"{BEGIN}{DAYS}NaN{END}{CLOSE}", "", [("f", '{"days": "NaN"}')]),
         (QWEN3_CODER, f"{BEGIN}<parameter=x>\n5{END}{CLOSE}", "", [("f", '{"x": "5"}')]),
         (QWEN3_CODER, f'{BEGIN}<parameter=tags>\n["a"]{END}{CLOSE}', "", [("f", '{"tags": ["a"]}')]),
         (QWEN3_CODER, f"See.\n{NONE}\n{BEGIN}{CLOSE}\n", "See.", [("get_weather", "{}"), ("f", "{}")]),
