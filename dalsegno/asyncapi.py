@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from inspect import cleandoc
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, get_args
 
 import msgspec
 import yaml
@@ -162,6 +162,13 @@ CHANNELS: Final = (
         summary="Requests that a gateway refused and did not publish: counts and samples, for people.",
         writers={"gateway": [events.RequestsRefused]},
         readers=["service"],
+    ),
+    Channel(
+        name="batch",
+        address=_SUBJECTS.batch("{batch_id}"),
+        summary="Batches: files of requests that gateways submit line by line, and their results.",
+        writers={"gateway": list(get_args(events.BatchEvent))},
+        readers=["gateway"],
     ),
     Channel(
         name="worker",

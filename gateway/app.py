@@ -26,6 +26,8 @@ from configs.deployment import DeploymentConfig
 from configs.secrets import ApiKey, api_keys
 from gateway import errors, openapi
 from gateway.anthropic.routes import anthropic_routes
+from gateway.batches.routes import batch_routes
+from gateway.batches.runner import BatchRunner
 from gateway.errors import ErrorResponse, HttpError
 from gateway.generate.routes import generate_routes
 from gateway.http import server
@@ -103,6 +105,8 @@ async def run(options: GatewayOptions, listening: Callable[[str], None] | None =
         following = tasks.create_task(_follow(gateway, options), name="log")
         open_log = partial(_log_with_room, gateway, options)
         recording = tasks.create_task(gateway.refusals.run(open_log), name="refusals")
+        batches = BatchRunner(gateway, app.answer)
+        running = tasks.create_task(batches.run(partial(_log, gateway, options, "batches")), name="batches")
         async with server.serving(
             app,
             listener,
@@ -114,6 +118,8 @@ async def run(options: GatewayOptions, listening: Callable[[str], None] | None =
             try:
                 await asyncio.Event().wait()  # until cancelled
             finally:
+                running.cancel()  # other gateways take its batches over
+                await asyncio.wait({running})
                 await _drain(gateway, settings.drain_s)
                 await gateway.refusals.finish(open_log, _LAST_REFUSALS_S)
                 recording.cancel()
@@ -121,9 +127,7 @@ async def run(options: GatewayOptions, listening: Callable[[str], None] | None =
                 await asyncio.wait({following})
 
 
-def create_app(
-    gateway: Gateway, keys: Sequence[ApiKey] = (), *, logs_requests: bool = True
-) -> fastapi.FastAPI:
+def create_app(gateway: Gateway, keys: Sequence[ApiKey] = (), *, logs_requests: bool = True) -> GatewayApp:
     """The ASGI application of one gateway; `keys` are the API keys, if requests need one."""
     app = GatewayApp(
         title="Dal Segno", version=version("dalsegno"), docs_url=None, redoc_url=None, redirect_slashes=False
@@ -141,6 +145,7 @@ def create_app(
         rerank_routes,
         score_routes,
         file_routes,
+        batch_routes,
         policy_routes,
         engine_routes,
         adapter_routes,
@@ -211,11 +216,22 @@ async def _log_with_room(gateway: Gateway, options: GatewayOptions) -> AsyncGene
         DalSegnoError: it cannot be connected to.
     """
     gateway.connection.room.require_capacity()
+    async with _log(gateway, options, "refusals") as log:
+        yield log
+
+
+@asynccontextmanager
+async def _log(gateway: Gateway, options: GatewayOptions, purpose: str) -> AsyncGenerator[Log, None]:
+    """The log over a connection of its own, which is named after its purpose.
+
+    Raises:
+        DalSegnoError: it cannot be connected to.
+    """
     log = await jetstream.connect(
         options.nats_url,
         credentials=options.credentials,
         subjects=gateway.subjects,
-        name=f"gateway {gateway.origin}, refusals",
+        name=f"gateway {gateway.origin}, {purpose}",
         durability=options.config.nats.durability,
     )
     try:

@@ -15,6 +15,11 @@ from shared.events import (
     AdapterLoaded,
     AdapterUnloaded,
     AnyEvent,
+    BatchCancelled,
+    BatchChecked,
+    BatchClaimed,
+    BatchCreated,
+    BatchEnded,
     DeadlinePassed,
     EpochOpened,
     LogSealed,
@@ -33,6 +38,7 @@ from shared.events import (
     RequestsRefused,
     RequestSubmitted,
     RequestWatched,
+    SegmentStored,
     StreamSent,
     StreamTaken,
     TensorsReleased,
@@ -70,6 +76,7 @@ EVENT_TYPES: Final[dict[str, tuple[type, ...]]] = {  # by kind of subject
     "conductor": (EpochOpened, WorkerLost, LogSealed),
     "adapter": (AdapterLoaded, AdapterUnloaded),
     "refused": (RequestsRefused,),
+    "batch": (BatchCreated, BatchClaimed, BatchChecked, SegmentStored, BatchCancelled, BatchEnded),
     "output": (OutputChunk, OutputFence),
 }
 
@@ -126,7 +133,7 @@ def check_event_subject(address: Address, event: AnyEvent) -> None:
 def _writer(address: Address) -> str | None:
     """The only writer of a subject; None for those that any service may write to."""
     match address.kind:
-        case "request" | "control" | "adapter":
+        case "request" | "control" | "adapter" | "batch":
             return None
         case "output":
             return address.writer
@@ -165,6 +172,7 @@ WRITERS: Final[dict[type, Writer]] = {
     OutputChunk: Writer(
         "worker", "admission, resumption or fence name the rank with its incarnation, and the request is open"
     ),
+    **dict.fromkeys(EVENT_TYPES["batch"], Writer("gateway", "it follows the last event its writer has read")),
     RequestSubmitted: Writer("client", "the first under its id; another one is refused"),
     RequestCancel: Writer("client", "the request is open; its id is its secret"),
     RequestsRefused: Writer("gateway", "never: people read it, by the gateway's subject"),

@@ -13,6 +13,7 @@ Model names are in the payloads, because they contain dots.
     <prefix>.worker.<rank>                               worker: joined, leaving
     <prefix>.adapter.<name>                              gateway: adapter.loaded, adapter.unloaded
     <prefix>.refused.<gateway>                           gateway: requests.refused
+    <prefix>.batch.<batch_id>                            gateway: batch.created, .claimed, .checked, ...
     <prefix>.output.<origin>.<request_id>.<writer>       worker: chunk (w<rank>); conductor: fence
     <prefix>.beat.<role>.<name>                          core NATS, no stream
 
@@ -95,6 +96,10 @@ class Subjects:
         """The subject of the requests that a gateway refused. Only people read it (`dalsegno log`)."""
         return f"{self.prefix}.refused.{gateway}"
 
+    def batch(self, batch_id: str) -> str:
+        """The subject of a batch, a file of requests. Only gateways read it (`gateway.batches`)."""
+        return f"{self.prefix}.batch.{batch_id}"
+
     def walk(self, request_id: str) -> str:
         return f"{self.prefix}.walk.{request_id}"
 
@@ -139,7 +144,7 @@ class Subjects:
         """The log's subjects."""
         kinds = (
             "request", "control", "conductor", "walk", "ready", "done", "edge", "worker", "adapter",
-            "refused", "output",
+            "refused", "batch", "output",
         )  # fmt: skip
         return [f"{self.prefix}.{kind}.>" for kind in kinds]
 
@@ -224,7 +229,7 @@ def _address(kind: str, rest: list[str]) -> Address | None:
             )
         case 1 if kind == "worker" and _is_rank(rest[0]):
             return Address(kind=kind, rank=Rank(int(rest[0])))
-        case 1 if kind in {"conductor", "adapter", "refused"}:
+        case 1 if kind in {"conductor", "adapter", "refused", "batch"}:
             return Address(kind=kind, name=rest[0])
         case _:
             return None

@@ -15,7 +15,7 @@ refused, one of our own is noted.
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import msgspec
 
@@ -34,6 +34,7 @@ from shared.events import (
     AdapterLoaded,
     AdapterUnloaded,
     AnyEvent,
+    BatchEvent,
     DeadlinePassed,
     EpochOpened,
     Event,
@@ -411,6 +412,7 @@ class Cluster:
         AdapterLoaded: _adapter_loaded,
         AdapterUnloaded: _adapter_unloaded,
         RequestsRefused: _nothing,
+        **dict.fromkeys(get_args(BatchEvent), _nothing),
     }
 
     # ---- bookkeeping -------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ import msgspec
 
 from shared.events import (
     AnyEvent,
+    BatchCreated,
+    BatchEnded,
     EpochOpened,
     Failure,
     Guide,
@@ -96,6 +98,13 @@ class Redaction:
             case RequestsRefused():
                 samples = [self._refusal(one) for one in event.samples]
                 return msgspec.structs.replace(event, samples=samples)
+            case BatchCreated():
+                return msgspec.structs.replace(event, metadata=self._plain(event.metadata))
+            case BatchEnded():
+                problems = [
+                    msgspec.structs.replace(one, message=self.text(one.message)) for one in event.problems
+                ]
+                return msgspec.structs.replace(event, problems=problems)
             case OutputChunk():
                 return self._chunk(event)
             case WalkCompleted():

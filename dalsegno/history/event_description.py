@@ -9,6 +9,11 @@ from shared.events import (
     AdapterLoaded,
     AdapterUnloaded,
     AnyEvent,
+    BatchCancelled,
+    BatchChecked,
+    BatchClaimed,
+    BatchCreated,
+    BatchEnded,
     DeadlinePassed,
     EpochOpened,
     LogSealed,
@@ -28,6 +33,7 @@ from shared.events import (
     RequestsRefused,
     RequestSubmitted,
     RequestWatched,
+    SegmentStored,
     StreamSent,
     StreamTaken,
     TensorsReleased,
@@ -159,6 +165,18 @@ def summary_of(event: AnyEvent) -> str:  # one branch per event type
             return f"{event.adapter.name} is {event.adapter.digest[:12]} in {event.adapter.folder}"
         case AdapterUnloaded():
             return f"{event.name} is no adapter"
+        case BatchCreated():
+            return _short(f"{event.endpoint}, file {event.input[:12]}, within {event.window}")
+        case BatchClaimed():
+            return f"{event.writer} runs it"
+        case BatchChecked():
+            return _count(event.lines, "line")
+        case SegmentStored():
+            return f"segment {event.segment}: {event.completed} completed, {event.failed} failed"
+        case BatchCancelled():
+            return ""
+        case BatchEnded():
+            return _short("; ".join([event.status, *(one.message for one in event.problems)]))
         case RequestsRefused():
             kinds = sorted(event.counts, key=lambda one: -one.count)
             return _short(", ".join(f"{one.count} {one.code}" for one in kinds))

@@ -16,6 +16,7 @@ IMAGE: Final = "image"
 VIDEO: Final = "video"
 AUDIO: Final = "audio"
 MODALITIES: Final = (IMAGE, VIDEO, AUDIO, "tensor")
+_BOM: Final = b"\xef\xbb\xbf"
 _ANIMATIONS: Final = frozenset({"image/gif", "image/webp", "image/avif"})
 _ANY: Final = "an image, audio, a video or tensors"
 _EXPECTED: Final = {IMAGE: "an image", VIDEO: "a video", AUDIO: "audio, or a video with audio"}
@@ -66,6 +67,20 @@ def kind_of(where: str, head: bytes, *, declared: str = "", modality: str = "") 
     if said in (IMAGE, VIDEO, AUDIO, "text") and said not in kind.modalities:
         raise mismatch(where, f"{declared[:80]} as declared", kind)
     return kind
+
+
+def check_json_lines(where: str, head: bytes) -> None:
+    """Check that content may be a file of JSON objects, one in each line; the lines are not read here.
+
+    Raises:
+        InvalidParamError: its first line does not begin as an object does.
+    """
+    if not head.removeprefix(_BOM).lstrip().startswith(b"{"):
+        raise InvalidParamError(
+            where,
+            f"{where}: expected JSON objects, one in each line (JSONL), found {_described(head)}",
+            code="unsupported_media",
+        )
 
 
 def mismatch(where: str, expected: str, kind: ContentKind) -> InvalidParamError:

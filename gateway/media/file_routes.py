@@ -24,7 +24,7 @@ from gateway.http.bodies import check_known
 from gateway.http.content_types import MULTIPART, ContentTypeError, content_type
 from gateway.http.forms import open_form
 from gateway.media import content_range, file_objects, intake
-from gateway.media.content_kinds import HEAD_BYTES, kind_of
+from gateway.media.content_kinds import HEAD_BYTES, check_json_lines, kind_of
 from gateway.media.file_objects import NoFileError, digest_of, file_object
 from gateway.media.intake import MediaIntake
 from gateway.media.sources import UploadedSource, safe_name
@@ -51,16 +51,25 @@ def file_routes(gateway: Gateway) -> APIRouter:
         async with open_form(request, media.form_limits) as form:
             source, purpose = _form_file(form)
             content = await of_file(source.file)
-            medium = media.identified(source, content)
-            stored = await intake.put(media.store, content, medium, key_name(request.scope))
+            kind = file_objects.LINES_TYPE
+            if purpose == file_objects.BATCH:
+                media.check_json_lines(source, content)
+            else:
+                kind = media.identified(source, content).content_type
+            stored = await intake.put(
+                media.store, content, content_type=kind, name=source.name, tenant=key_name(request.scope)
+            )
         return file_object(stored, purpose=purpose, name=source.name)
 
     @router.get(FILES, summary="The stored files")
     async def files(
         request: Request, limit: int = _MOST_LISTED, after: str = "", order: str = "desc", purpose: str = ""
     ) -> dict[str, Any]:
+        def is_asked(one: StoredMedium) -> bool:
+            return not purpose or file_objects.purpose_of(one) == purpose
+
         async with aclosing(media.store.list(tenant=key_name(request.scope))) as stored:
-            found = [one async for one in stored]
+            found = [one async for one in stored if is_asked(one)]
         return _page(found, limit, after, order)
 
     @router.get(f"{FILES}/{{file_id}}", summary="One stored file")
@@ -224,12 +233,20 @@ async def _body(request: Request, where: str, declared: str, start: int) -> Asyn
                 continue
             head += chunk
             if len(head) >= HEAD_BYTES:
-                kind_of(where, head, declared=declared)
+                _check_kind(where, head, declared)
                 is_checked = True
                 yield head
     if not is_checked:
-        kind_of(where, head, declared=declared)
+        _check_kind(where, head, declared)
         yield head
+
+
+def _check_kind(where: str, head: bytes, declared: str) -> None:
+    """Refuse content that is neither a medium nor, if it is declared so, a file of JSON lines."""
+    if declared == file_objects.LINES_TYPE:
+        check_json_lines(where, head)
+    else:
+        kind_of(where, head, declared=declared)
 
 
 async def _check_stored(
@@ -239,7 +256,7 @@ async def _check_stored(
     async with aclosing(store.read(stored.digest, tenant=tenant)) as pieces:
         head = (await anext(pieces))[:HEAD_BYTES]
     try:
-        kind_of(where, head, declared=declared)
+        _check_kind(where, head, declared)
     except ClientError:
         await store.delete(stored.digest, tenant=tenant)
         raise

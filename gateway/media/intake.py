@@ -13,7 +13,7 @@ import msgspec
 from gateway.errors import InvalidParamError
 from gateway.http.forms import FormLimits
 from gateway.media import parts, spool
-from gateway.media.content_kinds import HEAD_BYTES, ContentKind, kind_of, mismatch
+from gateway.media.content_kinds import HEAD_BYTES, ContentKind, check_json_lines, kind_of, mismatch
 from gateway.media.remote import RemoteMedia
 from gateway.media.sources import InlineSource, MediaSource, RemoteSource, StoredSource, UploadedSource
 from gateway.media.spool import Spool
@@ -186,6 +186,15 @@ class MediaIntake:
             name=source.name,
         )
 
+    def check_json_lines(self, source: MediaSource, content: Spool) -> None:
+        """Check the size of a file of JSON lines, and how it begins.
+
+        Raises:
+            InvalidParamError: it is too large, or no such file.
+        """
+        self._check_size(source.where, content.size)
+        check_json_lines(source.where, content.head)
+
     def _medium(self, source: MediaSource, digest: str, size: int, head: bytes) -> Media:
         """The medium as the model takes it."""
         self._check_size(source.where, size)
@@ -234,20 +243,19 @@ class MediaIntake:
         if one.content is None:
             return
         try:
-            await put(store, one.content, one.medium, tenant)
+            medium = one.medium
+            await put(store, one.content, content_type=medium.content_type, name=medium.name, tenant=tenant)
         except ClientError as error:
             raise _at(one.source.where, error) from error
 
 
-async def put(store: MediaStore, content: Spool, medium: Media, tenant: str | None) -> StoredMedium:
-    """Store the bytes of a medium; return what the store says of it."""
+async def put(
+    store: MediaStore, content: Spool, *, content_type: str, name: str | None, tenant: str | None
+) -> StoredMedium:
+    """Store bytes; return what the store says of them."""
     async with aclosing(content.chunks()) as chunks:
         return await store.put(
-            chunks,
-            tenant=tenant,
-            content_type=medium.content_type,
-            digest=medium.digest,
-            name=medium.name or "",
+            chunks, tenant=tenant, content_type=content_type, digest=content.digest, name=name or ""
         )
 
 

@@ -20,11 +20,12 @@ frame of it, whatever its number: `gateway.middleware.exchange`.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Final
 
 import fastapi
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from configs.secrets import ApiKey
 from gateway.middleware import rate_limit, request_id
@@ -68,9 +69,18 @@ class GatewayApp(fastapi.FastAPI):
     takes_media: bool = False
     known_paths: frozenset[str] = frozenset()
 
+    @cached_property
+    def _inner(self) -> ASGIApp:
+        return super().build_middleware_stack()
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that this process makes itself, without the middleware."""
+        scope["app"] = self
+        await self._inner(scope, receive, send)
+
     def build_middleware_stack(self) -> ASGIApp:
         return with_middleware(
-            super().build_middleware_stack(),
+            self._inner,
             self.gateway,
             self.keys,
             logs_requests=self.logs_requests,

@@ -37,7 +37,7 @@ _R = TypeVar("_R", ChatRequest, CompletionRequest)
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 NOT_SERVED: Final = (
-    "assistants", "batches", "containers", "conversations", "evals", "fine_tuning",
+    "assistants", "containers", "conversations", "evals", "fine_tuning",
     "moderations", "organization", "realtime", "threads", "uploads", "vector_stores",
 )  # fmt: skip
 """OpenAI's other routes, by their path after `/v1/`."""
@@ -96,7 +96,7 @@ class NotServedError(ClientError):
             "POST /v1/rerank, POST /v1/score, POST /v1/audio/speech, POST /v1/audio/transcriptions, "
             "POST /v1/audio/translations, "
             "POST /v1/images/generations, POST /v1/images/edits, POST /v1/videos, POST /v1/files, "
-            "GET /v1/models"
+            "POST /v1/batches, GET /v1/models"
         )
 
 

@@ -1,8 +1,8 @@
 """A request as the routes submit it, and how every route makes one from its parsed body."""
 
 import time
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -43,6 +43,25 @@ class ModelRequest(DeliveryFields, frozen=True, kw_only=True):
     """The fields that all of OpenAI's routes have in common."""
 
     model: Annotated[str, Meta(max_length=256)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """How a request is treated that this gateway itself makes: a line of a batch (`gateway.batches`).
+
+    Attributes:
+        request_id: its id, under which it is made again after a crash, to attach to the first one.
+        priority: the most that it may have.
+        timeout_s: the time limit, in the place of the gateway's.
+    """
+
+    request_id: str
+    priority: int
+    timeout_s: float
+
+
+DELIVERY: Final = "delivery"
+"""The entry of `scope["state"]` with the `Delivery` of such a request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +107,7 @@ def parsed_request(
     Raises:
         ClientError: the chosen id is not valid.
     """
-    return ParsedRequest(
+    parsed = ParsedRequest(
         request_id=request_id_of(fields.request_id, id_prefix),
         id_is_chosen=fields.request_id is not None,
         created_s=int(time.time()),
@@ -98,4 +117,14 @@ def parsed_request(
         priority=fields.priority or 0,
         tenant=key_name(http.scope),
         **content,
+    )
+    given: Delivery | None = http.scope["state"].get(DELIVERY) if "state" in http.scope else None
+    if given is None:
+        return parsed
+    return replace(
+        parsed,
+        request_id=RequestId(given.request_id),
+        id_is_chosen=True,
+        timeout_s=min(fields.timeout_s or given.timeout_s, given.timeout_s),
+        priority=given.priority if fields.priority is None else min(fields.priority, given.priority),
     )

@@ -18,6 +18,16 @@ from shared.events.adapters import (
 from shared.events.base import (
     Event,
 )
+from shared.events.batches import (
+    BatchCancelled,
+    BatchChecked,
+    BatchClaimed,
+    BatchCreated,
+    BatchEnded,
+    BatchEvent,
+    BatchProblem,
+    SegmentStored,
+)
 from shared.events.codec import (
     AnyEvent,
     ConductorEvent,
@@ -140,6 +150,13 @@ __all__ = [
     "AdapterLoaded",
     "AdapterUnloaded",
     "AnyEvent",
+    "BatchCancelled",
+    "BatchChecked",
+    "BatchClaimed",
+    "BatchCreated",
+    "BatchEnded",
+    "BatchEvent",
+    "BatchProblem",
     "ConductorEvent",
     "DeadlinePassed",
     "EdgeEvent",
@@ -183,6 +200,7 @@ __all__ = [
     "RequestSubmitted",
     "RequestWatched",
     "RequestsRefused",
+    "SegmentStored",
     "SequenceHandover",
     "StreamSent",
     "StreamTaken",

@@ -7,6 +7,7 @@ import msgspec
 
 from shared.events.adapters import AdapterLoaded, AdapterUnloaded
 from shared.events.base import Event
+from shared.events.batches import BatchEvent
 from shared.events.decisions import (
     MAX_MESSAGE_CHARS,
     DeadlinePassed,
@@ -52,7 +53,7 @@ WorkerEvent: TypeAlias = (
     | OutputChunk
 )
 EdgeEvent: TypeAlias = NodeFired | StreamSent | StreamTaken | TensorsReleased
-GatewayEvent: TypeAlias = AdapterLoaded | AdapterUnloaded | RequestsRefused
+GatewayEvent: TypeAlias = AdapterLoaded | AdapterUnloaded | RequestsRefused | BatchEvent
 AnyEvent: TypeAlias = ConductorEvent | WorkerEvent | EdgeEvent | PublicEvent | GatewayEvent
 
 

@@ -16,6 +16,7 @@ from configs.secrets import ApiKey
 from gateway.app import create_app
 from gateway.http import server
 from gateway.middleware.refusals import unread
+from gateway.middleware.stack import GatewayApp
 from gateway.policy.routes import serves_actions
 from gateway.requests.service import Gateway
 from gateway.served_model import ServedModel
@@ -251,6 +252,7 @@ class World:
     gateway: Gateway
     client: httpx.AsyncClient
     script: Script
+    app: GatewayApp
     media: MediaStore = field(default_factory=MemoryMediaStore)
     performances: dict[str, Performance] = field(default_factory=dict)
     news: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -366,7 +368,7 @@ async def deployment(
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=30) as client:
         client.event_hooks = {"response": [check.check_read]}  # OpenAI's schema
-        world = World(store, subjects, gateway, client, script)
+        world = World(store, subjects, gateway, client, script, app)
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(world.follow())
             performing_task = (

@@ -1,6 +1,6 @@
 """Checks of the gateway's responses against OpenAI's published schema.
 
-`extract` writes `schemas.json`, which is used unchanged, with every `required` and every `enum`. In five
+`extract` writes `schemas.json`, which is used unchanged, with every `required` and every `enum`. In six
 places OpenAI's own service differs from its schema, and clients rely on the service. There the gateway does
 as the service does, and `AS_SERVED` has the differences:
 
@@ -8,7 +8,8 @@ as the service does, and `AS_SERVED` has the differences:
 - its requested `usage` is null before the last chunk (published: null in chats only);
 - the log probability and the alternatives of the first token of an echoed prompt are null;
 - an image has any size, as the `size` of a request may be (published: three sizes);
-- so has a video (published: four sizes).
+- so has a video (published: four sizes);
+- what a batch does not have is null (published: left out).
 
 `COUNTS` has the number of checked bodies of each schema; `tests/gateway/conftest.py` prints it.
 """
@@ -50,6 +51,8 @@ IMAGE_EVENTS: Final = {
 VIDEO: Final = "VideoResource as served"
 VIDEO_LIST: Final = "VideoListResource as served"
 DELETED_VIDEO: Final = "DeletedVideoResource"
+BATCH: Final = "Batch as served"
+BATCH_LIST: Final = "ListBatchesResponse as served"
 RESPONSE: Final = "Response"
 RESPONSE_EVENTS: Final[dict[str, str]] = {
     SCHEMAS["$defs"][name]["properties"]["type"]["enum"][0]: name
@@ -98,7 +101,27 @@ def _any_videos() -> dict[str, Any]:
     return changed
 
 
+def _any_batch() -> dict[str, Any]:
+    changed: dict[str, Any] = copy.deepcopy(SCHEMAS["$defs"]["Batch"])
+    needed = changed["required"]
+    changed["properties"] = {
+        name: found if name in needed else {"anyOf": [found, _NULL]}
+        for name, found in changed["properties"].items()
+    }
+    return changed
+
+
+def _any_batches() -> dict[str, Any]:
+    changed: dict[str, Any] = copy.deepcopy(SCHEMAS["$defs"]["ListBatchesResponse"])
+    changed["properties"]["data"]["items"] = _any_batch()
+    for name in ("first_id", "last_id"):  # of an empty page
+        changed["properties"][name] = {"anyOf": [changed["properties"][name], _NULL]}
+    return changed
+
+
 AS_SERVED: Final[dict[str, Any]] = {
+    BATCH: _any_batch(),
+    BATCH_LIST: _any_batches(),
     VIDEO: _any_video(),
     VIDEO_LIST: _any_videos(),
     COMPLETION_CHUNK: _chunk(),
@@ -123,6 +146,8 @@ _VALIDATORS: Final = {
         VIDEO,
         VIDEO_LIST,
         DELETED_VIDEO,
+        BATCH,
+        BATCH_LIST,
         RESPONSE,
         *RESPONSE_EVENTS.values(),
         RESPONSE_ITEMS,
@@ -187,6 +212,10 @@ def check_response(response: httpx.Response) -> None:
             check(DELETED_VIDEO if is_deletion else VIDEO, response.json())
         case _ if path.startswith("/v1/responses"):
             _check_answer_of_responses(response, is_stream=is_stream)
+        case "/v1/batches" if response.request.method == "GET":
+            check(BATCH_LIST, response.json())
+        case _ if path.startswith("/v1/batches"):
+            check(BATCH, response.json())
         case "/v1/models":
             check(MODELS, response.json())
         case _ if path.startswith("/v1/models/"):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOTS: Final = (
+    "Batch",
     "CreateChatCompletionResponse",
     "CreateChatCompletionStreamResponse",
     "CreateCompletionResponse",
@@ -22,6 +23,7 @@ ROOTS: Final = (
     "ImageGenCompletedEvent",
     "ImageGenPartialImageEvent",
     "ImagesResponse",
+    "ListBatchesResponse",
     "ListModelsResponse",
     "Model",
     "Response",

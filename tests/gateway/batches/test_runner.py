@@ -1,0 +1,197 @@
+"""Which gateway runs a batch: takeovers, claims, and what a crash leaves."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from configs.deployment import GatewaySettings
+from gateway.app import create_app
+from gateway.batches import runner
+from gateway.batches.store import StoredBatches
+from gateway.requests.service import Gateway
+from shared.events import BatchClaimed, BatchEnded, SegmentStored, encode
+from shared.log.memory import MemoryLog
+from tests.gateway.batches.running import created, ended, line, results, running, said, states
+from tests.gateway.world import SERVED, Performance, World, deployment, echo
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beats in hundredths of a second; small segments."""
+    monkeypatch.setattr(runner, "_BEAT_S", 0.01)
+    monkeypatch.setattr(runner, "_RECONNECT_S", 0.01)
+    monkeypatch.setattr("gateway.batches.live.SILENT_S", 0.4)
+    for module in ("run", "results"):
+        monkeypatch.setattr(f"gateway.batches.{module}.SEGMENT_LINES", 5)
+
+
+class Other:
+    """A second gateway on the same log."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.gateway = Gateway(SERVED, world.subjects, name, world.gateway.settings)
+        self.world = World(
+            world.server, world.subjects, self.gateway, world.client, world.script, create_app(self.gateway),
+            world.media,
+        )  # fmt: skip
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        following = asyncio.create_task(self.world.follow())
+        stack.callback(following.cancel)
+        await self.gateway.follower.followed.wait()
+        await stack.enter_async_context(running(self.world))
+
+
+def submissions(world: World) -> list[str]:
+    return sorted(str(one.request_id) for one in world.events("request"))
+
+
+async def test_another_gateway_takes_a_batch_over_and_nothing_is_computed_twice() -> None:
+    hold = asyncio.Event()
+
+    async def script(performance: Performance) -> None:
+        if int(performance.request_id.rpartition("-")[2]) > 7:
+            await hold.wait()
+        await echo(performance)
+
+    lines = [line(f"c{number}", f"text {number}") for number in range(1, 21)]
+    async with (
+        deployment(script, settings=GatewaySettings(batch_lines=4)) as world,
+        AsyncExitStack() as stack,
+    ):
+        async with running(world):
+            batch = await created(world, lines)
+            await world.performance(10)  # the lines from 8 on wait, and four run
+            [state] = states(world).values()
+            await world.until(lambda: bool(states(world)[state.id].segments))
+        other = Other(world, "g-other")
+        await other.start(stack)
+        hold.set()
+        done = await ended(world, batch["id"])
+        found = await results(world, done["output_file_id"])
+        [last] = states(world).values()
+
+    assert last.owner == "g-other"
+    assert done["request_counts"] == {"total": 20, "completed": 20, "failed": 0}
+    assert [said(one) for one in found] == [f"text {number}" for number in range(1, 21)]
+    assert submissions(world) == sorted(f"{batch['id']}-{number}" for number in range(1, 21))
+    assert len(world.performances) == 20
+    assert not any(one.cancelled.is_set() for one in world.performances.values())
+
+
+async def test_a_gateway_that_was_deposed_stops_and_leaves_its_requests() -> None:
+    hold = asyncio.Event()
+
+    async def script(performance: Performance) -> None:
+        await hold.wait()
+        await echo(performance)
+
+    async with deployment(script) as world, running(world):
+        batch = await created(world, [line("a"), line("b")])
+        await world.performance(1)
+        claim = BatchClaimed(id="claim", writer="g-other")
+        world.server.append(world.subjects.batch(batch["id"]), encode(claim))
+        await asyncio.sleep(0.05)  # its run ends; it is not silent yet by far
+        hold.set()
+        found = [type(one) for one in world.events("batch")]
+        done = await ended(world, batch["id"])  # as the other is silent, it is claimed again
+        output = await results(world, done["output_file_id"])
+
+    assert SegmentStored not in found
+    assert [one["custom_id"] for one in output] == ["a", "b"]
+    assert len(world.performances) == 2
+    assert not any(one.cancelled.is_set() for one in world.performances.values())
+
+
+async def test_of_two_gateways_that_claim_a_batch_one_runs_it() -> None:
+    lines = [line(f"c{number}") for number in range(30)]
+    hold = asyncio.Event()
+
+    async def script(performance: Performance) -> None:
+        await hold.wait()
+        await echo(performance)
+
+    async with deployment(script) as world, AsyncExitStack() as stack:
+        async with running(world):
+            batch = await created(world, lines)
+            await world.performance(3)
+        for name in ("g-2", "g-3"):
+            await Other(world, name).start(stack)
+        hold.set()
+        done = await ended(world, batch["id"])
+        events = world.events("batch")
+
+    assert done["request_counts"] == {"total": 30, "completed": 30, "failed": 0}
+    assert sum(isinstance(one, BatchClaimed) for one in events) == 1
+    assert sum(isinstance(one, BatchEnded) for one in events) == 1
+    segments = [one.segment for one in events if isinstance(one, SegmentStored)]
+    assert sorted(segments) == list(range(6))
+    assert len(world.performances) == 30
+
+
+async def test_a_batch_that_is_cancelled_while_no_gateway_runs_it_is_cancelled() -> None:
+    async def script(performance: Performance) -> None:
+        await performance.cancelled.wait()
+
+    async with deployment(script) as world, AsyncExitStack() as stack:
+        async with running(world):
+            batch = await created(world, [line("a"), line("b")])
+            await world.performance(1)
+        other = Other(world, "g-other")
+        await other.start(stack)
+        batches = StoredBatches(other.gateway, None)
+        cancelled = await batches.cancel(batch["id"])
+        done = await ended(world, batch["id"])
+        bad = await results(world, done["error_file_id"])
+
+    assert cancelled.status == "cancelling"
+    assert done["status"] == "cancelled"
+    assert [one["error"]["code"] for one in bad] == ["batch_cancelled"] * 2
+
+
+async def test_the_counts_of_a_running_batch_include_lines_of_open_segments() -> None:
+    hold = asyncio.Event()
+
+    async def script(performance: Performance) -> None:
+        if performance.request_id.endswith("-4"):
+            await hold.wait()
+        await echo(performance)
+
+    async with deployment(script) as world, running(world):
+        batch = await created(world, [line(f"c{number}") for number in range(4)])
+        async with asyncio.timeout(10):
+            while True:
+                shown = (await world.client.get(f"/v1/batches/{batch['id']}")).json()
+                if shown["request_counts"]["completed"] == 3:
+                    break
+                await asyncio.sleep(0.01)
+        assert states(world)[batch["id"]].segments == {}
+        hold.set()
+        await ended(world, batch["id"])
+
+    assert shown["status"] == "in_progress"
+
+
+async def test_two_batches_run_beside_each_other() -> None:
+    async with deployment(settings=GatewaySettings(batch_lines=2)) as world, running(world):
+        first = await created(world, [line(f"c{number}") for number in range(200)])
+        second = await created(world, [line("x")])
+        await ended(world, second["id"])
+        is_first_done = states(world)[first["id"]].ended is not None
+        done = await ended(world, first["id"])
+
+    assert not is_first_done
+    assert done["request_counts"]["completed"] == 200
+
+
+async def test_a_log_that_is_lost_interrupts_a_batch_and_no_more() -> None:
+    async with deployment() as world, running(world):
+        log = world.gateway.batches.log
+        assert isinstance(log, MemoryLog)
+        batch = await created(world, [line(f"c{number}") for number in range(30)])
+        await log.close()
+        done = await ended(world, batch["id"])
+
+    assert done["request_counts"] == {"total": 30, "completed": 30, "failed": 0}
+    assert len(world.performances) == 30
