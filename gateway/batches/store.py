@@ -36,6 +36,7 @@ class BatchEndedError(ClientError):
     """A batch that cannot be cancelled."""
 
     code = "batch_has_ended"
+    status = 409
     param = "batch_id"
 
     def __init__(self, state: BatchState) -> None:

@@ -237,6 +237,14 @@ async def test_a_burst_of_refusals_is_counted_exactly_in_a_few_events(nats: Nats
     assert all(len(encode(event)) < 4096 for event in found)
 
 
+async def asked_for_a_batch(client: httpx.AsyncClient) -> int:
+    """Ask for a batch; return the status."""
+    form = {"files": {"file": ("in.jsonl", b"{}")}, "data": {"purpose": "batch"}}
+    file_id = (await client.post("/v1/files", **form)).json()["id"]  # type: ignore[arg-type]
+    body = {"input_file_id": file_id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    return (await client.post("/v1/batches", json=body)).status_code
+
+
 async def test_a_stream_of_an_earlier_version_takes_requests_and_later_the_refusals(
     nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,7 +257,9 @@ async def test_a_stream_of_an_earlier_version_takes_requests_and_later_the_refus
     try:
         with monkeypatch.context() as earlier:
             earlier.setattr(
-                Subjects, "logged", lambda self: [one for one in now(self) if ".refused." not in one]
+                Subjects,
+                "logged",
+                lambda self: [one for one in now(self) if not one.startswith(("ds.refused.", "ds.batch."))],
             )
             await jetstream.provision(nats.url, nats.credentials, SUBJECTS)
         log = await jetstream.connect(nats.url, credentials=nats.credentials, subjects=SUBJECTS, name="x")
@@ -259,6 +269,7 @@ async def test_a_stream_of_an_earlier_version_takes_requests_and_later_the_refus
             await health(client, "log", "connected")
             assert await flood(url, 3) == 3
             assert await refusals(log) == []
+            assert await asked_for_a_batch(client) >= 500
             performing = Stage(log)
             for number in range(3):  # submissions go on while the refusals wait
                 async with asyncio.TaskGroup() as tasks:
@@ -273,9 +284,11 @@ async def test_a_stream_of_an_earlier_version_takes_requests_and_later_the_refus
                     answer.finish()
                 assert asking.result().status_code == 200
             await jetstream.provision(nats.url, nats.credentials, SUBJECTS)
+            while await asked_for_a_batch(client) != 200:  # noqa: ASYNC110 - its connection is made again
+                await asyncio.sleep(0.05)
             counted = 0
             async with aclosing(log.read([SUBJECTS.refused("*")], 1)) as records:
-                while counted < 3:
+                while counted < 4:  # with the batch
                     event = decode((await anext(records)).data)
                     assert isinstance(event, RequestsRefused)
                     counted += sum(one.count for one in event.counts)
@@ -283,7 +296,7 @@ async def test_a_stream_of_an_earlier_version_takes_requests_and_later_the_refus
     finally:
         nats.stop()
 
-    assert counted == 3
+    assert counted == 4
 
 
 async def test_without_the_permission_requests_are_served_and_the_operator_is_told(
@@ -293,7 +306,9 @@ async def test_without_the_permission_requests_are_served_and_the_operator_is_to
     monkeypatch.setattr(refusal_writer, "DELAY_S", 0.0)
     monkeypatch.setattr(refusal_writer, "INTERVAL_S", 0.1)
     roles = {name: Credentials(user=name, password=name) for name in ("provisioner", "gateway", "worker-0")}
-    earlier = authorization(roles, SUBJECTS).replace(', "ds.refused.*"', "")
+    earlier = authorization(roles, SUBJECTS)
+    for subject in ("ds.refused.*", "ds.batch.*", "ds.beat.batch.*"):
+        earlier = earlier.replace(f', "{subject}"', "")
     nats = NatsServer(tmp_path, port=free_port(), authorization=earlier)
     nats.start()
     try:
@@ -311,6 +326,7 @@ async def test_without_the_permission_requests_are_served_and_the_operator_is_to
             assert await flood(url, 3) == 3
             while "refused requests cannot be recorded now" not in caplog.text:  # noqa: ASYNC110 - a log line
                 await asyncio.sleep(0.01)
+            assert await asked_for_a_batch(client) >= 500
             state = await health(client, "log", "connected")
             assert not process.done()
         await worker.close()

@@ -212,7 +212,7 @@ async def test_a_completed_batch_cannot_be_cancelled() -> None:
         await ended(world, batch["id"])
         response = await world.client.post(f"/v1/batches/{batch['id']}/cancel")
 
-    assert (response.status_code, response.json()["error"]["code"]) == (400, "batch_has_ended")
+    assert (response.status_code, response.json()["error"]["code"]) == (409, "batch_has_ended")
 
 
 async def test_lines_without_an_answer_expire() -> None:
@@ -342,7 +342,10 @@ async def test_openais_sdk_runs_a_batch() -> None:
             file=("in.jsonl", jsonl([line("a"), line("b", "two words")])), purpose="batch"
         )
         batch = await client.batches.create(
-            input_file_id=file.id, endpoint=CHAT, completion_window="24h", metadata={"k": "v"}
+            input_file_id=file.id,
+            endpoint="/v1/chat/completions",
+            completion_window="24h",
+            metadata={"k": "v"},
         )
         await until_ended(world, batch.id)
         batch = await client.batches.retrieve(batch.id)

@@ -55,7 +55,7 @@ ENDED = BatchEnded(id="e", writer="g-1", status="completed", output="f" * 64)
 
 
 def test_the_status_follows_from_the_events() -> None:
-    events = [CREATED, CHECKED, stored(1, 2), stored(0, 499, 1), ENDED]
+    events: list[BatchEvent] = [CREATED, CHECKED, stored(1, 2), stored(0, 499, 1), ENDED]
     found = [folded(*events[:count]).status for count in range(1, 6)]
 
     assert found == ["validating", "in_progress", "in_progress", "finalizing", "completed"]

@@ -59,6 +59,8 @@ PUBLISH: Final[dict[str, set[str]]] = {
     "ds.worker.2": NOBODY_AT_ALL,
     "ds.refused.g-1": {"gateway"},
     "ds.refused.g-1.x": NOBODY_AT_ALL,
+    "ds.batch.b-1": {"gateway"},
+    "ds.beat.batch.b-1": {"gateway"},
     "ds.nothing.r1": NOBODY_AT_ALL,
     # ---- media ----
     PIECE: {"gateway", *CLIENTS},
@@ -250,7 +252,7 @@ def test_no_role_is_granted_the_api_as_a_whole() -> None:
 # ---- each role can do its work -----------------------------------------------------------------------------
 OWN: Final = {
     "conductor": ["ds.conductor.epoch", "ds.walk.r1", "ds.ready.0.r1", "ds.output.nats.r1.conductor"],
-    "gateway": ["ds.request.r1", "ds.control.r1", "ds.refused.g-1"],
+    "gateway": ["ds.request.r1", "ds.control.r1", "ds.refused.g-1", "ds.batch.b-1"],
     "worker-1": ["ds.worker.1", "ds.done.1.r1", "ds.edge.0.1.r1", "ds.output.nats.r1.w1"],
     "client": ["ds.request.r2", "ds.control.r2"],
     "client-billing": ["ds.request.r3", "ds.control.r3"],
