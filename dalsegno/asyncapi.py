@@ -47,6 +47,7 @@ _PARAMETERS: Final[dict[str, dict[str, Any]]] = {
         "description": "An epoch begins, or a worker's incarnation is declared lost.",
     },
     "gateway": {"description": "The name of a gateway's process.", "examples": ["g-1f0a2b3c"]},
+    "batch_id": {"description": "The id of a batch.", "examples": ["batch-692e0a4d-1f0a2b3c4d5e6f70"]},
     "role": {"enum": ["worker", "conductor"], "description": "The role that sends the heartbeat."},
     "name": {"description": "A worker's rank, a conductor's name.", "examples": ["0", "c-1f0a2b3c"]},
 }

@@ -26,6 +26,7 @@ from configs.deployment import DeploymentConfig
 from configs.secrets import ApiKey, api_keys
 from gateway import errors, openapi
 from gateway.anthropic.routes import anthropic_routes
+from gateway.batches.live import LiveBatches
 from gateway.batches.routes import batch_routes
 from gateway.batches.runner import BatchRunner
 from gateway.errors import ErrorResponse, HttpError
@@ -97,7 +98,8 @@ async def run(options: GatewayOptions, listening: Callable[[str], None] | None =
         options.config.media,
         options.config.nats.max_age_s,
     )
-    app = create_app(gateway, keys, logs_requests=options.config.logs.requests)
+    live = LiveBatches()
+    app = create_app(gateway, keys, batches=live, logs_requests=options.config.logs.requests)
     _LOGGER.info("listening on %s", server.url_of(listener))
     if listening is not None:
         listening(server.url_of(listener))
@@ -105,7 +107,7 @@ async def run(options: GatewayOptions, listening: Callable[[str], None] | None =
         following = tasks.create_task(_follow(gateway, options), name="log")
         open_log = partial(_log_with_room, gateway, options)
         recording = tasks.create_task(gateway.refusals.run(open_log), name="refusals")
-        batches = BatchRunner(gateway, app.answer)
+        batches = BatchRunner(gateway, app.answer, live)
         running = tasks.create_task(batches.run(partial(_log, gateway, options, "batches")), name="batches")
         async with server.serving(
             app,
@@ -127,8 +129,21 @@ async def run(options: GatewayOptions, listening: Callable[[str], None] | None =
                 await asyncio.wait({following})
 
 
-def create_app(gateway: Gateway, keys: Sequence[ApiKey] = (), *, logs_requests: bool = True) -> GatewayApp:
-    """The ASGI application of one gateway; `keys` are the API keys, if requests need one."""
+def create_app(
+    gateway: Gateway,
+    keys: Sequence[ApiKey] = (),
+    *,
+    batches: LiveBatches | None = None,
+    logs_requests: bool = True,
+) -> GatewayApp:
+    """The ASGI application of one gateway.
+
+    Args:
+        gateway: its state.
+        keys: the API keys, if requests need one.
+        batches: what is known of running batches; None if this gateway runs none.
+        logs_requests: write an access log.
+    """
     app = GatewayApp(
         title="Dal Segno", version=version("dalsegno"), docs_url=None, redoc_url=None, redirect_slashes=False
     )
@@ -145,7 +160,7 @@ def create_app(gateway: Gateway, keys: Sequence[ApiKey] = (), *, logs_requests: 
         rerank_routes,
         score_routes,
         file_routes,
-        batch_routes,
+        partial(batch_routes, live=batches or LiveBatches()),
         policy_routes,
         engine_routes,
         adapter_routes,

@@ -12,6 +12,7 @@ from typing import Any, Final
 from fastapi import APIRouter, Request
 
 from gateway.batches.answers import batch_object
+from gateway.batches.live import LiveBatches
 from gateway.batches.request import BatchRequest, parse
 from gateway.batches.state import BatchState
 from gateway.batches.store import StoredBatches
@@ -28,15 +29,15 @@ BATCHES: Final = "/v1/batches"
 _MOST_LISTED: Final = 100
 
 
-def batch_routes(gateway: Gateway) -> APIRouter:
-    """The routes of one gateway."""
+def batch_routes(gateway: Gateway, live: LiveBatches) -> APIRouter:
+    """The routes of one gateway; `live` is what it knows of running batches."""
     router = APIRouter(prefix=BATCHES, tags=["OpenAI"])
 
     def stored(request: Request) -> StoredBatches:
-        return StoredBatches(gateway, key_name(request.scope))
+        return StoredBatches(gateway, live, key_name(request.scope))
 
     def shown(state: BatchState) -> dict[str, Any]:
-        return batch_object(state, gateway.batches)
+        return batch_object(state, live)
 
     @router.post("", summary="Run a file of requests", openapi_extra=body_schema(BatchRequest))
     async def create(request: Request) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Final, TypeAlias
 import msgspec
 from starlette.types import ASGIApp
 
+from gateway.batches.live import LiveBatches
 from gateway.batches.run import BatchRun
 from gateway.batches.slots import LineSlots
 from gateway.batches.state import BatchState, fold_records
@@ -32,10 +33,11 @@ _RECONNECT_S: Final = 1.0
 
 
 class BatchRunner:
-    """Runs batches for one gateway; `app` answers their lines."""
+    """Runs batches for one gateway; `app` answers their lines, and `live` gets what is heard of them."""
 
-    def __init__(self, gateway: Gateway, app: ASGIApp) -> None:
+    def __init__(self, gateway: Gateway, app: ASGIApp, live: LiveBatches) -> None:
         self._gateway = gateway
+        self._live = live
         self._app = app
         self._slots = LineSlots(gateway.settings.batch_lines)
         self._states: dict[str, BatchState] = {}
@@ -65,7 +67,7 @@ class BatchRunner:
         async with aclosing(log.history(subjects, 1, last_seq)) as records:
             async for record in records:
                 fold_records(self._states, record, self._gateway.subjects)
-        self._gateway.batches.connected(log)
+        self._live.connected(log)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._listen(log), name="batches heard")
@@ -78,7 +80,7 @@ class BatchRunner:
                         if found is not None:
                             self._settle(found, log, tasks)
         finally:
-            self._gateway.batches.connected(None)
+            self._live.connected(None)
 
     def _settle(self, batch_id: str, log: Log, tasks: asyncio.TaskGroup) -> None:
         """Run a batch, or end its run here, as its state says now."""
@@ -96,7 +98,7 @@ class BatchRunner:
         if state.ended is not None:  # its run, if any, finds the end itself
             del self._states[batch_id]
             self._runs.pop(batch_id, None)
-            self._gateway.batches.forget(batch_id)
+            self._live.forget(batch_id)
 
     async def _listen(self, log: Log) -> None:
         now_s = asyncio.get_running_loop().time
@@ -104,7 +106,7 @@ class BatchRunner:
             async for subject, payload in heartbeats:
                 batch_id = subject.rpartition(".")[2]
                 if batch_id in self._states:
-                    self._gateway.batches.receive(batch_id, payload, now_s())
+                    self._live.receive(batch_id, payload, now_s())
 
     async def _beat(self, log: Log) -> None:
         """Send heartbeats of the batches that run here, and claim those that nobody runs."""
@@ -116,7 +118,7 @@ class BatchRunner:
             now_s = asyncio.get_running_loop().time()
             for state in list(self._states.values()):
                 is_others = state.created is not None and state.owner != origin
-                if is_others and self._gateway.batches.is_silent(state.id, state.owner, now_s):
+                if is_others and self._live.is_silent(state.id, state.owner, now_s):
                     await self._claim(log, state)
             await asyncio.sleep(_BEAT_S)
 

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.batches.live import LiveBatches
 from gateway.batches.state import BatchState, fold_records
 from gateway.requests.service import Gateway
 from gateway.requests.status import log_timeout
@@ -50,6 +51,7 @@ class StoredBatches:
     """The batches of one tenant; None is that of a deployment without keys."""
 
     gateway: Gateway
+    live: LiveBatches
     tenant: str | None
 
     async def create(self, batch_id: str, event: BatchCreated) -> BatchState:
@@ -59,7 +61,7 @@ class StoredBatches:
             CapacityError: the log is full, or does not answer.
         """
         async with log_timeout():
-            await self.gateway.batches.log.publish(
+            await self.live.log.publish(
                 self.gateway.subjects.batch(batch_id),
                 encode(event),
                 expected_last_seq=0,
@@ -114,7 +116,7 @@ class StoredBatches:
             )
             try:
                 async with log_timeout():
-                    await self.gateway.batches.log.publish(
+                    await self.live.log.publish(
                         self.gateway.subjects.batch(batch_id),
                         encode(event),
                         expected_last_seq=state.last_seq,

@@ -12,7 +12,6 @@ from itertools import count
 from typing import Any, Final
 
 from configs.deployment import GatewaySettings, MediaSettings
-from gateway.batches.live import LiveBatches
 from gateway.meters.answers import Meter
 from gateway.requests.liveness import Liveness
 from gateway.requests.log_follower import LogConnection, LogFollower
@@ -101,7 +100,6 @@ class Gateway:
         self.log_max_age_s = log_max_age_s
         self.started_s = int(time.time())
         self.liveness = Liveness(served.ranks)
-        self.batches = LiveBatches()
         self.in_flight = InFlightAnswers()
         self.refusals = RefusalWriter(subjects, origin)
         self.is_draining = False

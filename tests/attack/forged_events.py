@@ -115,6 +115,15 @@ def contents(aim: Aim) -> dict[str, dict[str, Any]]:
         "requests.refused.v1": {
             "since_ns": 1, "counts": [{"code": "forged", "status": 400, "count": 99}],
         },
+        "batch.created.v1": {
+            "endpoint": "/v1/chat/completions", "input": "0" * 64, "window": "24h", "created_s": 1,
+            "expires_s": 2,
+        },
+        "batch.claimed.v1": {},
+        "batch.checked.v1": {"lines": 1},
+        "batch.segment.stored.v1": {"segment": 0, "completed": 1, "failed": 0},
+        "batch.cancelled.v1": {},
+        "batch.ended.v1": {"status": "completed"},
         "log.sealed.v1": {"first_seq": 1, "last_seq": 2, "previous": NO_HISTORY, "chain": NO_HISTORY},
     }  # fmt: skip
 
@@ -137,6 +146,7 @@ def subjects(aim: Aim) -> dict[str, str]:
         "sealed": f"{PREFIX}.conductor.sealed",
         "adapter": f"{PREFIX}.adapter.forged",
         "refused": f"{PREFIX}.refused.g-1",
+        "batch": f"{PREFIX}.batch.forged",
     }
 
 
@@ -162,6 +172,13 @@ HOMES: Final[dict[str, str]] = {
     "log.sealed.v1": "sealed",
     **dict.fromkeys(("adapter.loaded.v1", "adapter.unloaded.v1"), "adapter"),
     "requests.refused.v1": "refused",
+    **dict.fromkeys(
+        (
+            "batch.created.v1", "batch.claimed.v1", "batch.checked.v1", "batch.segment.stored.v1",
+            "batch.cancelled.v1", "batch.ended.v1",
+        ),
+        "batch",
+    ),
     "request.submitted.v1": "request",
     **dict.fromkeys(("request.cancel.v1", "request.watched.v1"), "control"),
 }  # fmt: skip

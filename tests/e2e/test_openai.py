@@ -244,7 +244,7 @@ async def test_errors_are_of_openais_own_classes(
 async def test_a_route_that_is_not_served_is_a_typed_404(deployment: Running) -> None:
     async with client(deployment) as ask:
         with pytest.raises(openai.NotFoundError, match="not served here") as caught:
-            await ask.batches.list()
+            await ask.fine_tuning.jobs.list()
 
     assert caught.value.code == "not_served"
 

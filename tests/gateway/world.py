@@ -14,6 +14,7 @@ import msgspec
 from configs.deployment import GatewaySettings, MediaSettings
 from configs.secrets import ApiKey
 from gateway.app import create_app
+from gateway.batches.live import LiveBatches
 from gateway.http import server
 from gateway.middleware.refusals import unread
 from gateway.middleware.stack import GatewayApp
@@ -253,6 +254,7 @@ class World:
     client: httpx.AsyncClient
     script: Script
     app: GatewayApp
+    batches: LiveBatches
     media: MediaStore = field(default_factory=MemoryMediaStore)
     performances: dict[str, Performance] = field(default_factory=dict)
     news: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -364,11 +366,12 @@ async def deployment(
         )
         store.append(subjects.worker(0), encode(joined))
     gateway = Gateway(served, subjects, ORIGIN, settings, media)
-    app = create_app(gateway, keys, logs_requests=logs_requests)
+    batches = LiveBatches()
+    app = create_app(gateway, keys, batches=batches, logs_requests=logs_requests)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=30) as client:
         client.event_hooks = {"response": [check.check_read]}  # OpenAI's schema
-        world = World(store, subjects, gateway, client, script, app)
+        world = World(store, subjects, gateway, client, script, app, batches)
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(world.follow())
             performing_task = (
@@ -386,7 +389,8 @@ async def listening(world: World, keys: Sequence[ApiKey] = ()) -> AsyncIterator[
     """Serve the world's gateway on a real socket; yields the URL."""
     listener = server.bind("127.0.0.1", 0)
     url = server.url_of(listener)
-    app, settings = create_app(world.gateway, keys), world.gateway.settings
+    app = create_app(world.gateway, keys, batches=world.batches)
+    settings = world.gateway.settings
     async with server.serving(
         app,
         listener,

@@ -67,6 +67,7 @@ from shared.telemetry.log_fields import PROMPT
 from tests.collector import collecting
 from tests.conductor.script import SUBJECTS, Script
 from tests.conductor.shell import Watcher, beating, conducting, join, until_it_says
+from tests.gateway.batches import running as batches
 from tests.gateway.http.test_connection import GET, HALF, Client, Endless, serving
 from tests.gateway.media.world import chat, data_url, image, png, seeing
 from tests.gateway.world import CHAT, Performance, World, deployment, echo, listening
@@ -642,6 +643,20 @@ async def whether_it_is_the_port(config: DeploymentConfig) -> bool:
     return httpx.URL((await ran(config))[0]).port == config.gateway.port
 
 
+async def how_many_lines_run(config: DeploymentConfig) -> int:
+    """The lines of a batch that run at a time."""
+
+    async def hold(performance: Performance) -> None:
+        await performance.cancelled.wait()
+
+    async with deployment(hold, settings=config.gateway) as world, batches.running(world):
+        await batches.created(world, [batches.line(f"c{number}") for number in range(40)])
+        await world.performance(config.gateway.batch_lines - 1)
+        for _ in range(200):  # turns of the loop, in which a further one would begin
+            await asyncio.sleep(0)
+        return len(world.performances)
+
+
 async def how_long_answers_may_go_on(config: DeploymentConfig) -> float:
     return (await ran(config))[1][0]
 
@@ -1129,6 +1144,7 @@ TABLE: Final = [
         without=0,
         with_=200,
     ),
+    Row(key="gateway.batch_lines", said="3", observe=how_many_lines_run, without=32, with_=3),
     Row(
         key="gateway.drain_s",
         said="1.5",

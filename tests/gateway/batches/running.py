@@ -34,8 +34,8 @@ async def running(world: World) -> AsyncIterator[None]:
     async def open_log() -> AsyncGenerator[Log, None]:
         yield MemoryLog(world.server)
 
-    task = asyncio.create_task(BatchRunner(world.gateway, world.app.answer).run(open_log))
-    await world.until(lambda: world.gateway.batches._log is not None)
+    task = asyncio.create_task(BatchRunner(world.gateway, world.app.answer, world.batches).run(open_log))
+    await world.until(lambda: world.batches._log is not None)
     try:
         yield
     finally:

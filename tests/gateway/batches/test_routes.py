@@ -336,8 +336,12 @@ async def test_the_files_of_a_batch_are_listed_by_their_purpose() -> None:
 
 
 async def test_openais_sdk_runs_a_batch() -> None:
-    async with deployment() as world, running(world), listening(world) as url:
-        client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x")
+    async with (
+        deployment() as world,
+        running(world),
+        listening(world) as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x") as client,
+    ):
         file = await client.files.create(
             file=("in.jsonl", jsonl([line("a"), line("b", "two words")])), purpose="batch"
         )

@@ -142,7 +142,7 @@ class TestThroughOpenAIsOwnClient:
             with pytest.raises(openai.ConflictError):
                 await client.chat.completions.create(model="demo", messages=HELLO, extra_body=mine, n=2)
             with pytest.raises(openai.NotFoundError, match="not served here"):
-                await client.batches.list()
+                await client.fine_tuning.jobs.list()
         async with deployment(full) as world, listening(world) as url, openai_client(url) as client:
             with pytest.raises(openai.NotFoundError, match="does not exist") as unknown:
                 await client.chat.completions.create(model="gpt-4", messages=HELLO)
