@@ -68,11 +68,13 @@ fix: setup
 bench: setup
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# The simulator over many seeds, and damaged input by the thousand: hours are well spent here before a release.
+# The simulator over many seeds, damaged input by the thousand, and 10,000 lines of a batch through kills: hours
+# are well spent here before a release.
 soak: setup
 	@$(PIP) install --quiet --group soak
 	$(BIN)/python -m tests.simulation --seeds 20000
 	FUZZ_EXAMPLES=3000 $(BIN)/python -m pytest tests/fuzz -q --timeout 3600
+	BATCH_LINES=10000 $(BIN)/python -m pytest tests/e2e/test_batches.py -q --timeout 3600
 
 # Real processes, killed, stopped and cut off at every instrumented point while clients stream: 20 minutes.
 # A part: make chaos ARGS="--role worker --point chunk.acked --action kill"
