@@ -70,6 +70,7 @@ class GatewaySettings(
         body_timeout_s: time for a client to send the next part of the body.
         send_timeout_s: time for a client to accept the next part of the response.
         idle_timeout_s: time that a connection may be idle between two requests.
+        page: serve a page for people at `/`: chat, files, sound, and a request's way through the system.
         batch_lines: lines of batches (`/v1/batches`) that this gateway asks for at a time.
         drain_s: time that running responses get to finish when the gateway is stopped.
     """
@@ -95,6 +96,7 @@ class GatewaySettings(
     body_timeout_s: Seconds = 30.0
     send_timeout_s: Seconds = 60.0
     idle_timeout_s: Seconds = 75.0
+    page: bool = True
     batch_lines: Annotated[int, Meta(ge=1, le=1024)] = 32
     drain_s: SecondsOrNone = 30.0
 

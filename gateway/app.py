@@ -43,6 +43,7 @@ from gateway.operations.adapter_routes import adapter_routes
 from gateway.operations.engine_routes import engine_routes
 from gateway.operations.request_routes import request_routes
 from gateway.operations.service_routes import service_routes
+from gateway.page.routes import page_routes
 from gateway.policy.routes import policy_routes, serves_actions
 from gateway.requests.service import Gateway
 from gateway.responses.routes import response_routes
@@ -150,6 +151,7 @@ def create_app(
     app.gateway, app.keys, app.logs_requests = gateway, keys, logs_requests
     app.takes_media = gateway.served.takes_media
     for routes in (
+        page_routes,
         service_routes,
         generate_routes,
         speech_routes,

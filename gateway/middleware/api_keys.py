@@ -7,8 +7,9 @@ A missing key and a wrong one are 401, before anything of the body is read. A se
 configured keys in constant time. After that a client is known by the name of its key: log lines and rate
 limits use the name, and nothing keeps the secret.
 
-With keys configured, every path needs one except `/health`: a process supervisor has no key. A browser's
-CORS preflight has none either, and is answered before it reaches this middleware.
+With keys configured, every path needs one except `/health`: a process supervisor has no key. Neither has a
+browser that opens the page (`gateway.page`), which then asks its user for one. A CORS preflight is answered
+before it reaches this middleware.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ from gateway import errors
 from gateway.client_key import KEY_NAME
 from gateway.errors import ErrorResponse
 from gateway.middleware.exchange import Exchange, Middleware
-from gateway.middleware.paths import is_open
+from gateway.middleware.paths import is_open, is_page
 from shared.errors import ClientError
 
 ANTHROPICS: Final = "x-api-key"
@@ -56,12 +57,13 @@ class WrongKeyError(ClientError):
 class ApiKeys(Middleware):
     """Passes requests with a configured key on, and notes its name for `gateway.client_key.key_name`."""
 
-    def __init__(self, app: ASGIApp, *, keys: Sequence[ApiKey]) -> None:
+    def __init__(self, app: ASGIApp, *, keys: Sequence[ApiKey], has_page: bool = False) -> None:
         super().__init__(app)
+        self._has_page = has_page
         self._keys = [(key.name, _digest(key.secret)) for key in keys]
 
     def handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if is_open(scope["path"]):
+        if is_open(scope["path"]) or (self._has_page and is_page(scope)):
             return self._next(exchange, scope, receive, send)
         secret = secret_of(Headers(scope=scope))
         if secret is None:

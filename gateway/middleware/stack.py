@@ -112,7 +112,7 @@ def with_middleware(
     if settings.requests_per_minute:
         app = RateLimit(app, per_minute=settings.requests_per_minute)
     if keys:
-        app = ApiKeys(app, keys=keys)
+        app = ApiKeys(app, keys=keys, has_page=settings.page)
     if settings.cors_origins:
         app = CORSMiddleware(
             app,

@@ -1,4 +1,4 @@
-"""`/v1/requests/{id}`: the status of a request, and its cancel, for every client of the deployment."""
+"""`/v1/requests/{id}`: a request's status, timeline and cancel, for every client of the deployment."""
 
 from typing import Any, Final
 
@@ -9,6 +9,7 @@ from gateway.requests import recorded_answer
 from gateway.requests.recorded_answer import recorded_request
 from gateway.requests.service import Gateway
 from gateway.requests.status import ENDED, RecordedRequest, RequestEndedError
+from gateway.requests.timeline import timeline_of
 
 _PART: Final[dict[str, Any]] = {
     "id": {"type": "string"},
@@ -73,6 +74,11 @@ def request_routes(gateway: Gateway) -> APIRouter:
         if recorded.status in ENDED and recorded.status != "cancelled":
             raise RequestEndedError(request_id, recorded.status)
         return _response(recorded, 200 if recorded.status == "cancelled" else 202)
+
+    @router.get("/{request_id}/timeline", summary="When and where a request was computed")
+    async def timeline(request_id: str) -> dict[str, Any]:
+        recorded = await recorded_request(gateway, request_id)  # it knows why there is none
+        return (await timeline_of(gateway, recorded.id)).document(request_id)
 
     return router
 

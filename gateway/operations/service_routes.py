@@ -1,6 +1,6 @@
 """Routes about the gateway itself: name and version, health, and metrics.
 
-/, /version               name, version and entry points
+/version                  the version; `gateway.page` has `/`
 /health                   the whole state
 /health/live              the process runs
 /health/ready             requests can be answered
@@ -23,15 +23,6 @@ from gateway.requests.service import Gateway
 def service_routes(gateway: Gateway) -> APIRouter:
     """The routes of one gateway."""
     router = APIRouter()
-
-    @router.get("/", summary="Name, version and links", tags=["about"])
-    async def about() -> dict[str, Any]:
-        return {
-            "name": "dalsegno",
-            "version": version("dalsegno"),
-            "model": gateway.served.name,
-            "links": {"openapi": "/openapi.json", "health": "/health", "models": "/v1/models"},
-        }
 
     @router.get("/version", summary="The version alone", tags=["about"])
     async def its_version() -> dict[str, str]:
