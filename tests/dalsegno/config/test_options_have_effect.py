@@ -643,6 +643,13 @@ async def whether_it_is_the_port(config: DeploymentConfig) -> bool:
     return httpx.URL((await ran(config))[0]).port == config.gateway.port
 
 
+async def what_a_browser_gets(config: DeploymentConfig) -> str:
+    """The type of what is at `/`."""
+    async with deployment(settings=config.gateway) as world:
+        response = await world.client.get("/", headers={"accept": "text/html"})
+    return response.headers["content-type"].partition(";")[0]
+
+
 async def how_many_lines_run(config: DeploymentConfig) -> int:
     """The lines of a batch that run at a time."""
 
@@ -1143,6 +1150,13 @@ TABLE: Final = [
         observe=after(GET, "idle_timeout_s"),
         without=0,
         with_=200,
+    ),
+    Row(
+        key="gateway.page",
+        said="false",
+        observe=what_a_browser_gets,
+        without="text/html",
+        with_="application/json",
     ),
     Row(key="gateway.batch_lines", said="3", observe=how_many_lines_run, without=32, with_=3),
     Row(
