@@ -48,6 +48,10 @@ _PARAMETERS: Final[dict[str, dict[str, Any]]] = {
     },
     "gateway": {"description": "The name of a gateway's process.", "examples": ["g-1f0a2b3c"]},
     "batch_id": {"description": "The id of a batch.", "examples": ["batch-692e0a4d-1f0a2b3c4d5e6f70"]},
+    "conversation_id": {
+        "description": "The id of a conversation.",
+        "examples": ["conv-692e0a4d-1f0a2b3c4d5e6f70"],
+    },
     "role": {"enum": ["worker", "conductor"], "description": "The role that sends the heartbeat."},
     "name": {"description": "A worker's rank, a conductor's name.", "examples": ["0", "c-1f0a2b3c"]},
 }
@@ -169,6 +173,13 @@ CHANNELS: Final = (
         address=_SUBJECTS.batch("{batch_id}"),
         summary="Batches: files of requests that gateways submit line by line, and their results.",
         writers={"gateway": list(get_args(events.BatchEvent))},
+        readers=["gateway"],
+    ),
+    Channel(
+        name="conversation",
+        address=_SUBJECTS.conversation("{conversation_id}"),
+        summary="Conversations: the items that several responses have in common.",
+        writers={"gateway": list(get_args(events.ConversationEvent))},
         readers=["gateway"],
     ),
     Channel(

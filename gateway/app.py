@@ -45,7 +45,9 @@ from gateway.operations.request_routes import request_routes
 from gateway.operations.service_routes import service_routes
 from gateway.page.routes import page_routes
 from gateway.policy.routes import policy_routes, serves_actions
+from gateway.requests.second_log import SecondLog
 from gateway.requests.service import Gateway
+from gateway.responses.conversations.routes import conversation_routes
 from gateway.responses.routes import response_routes
 from gateway.served_model import ServedModel
 from gateway.speech.routes import speech_routes
@@ -99,8 +101,8 @@ async def run(options: GatewayOptions, listening: Callable[[str], None] | None =
         options.config.media,
         options.config.nats.max_age_s,
     )
-    live = LiveBatches()
-    app = create_app(gateway, keys, batches=live, logs_requests=options.config.logs.requests)
+    live, second = LiveBatches(), SecondLog()
+    app = create_app(gateway, keys, batches=live, second=second, logs_requests=options.config.logs.requests)
     _LOGGER.info("listening on %s", server.url_of(listener))
     if listening is not None:
         listening(server.url_of(listener))
@@ -108,8 +110,8 @@ async def run(options: GatewayOptions, listening: Callable[[str], None] | None =
         following = tasks.create_task(_follow(gateway, options), name="log")
         open_log = partial(_log_with_room, gateway, options)
         recording = tasks.create_task(gateway.refusals.run(open_log), name="refusals")
-        batches = BatchRunner(gateway, app.answer, live)
-        running = tasks.create_task(batches.run(partial(_log, gateway, options, "batches")), name="batches")
+        batches = BatchRunner(gateway, app.answer, live, second)
+        running = tasks.create_task(batches.run(partial(_log, gateway, options, "second")), name="batches")
         async with server.serving(
             app,
             listener,
@@ -135,6 +137,7 @@ def create_app(
     keys: Sequence[ApiKey] = (),
     *,
     batches: LiveBatches | None = None,
+    second: SecondLog | None = None,
     logs_requests: bool = True,
 ) -> GatewayApp:
     """The ASGI application of one gateway.
@@ -143,6 +146,7 @@ def create_app(
         gateway: its state.
         keys: the API keys, if requests need one.
         batches: what is known of running batches; None if this gateway runs none.
+        second: the connection for events of batches and conversations; None: it takes none.
         logs_requests: write an access log.
     """
     app = GatewayApp(
@@ -150,6 +154,7 @@ def create_app(
     )
     app.gateway, app.keys, app.logs_requests = gateway, keys, logs_requests
     app.takes_media = gateway.served.takes_media
+    second = second or SecondLog()
     for routes in (
         page_routes,
         service_routes,
@@ -162,14 +167,15 @@ def create_app(
         rerank_routes,
         score_routes,
         file_routes,
-        partial(batch_routes, live=batches or LiveBatches()),
+        partial(batch_routes, live=batches or LiveBatches(), second=second),
         policy_routes,
         engine_routes,
         adapter_routes,
         anthropic_routes,
         ollama_routes,
         tokenization_routes,
-        response_routes,
+        partial(response_routes, second=second),
+        partial(conversation_routes, second=second),
         openai_routes,
         request_routes,
     ):

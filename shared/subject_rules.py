@@ -20,6 +20,9 @@ from shared.events import (
     BatchClaimed,
     BatchCreated,
     BatchEnded,
+    ConversationChanged,
+    ConversationCreated,
+    ConversationDeleted,
     DeadlinePassed,
     EpochOpened,
     LogSealed,
@@ -77,6 +80,7 @@ EVENT_TYPES: Final[dict[str, tuple[type, ...]]] = {  # by kind of subject
     "adapter": (AdapterLoaded, AdapterUnloaded),
     "refused": (RequestsRefused,),
     "batch": (BatchCreated, BatchClaimed, BatchChecked, SegmentStored, BatchCancelled, BatchEnded),
+    "conversation": (ConversationCreated, ConversationChanged, ConversationDeleted),
     "output": (OutputChunk, OutputFence),
 }
 
@@ -133,7 +137,7 @@ def check_event_subject(address: Address, event: AnyEvent) -> None:
 def _writer(address: Address) -> str | None:
     """The only writer of a subject; None for those that any service may write to."""
     match address.kind:
-        case "request" | "control" | "adapter" | "batch":
+        case "request" | "control" | "adapter" | "batch" | "conversation":
             return None
         case "output":
             return address.writer
@@ -172,7 +176,10 @@ WRITERS: Final[dict[type, Writer]] = {
     OutputChunk: Writer(
         "worker", "admission, resumption or fence name the rank with its incarnation, and the request is open"
     ),
-    **dict.fromkeys(EVENT_TYPES["batch"], Writer("gateway", "it follows the last event its writer has read")),
+    **dict.fromkeys(
+        (*EVENT_TYPES["batch"], *EVENT_TYPES["conversation"]),
+        Writer("gateway", "it follows the last event that its writer has read"),
+    ),
     RequestSubmitted: Writer("client", "the first under its id; another one is refused"),
     RequestCancel: Writer("client", "the request is open; its id is its secret"),
     RequestsRefused: Writer("gateway", "never: people read it, by the gateway's subject"),

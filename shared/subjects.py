@@ -14,6 +14,7 @@ Model names are in the payloads, because they contain dots.
     <prefix>.adapter.<name>                              gateway: adapter.loaded, adapter.unloaded
     <prefix>.refused.<gateway>                           gateway: requests.refused
     <prefix>.batch.<batch_id>                            gateway: batch.created, .claimed, .checked, ...
+    <prefix>.conversation.<conversation_id>              gateway: conversation.created, .changed, .deleted
     <prefix>.output.<origin>.<request_id>.<writer>       worker: chunk (w<rank>); conductor: fence
     <prefix>.beat.<role>.<name>                          core NATS, no stream
 
@@ -100,6 +101,10 @@ class Subjects:
         """The subject of a batch, a file of requests. Only gateways read it (`gateway.batches`)."""
         return f"{self.prefix}.batch.{batch_id}"
 
+    def conversation(self, conversation_id: str) -> str:
+        """The subject of a conversation. Only gateways read it (`gateway.responses.conversations`)."""
+        return f"{self.prefix}.conversation.{conversation_id}"
+
     def walk(self, request_id: str) -> str:
         return f"{self.prefix}.walk.{request_id}"
 
@@ -144,7 +149,7 @@ class Subjects:
         """The log's subjects."""
         kinds = (
             "request", "control", "conductor", "walk", "ready", "done", "edge", "worker", "adapter",
-            "refused", "batch", "output",
+            "refused", "batch", "conversation", "output",
         )  # fmt: skip
         return [f"{self.prefix}.{kind}.>" for kind in kinds]
 
@@ -229,7 +234,7 @@ def _address(kind: str, rest: list[str]) -> Address | None:
             )
         case 1 if kind == "worker" and _is_rank(rest[0]):
             return Address(kind=kind, rank=Rank(int(rest[0])))
-        case 1 if kind in {"conductor", "adapter", "refused", "batch"}:
+        case 1 if kind in {"conductor", "adapter", "refused", "batch", "conversation"}:
             return Address(kind=kind, name=rest[0])
         case _:
             return None

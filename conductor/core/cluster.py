@@ -35,6 +35,7 @@ from shared.events import (
     AdapterUnloaded,
     AnyEvent,
     BatchEvent,
+    ConversationEvent,
     DeadlinePassed,
     EpochOpened,
     Event,
@@ -412,7 +413,7 @@ class Cluster:
         AdapterLoaded: _adapter_loaded,
         AdapterUnloaded: _adapter_unloaded,
         RequestsRefused: _nothing,
-        **dict.fromkeys(get_args(BatchEvent), _nothing),
+        **dict.fromkeys((*get_args(BatchEvent), *get_args(ConversationEvent)), _nothing),
     }
 
     # ---- bookkeeping -------------------------------------------------------------------------------

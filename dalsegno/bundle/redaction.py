@@ -11,6 +11,8 @@ from shared.events import (
     AnyEvent,
     BatchCreated,
     BatchEnded,
+    ConversationChanged,
+    ConversationCreated,
     EpochOpened,
     Failure,
     Guide,
@@ -100,6 +102,17 @@ class Redaction:
                 return msgspec.structs.replace(event, samples=samples)
             case BatchCreated():
                 return msgspec.structs.replace(event, metadata=self._plain(event.metadata))
+            case ConversationCreated():
+                return msgspec.structs.replace(
+                    event, metadata=self._plain(event.metadata), items=self._plain(event.items)
+                )
+            case ConversationChanged():
+                return msgspec.structs.replace(
+                    event,
+                    metadata=self._plain(event.metadata),
+                    added=self._plain(event.added),
+                    settled=self._plain(event.settled),
+                )
             case BatchEnded():
                 problems = [
                     msgspec.structs.replace(one, message=self.text(one.message)) for one in event.problems

@@ -14,6 +14,9 @@ from shared.events import (
     BatchClaimed,
     BatchCreated,
     BatchEnded,
+    ConversationChanged,
+    ConversationCreated,
+    ConversationDeleted,
     DeadlinePassed,
     EpochOpened,
     LogSealed,
@@ -177,6 +180,13 @@ def summary_of(event: AnyEvent) -> str:  # one branch per event type
             return ""
         case BatchEnded():
             return _short("; ".join([event.status, *(one.message for one in event.problems)]))
+        case ConversationCreated():
+            return _count(len(event.items), "item")
+        case ConversationChanged():
+            continued = f", with response {event.response}" if event.response else ""
+            return f"{_count(len(event.added), 'item')} added, {len(event.removed)} removed{continued}"
+        case ConversationDeleted():
+            return ""
         case RequestsRefused():
             kinds = sorted(event.counts, key=lambda one: -one.count)
             return _short(", ".join(f"{one.count} {one.code}" for one in kinds))

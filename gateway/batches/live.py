@@ -9,8 +9,6 @@ from typing import Final
 
 import msgspec
 
-from shared.log.port import Log, LogUnavailableError
-
 SILENT_S: Final = 5.0
 """The time without a heartbeat after which another gateway takes a batch over."""
 
@@ -38,22 +36,6 @@ class LiveBatches:
 
     beats: dict[str, BatchBeat] = field(default_factory=dict)
     _heard: dict[str, tuple[str, float]] = field(default_factory=dict)  # by batch: its owner, and when
-    _log: Log | None = None
-
-    @property
-    def log(self) -> Log:
-        """The connection for events of batches.
-
-        Raises:
-            LogUnavailableError: there is none.
-        """
-        if self._log is None:
-            raise LogUnavailableError("this gateway has no connection for batches yet; try again")
-        return self._log
-
-    def connected(self, log: Log | None) -> None:
-        """Set the connection; None after its end."""
-        self._log = log
 
     def receive(self, batch_id: str, payload: bytes, now_s: float) -> None:
         """Take a heartbeat; a malformed one is ignored."""

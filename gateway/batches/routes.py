@@ -21,6 +21,7 @@ from gateway.errors import InvalidParamError
 from gateway.http.bodies import body_schema, read_object
 from gateway.media.file_objects import NoFileError, digest_of
 from gateway.requests.request_ids import request_id_of
+from gateway.requests.second_log import SecondLog
 from gateway.requests.service import Gateway
 from shared.events import BatchCreated
 from shared.media.store import MediaGoneError
@@ -29,12 +30,18 @@ BATCHES: Final = "/v1/batches"
 _MOST_LISTED: Final = 100
 
 
-def batch_routes(gateway: Gateway, live: LiveBatches) -> APIRouter:
-    """The routes of one gateway; `live` is what it knows of running batches."""
+def batch_routes(gateway: Gateway, live: LiveBatches, second: SecondLog) -> APIRouter:
+    """The routes of one gateway.
+
+    Args:
+        gateway: its state.
+        live: what it knows of running batches.
+        second: its connection for their events.
+    """
     router = APIRouter(prefix=BATCHES, tags=["OpenAI"])
 
     def stored(request: Request) -> StoredBatches:
-        return StoredBatches(gateway, live, key_name(request.scope))
+        return StoredBatches(gateway, second, key_name(request.scope))
 
     def shown(state: BatchState) -> dict[str, Any]:
         return batch_object(state, live)

@@ -4,8 +4,7 @@ The gateway that creates a batch runs it, and says so once a second (`gateway.ba
 heard of a batch for some seconds, another gateway claims it on the log; of several, one succeeds. A gateway
 that was only slow finds the claim when it stores its next event, and stops.
 
-Everything of batches that is on the log goes over a connection of its own. A server whose configuration is
-of an earlier version may deny it, and must not end the gateway's other work (as in ADR 80).
+Their events go over the second connection (`gateway.requests.second_log`).
 """
 
 import asyncio
@@ -21,6 +20,7 @@ from gateway.batches.live import LiveBatches
 from gateway.batches.run import BatchRun
 from gateway.batches.slots import LineSlots
 from gateway.batches.state import BatchState, fold_records
+from gateway.requests.second_log import SecondLog
 from gateway.requests.service import Gateway
 from shared.errors import DalSegnoError
 from shared.events import BatchClaimed, encode
@@ -33,11 +33,19 @@ _RECONNECT_S: Final = 1.0
 
 
 class BatchRunner:
-    """Runs batches for one gateway; `app` answers their lines, and `live` gets what is heard of them."""
+    """Runs batches for one gateway.
 
-    def __init__(self, gateway: Gateway, app: ASGIApp, live: LiveBatches) -> None:
+    Args:
+        gateway: its state.
+        app: answers lines.
+        live: gets what is heard of batches.
+        second: gets the connection for their events.
+    """
+
+    def __init__(self, gateway: Gateway, app: ASGIApp, live: LiveBatches, second: SecondLog) -> None:
         self._gateway = gateway
         self._live = live
+        self._second = second
         self._app = app
         self._slots = LineSlots(gateway.settings.batch_lines)
         self._states: dict[str, BatchState] = {}
@@ -67,7 +75,7 @@ class BatchRunner:
         async with aclosing(log.history(subjects, 1, last_seq)) as records:
             async for record in records:
                 fold_records(self._states, record, self._gateway.subjects)
-        self._live.connected(log)
+        self._second.connected(log)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._listen(log), name="batches heard")
@@ -80,7 +88,7 @@ class BatchRunner:
                         if found is not None:
                             self._settle(found, log, tasks)
         finally:
-            self._live.connected(None)
+            self._second.connected(None)
 
     def _settle(self, batch_id: str, log: Log, tasks: asyncio.TaskGroup) -> None:
         """Run a batch, or end its run here, as its state says now."""

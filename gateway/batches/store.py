@@ -7,8 +7,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.batches.live import LiveBatches
 from gateway.batches.state import BatchState, fold_records
+from gateway.requests.second_log import SecondLog
 from gateway.requests.service import Gateway
 from gateway.requests.status import log_timeout
 from shared.errors import ClientError
@@ -51,7 +51,7 @@ class StoredBatches:
     """The batches of one tenant; None is that of a deployment without keys."""
 
     gateway: Gateway
-    live: LiveBatches
+    second: SecondLog
     tenant: str | None
 
     async def create(self, batch_id: str, event: BatchCreated) -> BatchState:
@@ -61,7 +61,7 @@ class StoredBatches:
             CapacityError: the log is full, or does not answer.
         """
         async with log_timeout():
-            await self.live.log.publish(
+            await self.second.log.publish(
                 self.gateway.subjects.batch(batch_id),
                 encode(event),
                 expected_last_seq=0,
@@ -116,7 +116,7 @@ class StoredBatches:
             )
             try:
                 async with log_timeout():
-                    await self.live.log.publish(
+                    await self.second.log.publish(
                         self.gateway.subjects.batch(batch_id),
                         encode(event),
                         expected_last_seq=state.last_seq,

@@ -37,7 +37,7 @@ _R = TypeVar("_R", ChatRequest, CompletionRequest)
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 NOT_SERVED: Final = (
-    "assistants", "containers", "conversations", "evals", "fine_tuning",
+    "assistants", "containers", "evals", "fine_tuning",
     "moderations", "organization", "realtime", "threads", "uploads", "vector_stores",
 )  # fmt: skip
 """OpenAI's other routes, by their path after `/v1/`."""

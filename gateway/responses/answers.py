@@ -114,6 +114,8 @@ class ResponseHead:
             "top_p": params.top_p,
             "truncation": "disabled",
         }
+        if conversation := fields.get("conversation"):
+            document["conversation"] = {"id": conversation}
         return document if usage is None else document | {"usage": usage_of(usage)}
 
 

@@ -16,7 +16,6 @@ from gateway.requests.parsed_request import DeliveryFields
 from gateway.responses.items import Chat, add_items
 
 NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
-    "conversation": (),
     "prompt": (),
     "context_management": ([],),
     "max_tool_calls": (),
@@ -69,6 +68,12 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     generate_summary: Literal["auto"] | None = None
 
 
+class Conversation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A conversation by its id."""
+
+    id: str
+
+
 class ResponsesRequest(DeliveryFields, frozen=True, kw_only=True):
     """`POST /v1/responses`. The fields of sampling beyond `temperature` and `top_p` are ours."""
 
@@ -76,6 +81,7 @@ class ResponsesRequest(DeliveryFields, frozen=True, kw_only=True):
     input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
+    conversation: str | Conversation | None = None
     store: bool | None = None
     background: bool | None = None
     stream: bool | None = None
@@ -108,6 +114,11 @@ class ResponsesRequest(DeliveryFields, frozen=True, kw_only=True):
     guide: dict[str, Any] | None = None
     options: dict[str, Any] | None = None
 
+    @property
+    def conversation_id(self) -> str | None:
+        """The id of the conversation that the response continues."""
+        return self.conversation.id if isinstance(self.conversation, Conversation) else self.conversation
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsChat:
@@ -137,6 +148,7 @@ class AsChat:
             "background": bool(asked.background),
             "has_instructions": asked.instructions is not None,
             "previous_response_id": asked.previous_response_id,
+            "conversation": asked.conversation_id,
             "metadata": asked.metadata or {},
             "format": None
             if asked.text is None or asked.text.format is None
@@ -174,11 +186,17 @@ def parse(body: dict[str, Any], model: str) -> ResponsesRequest:
             raise NotSupportedError(f"include[{number}]", name, " or ".join(_INCLUDED))
     if asked.background and asked.store is False:
         raise InvalidParamError("store", "store: expected true, or none, for a response in the background")
+    if asked.conversation_id is not None and asked.store is False:
+        raise InvalidParamError("store", "store: expected true, or none, for a response of a conversation")
+    if asked.conversation_id is not None and asked.previous_response_id is not None:
+        raise InvalidParamError(
+            "previous_response_id", "previous_response_id: expected none with a conversation, found both"
+        )
     return asked
 
 
 def as_chat(asked: ResponsesRequest, earlier: list[dict[str, Any]]) -> AsChat:
-    """The chat of a request, behind the `earlier` messages of the response that it continues.
+    """The chat of a request, behind the `earlier` messages of the response or conversation it continues.
 
     Raises:
         InvalidParamError: an item or a tool is malformed, or not supported.
@@ -187,7 +205,7 @@ def as_chat(asked: ResponsesRequest, earlier: list[dict[str, Any]]) -> AsChat:
     if asked.instructions is not None:
         chat.add("instructions", {"role": "system", "content": asked.instructions})
     for message in earlier:
-        chat.add("previous_response_id", message)
+        chat.add("conversation" if asked.conversation is not None else "previous_response_id", message)
     if asked.input is not None:
         add_items(chat, asked.input)
     elif not earlier:

@@ -18,6 +18,7 @@ from gateway import errors
 from gateway.client_key import key_name
 from gateway.errors import ErrorResponse, InvalidParamError
 from gateway.http.bodies import body_schema, read_object
+from gateway.http.pages import item_page
 from gateway.media import parts
 from gateway.media.intake import MediaIntake
 from gateway.openai import requests as openai
@@ -27,9 +28,13 @@ from gateway.openai.tokenization import as_echo
 from gateway.requests.acceptance import submit_without_reader
 from gateway.requests.parsed_request import ParsedRequest
 from gateway.requests.response import AnswerFormat, AnswerResponse, DocumentFormat, RequestGroup
+from gateway.requests.second_log import SecondLog
 from gateway.requests.service import Gateway
 from gateway.requests.submission import SubmissionRecord
 from gateway.responses.answers import ResponseDocument, ResponseHead, ResponseStream
+from gateway.responses.conversations.items import messages_of
+from gateway.responses.conversations.store import StoredConversations
+from gateway.responses.conversations.turns import NewTurn
 from gateway.responses.items import items_of
 from gateway.responses.request import AsChat, ResponsesRequest, as_chat, parse
 from gateway.responses.store import StoredResponse, StoredResponses
@@ -41,7 +46,6 @@ RESPONSES: Final = "/v1/responses"
 _ID_PREFIX: Final = "resp"
 _WEEK_S: Final = 604_800.0
 """The disconnect grace of a response in the background: it needs no reader."""
-_MOST_LISTED: Final = 100
 _SERVER_ERRORS: Final = 500
 
 
@@ -52,33 +56,43 @@ class _InputTokens(DocumentFormat):
         return msgspec.json.encode({"object": "response.input_tokens", "input_tokens": usage.prompt_tokens})
 
 
-def response_routes(gateway: Gateway) -> APIRouter:
-    """The routes of one gateway."""
+def response_routes(gateway: Gateway, second: SecondLog) -> APIRouter:
+    """The routes of one gateway; `second` is its connection for events of conversations."""
     router = APIRouter(prefix=RESPONSES, tags=["OpenAI"])
-    _add_new(router, gateway)
+    _add_new(router, gateway, second)
     _add_stored(router, gateway)
     return router
 
 
-def _add_new(router: APIRouter, gateway: Gateway) -> None:
+def _add_new(router: APIRouter, gateway: Gateway, second: SecondLog) -> None:
     intake = MediaIntake(gateway)
 
-    async def group_of(request: Request, route: str) -> tuple[AsChat, RequestGroup]:
+    async def group_of(request: Request, route: str) -> tuple[AsChat, RequestGroup, NewTurn | None]:
         asked = parse(await read_object(request), gateway.served.name)
-        stored = StoredResponses(gateway, key_name(request.scope))
-        previous = asked.previous_response_id
+        tenant = key_name(request.scope)
+        stored = StoredResponses(gateway, tenant)
+        turn = None
+        earlier: list[dict[str, Any]] = []
         asked = msgspec.structs.replace(asked, input=await stored.resolved(asked.input))
-        chat = as_chat(asked, [] if previous is None else await stored.messages(previous))
+        if asked.conversation_id is not None:
+            turn = await NewTurn.of(StoredConversations(gateway, second, tenant), asked)
+            earlier = messages_of(turn.read.items)
+        elif asked.previous_response_id is not None:
+            earlier = await stored.messages(asked.previous_response_id)
+        chat = as_chat(asked, earlier)
         try:
-            return chat, await _group(gateway, intake, request, chat, route)
+            return chat, await _group(gateway, intake, request, chat, route), turn
         except ClientError as error:
             raise chat.words.error(error) from error
 
     @router.post("", summary="Make a response", openapi_extra=body_schema(ResponsesRequest))
     async def create(request: Request) -> Response:
-        chat, group = await group_of(request, RESPONSES)
+        chat, group, turn = await group_of(request, RESPONSES)
         api_fields = chat.api_fields()
         group = replace(group, requests=[replace(one, api_fields=api_fields) for one in group.requests])
+        if turn is not None:
+            gateway.check_open()  # a request that is refused is no turn
+            await turn.begin(group.request_id)
         if chat.asked.background and not group.is_stream:
             return await _in_background(gateway, request, group)
         if chat.asked.background:
@@ -97,7 +111,7 @@ def _add_new(router: APIRouter, gateway: Gateway) -> None:
     )
     async def input_tokens(request: Request) -> Response:
         route = f"{RESPONSES}/input_tokens"
-        _, group = await group_of(request, route)
+        _, group, _ = await group_of(request, route)
         return AnswerResponse(gateway, replace(as_echo(group), route=route), lambda _: _InputTokens())
 
 
@@ -123,7 +137,7 @@ def _add_stored(router: APIRouter, gateway: Gateway) -> None:
     ) -> dict[str, Any]:
         responses = stored(request)
         items = items_of(responses.own_messages(await responses.one(response_id)), f"{response_id}-in")
-        return _page(items, limit, order, after)
+        return item_page(items, limit, order, after)
 
     @router.post("/{response_id}/cancel", summary="Cancel a response in the background")
     async def cancel(request: Request, response_id: str) -> dict[str, Any]:
@@ -184,27 +198,3 @@ def _again(gateway: Gateway, found: StoredResponse, after: int) -> Response:
     group = RequestGroup(route=f"{RESPONSES}/{{response_id}}", requests=[parsed], is_stream=True)
     head = found.head(gateway)
     return AnswerResponse(gateway, group, lambda _: ResponseStream(head, after, found.completed_s))
-
-
-def _page(items: list[dict[str, Any]], limit: int, order: str, after: str) -> dict[str, Any]:
-    """A page of items, as OpenAI lists them."""
-    if not 1 <= limit <= _MOST_LISTED:
-        raise InvalidParamError(
-            "limit", f"limit: expected an integer from 1 to {_MOST_LISTED}, found {limit}"
-        )
-    if order not in ("asc", "desc"):
-        raise InvalidParamError("order", f"order: expected asc or desc, found {order!r:.80}")
-    items = items if order == "asc" else items[::-1]
-    if after:
-        ids = [item["id"] for item in items]
-        if after not in ids:
-            raise InvalidParamError("after", f"after: expected the id of an item, found {after!r:.80}")
-        items = items[ids.index(after) + 1 :]
-    page = items[:limit]
-    return {
-        "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": len(items) > limit,
-    }

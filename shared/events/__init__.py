@@ -38,6 +38,12 @@ from shared.events.codec import (
     encode,
     is_answer_of_server,
 )
+from shared.events.conversations import (
+    ConversationChanged,
+    ConversationCreated,
+    ConversationDeleted,
+    ConversationEvent,
+)
 from shared.events.decisions import (
     FORWARDS,
     MAX_MESSAGE_CHARS,
@@ -158,6 +164,10 @@ __all__ = [
     "BatchEvent",
     "BatchProblem",
     "ConductorEvent",
+    "ConversationChanged",
+    "ConversationCreated",
+    "ConversationDeleted",
+    "ConversationEvent",
     "DeadlinePassed",
     "EdgeEvent",
     "Effort",

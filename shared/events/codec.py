@@ -8,6 +8,7 @@ import msgspec
 from shared.events.adapters import AdapterLoaded, AdapterUnloaded
 from shared.events.base import Event
 from shared.events.batches import BatchEvent
+from shared.events.conversations import ConversationEvent
 from shared.events.decisions import (
     MAX_MESSAGE_CHARS,
     DeadlinePassed,
@@ -53,7 +54,7 @@ WorkerEvent: TypeAlias = (
     | OutputChunk
 )
 EdgeEvent: TypeAlias = NodeFired | StreamSent | StreamTaken | TensorsReleased
-GatewayEvent: TypeAlias = AdapterLoaded | AdapterUnloaded | RequestsRefused | BatchEvent
+GatewayEvent: TypeAlias = AdapterLoaded | AdapterUnloaded | RequestsRefused | BatchEvent | ConversationEvent
 AnyEvent: TypeAlias = ConductorEvent | WorkerEvent | EdgeEvent | PublicEvent | GatewayEvent
 
 

@@ -124,6 +124,9 @@ def contents(aim: Aim) -> dict[str, dict[str, Any]]:
         "batch.segment.stored.v1": {"segment": 0, "completed": 1, "failed": 0},
         "batch.cancelled.v1": {},
         "batch.ended.v1": {"status": "completed"},
+        "conversation.created.v1": {"created_s": 1},
+        "conversation.changed.v1": {"added": [{"type": "message"}]},
+        "conversation.deleted.v1": {},
         "log.sealed.v1": {"first_seq": 1, "last_seq": 2, "previous": NO_HISTORY, "chain": NO_HISTORY},
     }  # fmt: skip
 
@@ -147,6 +150,7 @@ def subjects(aim: Aim) -> dict[str, str]:
         "adapter": f"{PREFIX}.adapter.forged",
         "refused": f"{PREFIX}.refused.g-1",
         "batch": f"{PREFIX}.batch.forged",
+        "conversation": f"{PREFIX}.conversation.forged",
     }
 
 
@@ -178,6 +182,9 @@ HOMES: Final[dict[str, str]] = {
             "batch.cancelled.v1", "batch.ended.v1",
         ),
         "batch",
+    ),
+    **dict.fromkeys(
+        ("conversation.created.v1", "conversation.changed.v1", "conversation.deleted.v1"), "conversation"
     ),
     "request.submitted.v1": "request",
     **dict.fromkeys(("request.cancel.v1", "request.watched.v1"), "control"),

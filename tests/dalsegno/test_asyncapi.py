@@ -17,7 +17,7 @@ PAGE: Final = Path(__file__).parents[2] / "docs" / "asyncapi.yaml"
 DOCUMENT: Final = asyncapi.document()
 _TOKENS: Final = {
     "prefix": "ds", "rank": "0", "to_rank": "1", "from_rank": "0", "writer": "w0", "kind": "epoch",
-    "request_id": "r-1", "name": "sql", "gateway": "g-1", "batch_id": "b-1",
+    "request_id": "r-1", "name": "sql", "gateway": "g-1", "batch_id": "b-1", "conversation_id": "c-1",
 }  # fmt: skip
 
 

@@ -259,7 +259,11 @@ async def test_a_stream_of_an_earlier_version_takes_requests_and_later_the_refus
             earlier.setattr(
                 Subjects,
                 "logged",
-                lambda self: [one for one in now(self) if not one.startswith(("ds.refused.", "ds.batch."))],
+                lambda self: [
+                    one
+                    for one in now(self)
+                    if not one.startswith(("ds.refused.", "ds.batch.", "ds.conversation."))
+                ],
             )
             await jetstream.provision(nats.url, nats.credentials, SUBJECTS)
         log = await jetstream.connect(nats.url, credentials=nats.credentials, subjects=SUBJECTS, name="x")
@@ -307,7 +311,7 @@ async def test_without_the_permission_requests_are_served_and_the_operator_is_to
     monkeypatch.setattr(refusal_writer, "INTERVAL_S", 0.1)
     roles = {name: Credentials(user=name, password=name) for name in ("provisioner", "gateway", "worker-0")}
     earlier = authorization(roles, SUBJECTS)
-    for subject in ("ds.refused.*", "ds.batch.*", "ds.beat.batch.*"):
+    for subject in ("ds.refused.*", "ds.batch.*", "ds.beat.batch.*", "ds.conversation.*"):
         earlier = earlier.replace(f', "{subject}"', "")
     nats = NatsServer(tmp_path, port=free_port(), authorization=earlier)
     nats.start()
@@ -326,6 +330,7 @@ async def test_without_the_permission_requests_are_served_and_the_operator_is_to
             assert await flood(url, 3) == 3
             while "refused requests cannot be recorded now" not in caplog.text:  # noqa: ASYNC110 - a log line
                 await asyncio.sleep(0.01)
+            assert (await client.post("/v1/conversations", json={})).status_code >= 500
             assert await asked_for_a_batch(client) >= 500
             state = await health(client, "log", "connected")
             assert not process.done()

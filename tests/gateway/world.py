@@ -19,6 +19,7 @@ from gateway.http import server
 from gateway.middleware.refusals import unread
 from gateway.middleware.stack import GatewayApp
 from gateway.policy.routes import serves_actions
+from gateway.requests.second_log import SecondLog
 from gateway.requests.service import Gateway
 from gateway.served_model import ServedModel
 from shared.events import (
@@ -255,6 +256,7 @@ class World:
     script: Script
     app: GatewayApp
     batches: LiveBatches
+    second: SecondLog
     media: MediaStore = field(default_factory=MemoryMediaStore)
     performances: dict[str, Performance] = field(default_factory=dict)
     news: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -366,12 +368,13 @@ async def deployment(
         )
         store.append(subjects.worker(0), encode(joined))
     gateway = Gateway(served, subjects, ORIGIN, settings, media)
-    batches = LiveBatches()
-    app = create_app(gateway, keys, batches=batches, logs_requests=logs_requests)
+    batches, second = LiveBatches(), SecondLog()
+    second.connected(MemoryLog(store))
+    app = create_app(gateway, keys, batches=batches, second=second, logs_requests=logs_requests)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=30) as client:
         client.event_hooks = {"response": [check.check_read]}  # OpenAI's schema
-        world = World(store, subjects, gateway, client, script, app, batches)
+        world = World(store, subjects, gateway, client, script, app, batches, second)
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(world.follow())
             performing_task = (
@@ -389,7 +392,7 @@ async def listening(world: World, keys: Sequence[ApiKey] = ()) -> AsyncIterator[
     """Serve the world's gateway on a real socket; yields the URL."""
     listener = server.bind("127.0.0.1", 0)
     url = server.url_of(listener)
-    app = create_app(world.gateway, keys, batches=world.batches)
+    app = create_app(world.gateway, keys, batches=world.batches, second=world.second)
     settings = world.gateway.settings
     async with server.serving(
         app,

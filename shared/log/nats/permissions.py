@@ -6,7 +6,7 @@ subjects. Everything that is not granted is denied. The roles publish:
     provisioner    the creation and changes of the streams, which no other role may make; no events
     conductor      decisions and fences; it may list all readers, to limit those of each key
     worker-<rank>  that rank's reports and output
-    gateway        requests, cancels, adapters, refusals, batches and media; it may delete media
+    gateway        requests, cancels, adapters, refusals, batches, conversations, media, which it may delete
     client         requests, cancels and media, for any service; `client-<name>` for one with its own key
     reader         nothing: it replays
 
@@ -118,6 +118,7 @@ def _written(role: str, subjects: Subjects) -> list[str]:
             subjects.adapter("*"),
             subjects.refused("*"),
             subjects.batch("*"),
+            subjects.conversation("*"),
             subjects.heartbeat("batch", "*"),
         ]
         return [*public, *own] if role == GATEWAY else public

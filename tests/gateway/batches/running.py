@@ -34,8 +34,11 @@ async def running(world: World) -> AsyncIterator[None]:
     async def open_log() -> AsyncGenerator[Log, None]:
         yield MemoryLog(world.server)
 
-    task = asyncio.create_task(BatchRunner(world.gateway, world.app.answer, world.batches).run(open_log))
-    await world.until(lambda: world.batches._log is not None)
+    world.second.connected(None)
+    task = asyncio.create_task(
+        BatchRunner(world.gateway, world.app.answer, world.batches, world.second).run(open_log)
+    )
+    await world.until(lambda: world.second.is_connected)
     try:
         yield
     finally:

@@ -10,6 +10,7 @@ from gateway.app import create_app
 from gateway.batches import runner
 from gateway.batches.live import LiveBatches
 from gateway.batches.store import StoredBatches
+from gateway.requests.second_log import SecondLog
 from gateway.requests.service import Gateway
 from shared.events import BatchClaimed, BatchEnded, SegmentStored, encode
 from shared.log.memory import MemoryLog
@@ -32,10 +33,10 @@ class Other:
 
     def __init__(self, world: World, name: str) -> None:
         self.gateway = Gateway(SERVED, world.subjects, name, world.gateway.settings)
-        batches = LiveBatches()
+        batches, second = LiveBatches(), SecondLog()
         self.world = World(
             world.server, world.subjects, self.gateway, world.client, world.script,
-            create_app(self.gateway, batches=batches), batches, world.media,
+            create_app(self.gateway, batches=batches, second=second), batches, second, world.media,
         )  # fmt: skip
 
     async def start(self, stack: AsyncExitStack) -> None:
@@ -142,7 +143,7 @@ async def test_a_batch_that_is_cancelled_while_no_gateway_runs_it_is_cancelled()
             await world.performance(1)
         other = Other(world, "g-other")
         await other.start(stack)
-        batches = StoredBatches(other.gateway, other.world.batches, None)
+        batches = StoredBatches(other.gateway, other.world.second, None)
         cancelled = await batches.cancel(batch["id"])
         done = await ended(world, batch["id"])
         bad = await results(world, done["error_file_id"])
@@ -189,7 +190,7 @@ async def test_two_batches_run_beside_each_other() -> None:
 
 async def test_a_log_that_is_lost_interrupts_a_batch_and_no_more() -> None:
     async with deployment() as world, running(world):
-        log = world.batches.log
+        log = world.second.log
         assert isinstance(log, MemoryLog)
         batch = await created(world, [line(f"c{number}") for number in range(30)])
         await log.close()

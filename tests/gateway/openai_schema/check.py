@@ -9,7 +9,7 @@ as the service does, and `AS_SERVED` has the differences:
 - the log probability and the alternatives of the first token of an echoed prompt are null;
 - an image has any size, as the `size` of a request may be (published: three sizes);
 - so has a video (published: four sizes);
-- what a batch does not have is null (published: left out).
+- what a batch does not have, and the ids of an empty page, are null (published: left out).
 
 `COUNTS` has the number of checked bodies of each schema; `tests/gateway/conftest.py` prints it.
 """
@@ -54,6 +54,9 @@ DELETED_VIDEO: Final = "DeletedVideoResource"
 BATCH: Final = "Batch as served"
 BATCH_LIST: Final = "ListBatchesResponse as served"
 RESPONSE: Final = "Response"
+CONVERSATION: Final = "ConversationResource"
+CONVERSATION_ITEMS: Final = "ConversationItemList as served"
+DELETED_CONVERSATION: Final = "DeletedConversationResource"
 RESPONSE_EVENTS: Final[dict[str, str]] = {
     SCHEMAS["$defs"][name]["properties"]["type"]["enum"][0]: name
     for one in SCHEMAS["$defs"]["ResponseStreamEvent"]["anyOf"]
@@ -119,7 +122,15 @@ def _any_batches() -> dict[str, Any]:
     return changed
 
 
+def _any_items() -> dict[str, Any]:
+    changed: dict[str, Any] = copy.deepcopy(SCHEMAS["$defs"]["ConversationItemList"])
+    for name in ("first_id", "last_id"):  # of an empty page
+        changed["properties"][name] = {"anyOf": [changed["properties"][name], _NULL]}
+    return changed
+
+
 AS_SERVED: Final[dict[str, Any]] = {
+    CONVERSATION_ITEMS: _any_items(),
     BATCH: _any_batch(),
     BATCH_LIST: _any_batches(),
     VIDEO: _any_video(),
@@ -149,6 +160,9 @@ _VALIDATORS: Final = {
         BATCH,
         BATCH_LIST,
         RESPONSE,
+        CONVERSATION,
+        CONVERSATION_ITEMS,
+        DELETED_CONVERSATION,
         *RESPONSE_EVENTS.values(),
         RESPONSE_ITEMS,
     )
@@ -212,6 +226,8 @@ def check_response(response: httpx.Response) -> None:
             check(DELETED_VIDEO if is_deletion else VIDEO, response.json())
         case _ if path.startswith("/v1/responses"):
             _check_answer_of_responses(response, is_stream=is_stream)
+        case _ if path.startswith("/v1/conversations"):
+            _check_conversation(response)
         case "/v1/batches" if response.request.method == "GET":
             check(BATCH_LIST, response.json())
         case _ if path.startswith("/v1/batches"):
@@ -222,6 +238,20 @@ def check_response(response: httpx.Response) -> None:
             check(MODEL, response.json())
         case _:
             pass  # a route that is not OpenAI's
+
+
+def _check_conversation(response: httpx.Response) -> None:
+    path, method = response.request.url.path, response.request.method
+    if path.endswith("/items"):
+        check(CONVERSATION_ITEMS, response.json())
+    elif "/items/" in path and method == "GET":
+        check(CONVERSATION_ITEMS, {
+            "object": "list", "data": [response.json()], "has_more": False, "first_id": "a", "last_id": "a",
+        })  # fmt: skip
+    elif method == "DELETE" and "/items/" not in path:
+        check(DELETED_CONVERSATION, response.json())
+    else:
+        check(CONVERSATION, response.json())
 
 
 def _check_answer_of_responses(response: httpx.Response, *, is_stream: bool) -> None:

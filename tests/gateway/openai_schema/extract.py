@@ -13,9 +13,12 @@ from typing import Any, Final
 
 ROOTS: Final = (
     "Batch",
+    "ConversationItemList",
+    "ConversationResource",
     "CreateChatCompletionResponse",
     "CreateChatCompletionStreamResponse",
     "CreateCompletionResponse",
+    "DeletedConversationResource",
     "DeletedVideoResource",
     "ErrorResponse",
     "ImageEditCompletedEvent",

@@ -97,7 +97,6 @@ async def test_a_format_is_a_guide(form: dict[str, Any], guide: Guide | None) ->
     [
         ({"input": None}, "input"),
         ({"input": [{"role": "user", "content": []}, {"role": "user", "content": 5}]}, "input[1].content"),
-        ({"conversation": "c"}, "conversation"),
         ({"truncation": "auto"}, "truncation"),
         ({"background": True, "store": False}, "store"),
         ({"include": ["file_search_call.results"]}, "include[0]"),

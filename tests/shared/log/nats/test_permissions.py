@@ -61,6 +61,7 @@ PUBLISH: Final[dict[str, set[str]]] = {
     "ds.refused.g-1.x": NOBODY_AT_ALL,
     "ds.batch.b-1": {"gateway"},
     "ds.beat.batch.b-1": {"gateway"},
+    "ds.conversation.c-1": {"gateway"},
     "ds.nothing.r1": NOBODY_AT_ALL,
     # ---- media ----
     PIECE: {"gateway", *CLIENTS},
