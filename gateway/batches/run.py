@@ -101,7 +101,7 @@ class BatchRun:
 
     def beat(self) -> BatchBeat:
         """The heartbeat of now."""
-        running = self._open.values()
+        running = [one for number, one in self._open.items() if number not in self.state.segments]
         return BatchBeat(
             owner=self._gateway.origin,
             completed=self.state.completed + sum(one.completed for one in running),
@@ -134,6 +134,8 @@ class BatchRun:
     async def _run_once(self) -> None:
         self._free()
         self.folded()
+        if self.state.ended is not None:  # by an event whose ack was lost
+            raise _TakenOverError
         try:
             await self._gateway.media_store.keep(self._created.input, tenant=self._created.tenant)
             if self.state.lines is None:

@@ -96,7 +96,7 @@ class NotServedError(ClientError):
             "POST /v1/rerank, POST /v1/score, POST /v1/audio/speech, POST /v1/audio/transcriptions, "
             "POST /v1/audio/translations, "
             "POST /v1/images/generations, POST /v1/images/edits, POST /v1/videos, POST /v1/files, "
-            "POST /v1/batches, GET /v1/models"
+            "POST /v1/batches, POST /v1/conversations, GET /v1/models"
         )
 
 
