@@ -38,11 +38,20 @@ class _Body(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """A line that can be asked; `number` counts from 1, and `body` is JSON."""
+    """A line that can be asked.
+
+    Attributes:
+        number: from 1.
+        body: JSON.
+        requests: about how many requests on the log it makes: answers of each prompt.
+        has_low_priority: it asks for a lower priority than the usual one.
+    """
 
     number: int
     custom_id: str
     body: bytes
+    requests: int = 1
+    has_low_priority: bool = False
 
 
 class BrokenLineError(ClientError):
@@ -118,7 +127,22 @@ def parse_line(number: int, data: bytes | None, endpoint: str, seen: set[str], m
             code="duplicate_custom_id",
         )
     _check(number, fields, endpoint)
-    return BatchLine(number, fields.custom_id, bytes(msgspec.json.decode(data, type=_Body).body))
+    priority = fields.body.get("priority")
+    return BatchLine(
+        number,
+        fields.custom_id,
+        bytes(msgspec.json.decode(data, type=_Body).body),
+        requests=_requests(fields.body),
+        has_low_priority=isinstance(priority, int) and priority < 0,
+    )
+
+
+def _requests(body: dict[str, Any]) -> int:
+    """The answers that a body asks for, as far as that can be told before its route reads it."""
+    answers = body.get("n")
+    lists = [found for name in ("prompt", "input") if isinstance(found := body.get(name), list)]
+    prompts = max((len(found) for found in lists), default=1)
+    return max(1, prompts) * (answers if isinstance(answers, int) and answers > 1 else 1)
 
 
 def _check(number: int, fields: _Fields, endpoint: str) -> None:

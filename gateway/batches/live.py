@@ -54,6 +54,10 @@ class LiveBatches:
             return False
         return now_s - heard_s > SILENT_S
 
+    def begin_anew(self) -> None:
+        """Count silence from now on: while the log was away, nobody could be heard."""
+        self._heard.clear()
+
     def forget(self, batch_id: str) -> None:
         """Forget a batch that has ended."""
         self.beats.pop(batch_id, None)

@@ -15,7 +15,9 @@ ENDPOINTS: Final = (
     "/v1/images/generations",
 )  # fmt: skip
 """The routes that lines may ask: those with a JSON body and a JSON answer."""
-LONGEST_WINDOW_S: Final = 7 * 24 * 3600
+LONGEST_WINDOW_S: Final = 6 * 24 * 3600
+_SHARE_OF_LOG: Final = 6 / 7
+"""The longest window, as a share of the age at which events leave the log: its end must be seen there."""
 _WINDOW: Final = re.compile(r"([1-9][0-9]{0,6})([smhd])", re.ASCII)
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
 _MAX_METADATA: Final = 16
@@ -64,7 +66,7 @@ def parse(fields: dict[str, Any], max_age_s: float | None) -> tuple[BatchRequest
 def _window_s(window: str, max_age_s: float | None) -> int:
     found = _WINDOW.fullmatch(window)
     seconds = int(found[1]) * _UNITS_S[found[2]] if found else 0
-    longest = LONGEST_WINDOW_S if max_age_s is None else min(LONGEST_WINDOW_S, int(max_age_s))
+    longest = LONGEST_WINDOW_S if max_age_s is None else min(LONGEST_WINDOW_S, int(max_age_s * _SHARE_OF_LOG))
     if not 1 <= seconds <= longest:
         raise InvalidParamError(
             "completion_window",

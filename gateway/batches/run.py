@@ -17,7 +17,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Generator
-from contextlib import aclosing, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Final, Literal, TypeAlias
 
 from starlette.types import ASGIApp
@@ -33,7 +33,7 @@ from gateway.batches.results import (
     SegmentResults,
     segment_of,
 )
-from gateway.batches.slots import LineSlots
+from gateway.batches.slots import LOW_PRIORITY, LineSlots
 from gateway.batches.state import BatchState, digests_of
 from gateway.media.file_objects import LINES_TYPE, RESULTS_TYPE
 from gateway.requests import recorded_answer
@@ -62,6 +62,9 @@ _RETRY_S: Final = (0.25, 10.0)
 _RETRIED: Final = (429, 503)
 _GRACE_S: Final = 60.0
 """The time after the batch's expiry in which a request that nobody cancelled fails on the log."""
+_FILLED: Final = 0.75
+"""The share of the log's size from which on no line is asked for. Clients are refused from nine tenths on."""
+_ROOM_S: Final = 1.0
 _LONGEST_S: Final = 604_800.0
 """The longest time limit of a request on the log."""
 Status: TypeAlias = Literal["completed", "failed", "expired", "cancelled"]
@@ -76,9 +79,19 @@ class BatchRun:
 
     Attributes:
         state: of the batch, which the caller folds; `folded` is called after each of its events.
+        is_new: no line of it can be on the log yet.
     """
 
-    def __init__(self, gateway: Gateway, app: ASGIApp, log: Log, state: BatchState, slots: LineSlots) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        app: ASGIApp,
+        log: Log,
+        state: BatchState,
+        slots: LineSlots,
+        *,
+        is_new: bool,
+    ) -> None:
         assert state.created is not None, "a batch that runs was created"
         self.state = state
         self._gateway = gateway
@@ -86,6 +99,7 @@ class BatchRun:
         self._log = log
         self._created: BatchCreated = state.created
         self._slots = slots
+        self._is_new = is_new
         self._publishing = asyncio.Lock()
         self._news = asyncio.Event()
         self._stopped = asyncio.Event()
@@ -117,7 +131,8 @@ class BatchRun:
         try:
             while True:
                 try:
-                    await self._run_once()
+                    async with self._place():
+                        await self._run_once()
                 except _TakenOverError:
                     return
                 except DalSegnoError as error:
@@ -126,10 +141,26 @@ class BatchRun:
                     _LOGGER.exception("batch %s failed, and is tried again", self.state.id, extra=MAY_QUOTE)
                 else:
                     return
+                self._is_new = False
                 await asyncio.sleep(next(pauses))
         finally:
             expiry.cancel()
             self._free()
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncGenerator[None, None]:
+        """Wait for a place among the batches that run; one that only has to be ended needs none."""
+        waiting = asyncio.ensure_future(self._slots.batches.acquire())
+        stopped = asyncio.ensure_future(self._stopped.wait())
+        try:
+            await asyncio.wait({waiting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            yield
+        finally:
+            stopped.cancel()
+            if waiting.done() and not waiting.cancelled():
+                self._slots.batches.release()
+            else:
+                waiting.cancel()
 
     async def _run_once(self) -> None:
         self._free()
@@ -209,18 +240,41 @@ class BatchRun:
             try:
                 async with asyncio.TaskGroup() as tasks:
                     for _ in range(self._gateway.settings.batch_lines):
-                        tasks.create_task(self._run_lane(), name=f"batch {self.state.id}")
+                        tasks.create_task(self._run_lane(tasks), name=f"batch {self.state.id}")
             except BaseExceptionGroup as group:
                 raise group.exceptions[0] from group
 
-    async def _run_lane(self) -> None:
+    async def _run_lane(self, tasks: asyncio.TaskGroup) -> None:
         while (line := await self._next_line()) is not None:
-            result = line if isinstance(line, LineResult) else await self._result_of(line)
-            segment = self._segment(segment_of(result.number))
-            segment.add(result)
-            if segment.is_complete:
-                await self._store(segment)
+            if isinstance(line, LineResult):
+                await self._record(line)
+            elif await self._is_running(
+                line
+            ):  # since before this run: it has its priority, and needs no lane
+                tasks.create_task(self._run_line(line), name=f"batch {self.state.id}")
+            else:
+                await self._run_line(line)
             await asyncio.sleep(0)  # lines that are not asked for wait for nothing else
+
+    async def _run_line(self, line: BatchLine) -> None:
+        await self._record(await self._result_of(line))
+
+    async def _record(self, result: LineResult) -> None:
+        segment = self._segment(segment_of(result.number))
+        segment.add(result)
+        if segment.is_complete:
+            await self._store(segment)
+
+    async def _is_running(self, line: BatchLine) -> bool:
+        status = await self._recorded(self._request_id(line.number))
+        return status is not None and status not in ENDED
+
+    async def _recorded(self, request_id: RequestId) -> str | None:
+        """The status of a line's request that an earlier run submitted; None if there is none."""
+        if self._is_new:
+            return None
+        part = await status_of(self._gateway, request_id)
+        return None if part.event is None else part.status
 
     async def _next_line(self) -> BatchLine | LineResult | None:
         assert self._lines is not None, "the lines are open while lanes run"
@@ -233,10 +287,9 @@ class BatchRun:
 
     async def _result_of(self, line: BatchLine) -> LineResult:
         attempt, pauses = 1, _pauses()
-        while not self._stopped.is_set():
+        while True:
             request_id = self._request_id(line.number, attempt)
-            async with self._slots.taken() as priority:
-                answer = await self._ask(line, request_id, priority)
+            answer = await self._answer_of(line, request_id)
             if answer is None:
                 break
             status, body = answer
@@ -248,6 +301,8 @@ class BatchRun:
                     status=status,
                     body=body,
                 )
+            if self._stopped.is_set():
+                break
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopped.wait(), next(pauses))
             attempt += await self._has_ended(request_id)
@@ -260,10 +315,29 @@ class BatchRun:
             message=f"the batch {end} before this line had an answer",
         )
 
-    async def _ask(self, line: BatchLine, request_id: RequestId, priority: int) -> tuple[int, bytes] | None:
-        """Ask for a line; None if the batch was stopped before the answer, and the line's request with it."""
-        if self._stopped.is_set():  # while it waited for its slot
-            return None
+    async def _answer_of(self, line: BatchLine, request_id: RequestId) -> tuple[int, bytes] | None:
+        """The answer to a line; None if the batch was stopped before, and the line's request with it."""
+        recorded = await self._recorded(request_id)
+        if recorded in ENDED:  # an answer that exists is given, also after the batch was stopped
+            return await self._ask(line, request_id, LOW_PRIORITY, asyncio.Event())
+        if recorded is not None:
+            return await self._ask(line, request_id, LOW_PRIORITY, self._stopped)
+        await self._room()
+        async with self._slots.taken(line.requests, may_be_usual=not line.has_low_priority) as priority:
+            if self._stopped.is_set():
+                return None
+            return await self._ask(line, request_id, priority, self._stopped)
+
+    async def _room(self) -> None:
+        """Wait while the log is so full that batches would take the last room from other requests."""
+        while not self._stopped.is_set() and self._gateway.connection.room.share > _FILLED:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), _ROOM_S)
+
+    async def _ask(
+        self, line: BatchLine, request_id: RequestId, priority: int, gone: asyncio.Event
+    ) -> tuple[int, bytes] | None:
+        """Ask for a line; None if `gone` was set before the answer, and the line's request was cancelled."""
         left_s = max(0.0, self._created.expires_s - time.time())
         request = LineRequest(
             app=self._app,
@@ -275,8 +349,8 @@ class BatchRun:
                 request_id=request_id, priority=priority, timeout_s=min(left_s + _GRACE_S, _LONGEST_S)
             ),
         )
-        answer = await answer_of(request, self._stopped)
-        if answer is None:  # a request that a gateway before this one submitted may still run
+        answer = await answer_of(request, gone)
+        if answer is None:  # a client that leaves does not cancel what another gateway submitted
             with suppress(ClientError):
                 recorded = await recorded_request(self._gateway, request_id)
                 await recorded_answer.cancel(self._gateway, recorded)

@@ -49,6 +49,7 @@ class BatchRunner:
         self._app = app
         self._slots = LineSlots(gateway.settings.batch_lines)
         self._states: dict[str, BatchState] = {}
+        self._begun: set[str] = set()
         self._runs: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
 
     async def run(self, open_log: OpenLog) -> None:
@@ -70,6 +71,7 @@ class BatchRunner:
         """Follow the events of all batches, and run those of this gateway."""
         self._states.clear()
         self._runs.clear()
+        self._live.begin_anew()
         subjects = [self._gateway.subjects.batch("*")]
         last_seq = (await log.state()).last_seq
         async with aclosing(log.history(subjects, 1, last_seq)) as records:
@@ -101,12 +103,15 @@ class BatchRunner:
                 task.cancel()
                 del self._runs[batch_id]
         elif state.created is not None and state.ended is None and state.owner == self._gateway.origin:
-            run = BatchRun(self._gateway, self._app, log, state, self._slots)
+            is_new = batch_id not in self._begun and state.created.writer == self._gateway.origin
+            self._begun.add(batch_id)
+            run = BatchRun(self._gateway, self._app, log, state, self._slots, is_new=is_new)
             self._runs[batch_id] = run, tasks.create_task(run.run(), name=f"batch {batch_id}")
         if state.ended is not None:  # its run, if any, finds the end itself
             del self._states[batch_id]
             self._runs.pop(batch_id, None)
             self._live.forget(batch_id)
+            self._begun.discard(batch_id)
 
     async def _listen(self, log: Log) -> None:
         now_s = asyncio.get_running_loop().time
@@ -124,6 +129,8 @@ class BatchRunner:
                 payload = msgspec.msgpack.encode(run.beat())
                 await log.send_heartbeat(subjects.heartbeat("batch", batch_id), payload)
             now_s = asyncio.get_running_loop().time()
+            if not log.connected:
+                self._live.begin_anew()
             for state in list(self._states.values()):
                 is_others = state.created is not None and state.owner != origin
                 if is_others and self._live.is_silent(state.id, state.owner, now_s):

@@ -28,7 +28,7 @@ from gateway.media.content_kinds import HEAD_BYTES, check_json_lines, kind_of
 from gateway.media.file_objects import NoFileError, digest_of, file_object
 from gateway.media.intake import MediaIntake
 from gateway.media.sources import UploadedSource, safe_name
-from gateway.media.spool import of_file
+from gateway.media.spool import Spool, of_file
 from gateway.requests.service import Gateway
 from shared.errors import ClientError
 from shared.media.store import MediaGoneError, MediaStore, StoredMedium
@@ -55,7 +55,7 @@ def file_routes(gateway: Gateway) -> APIRouter:
             if purpose == file_objects.BATCH:
                 media.check_json_lines(source, content)
             else:
-                kind = media.identified(source, content).content_type
+                kind = _identified(media, source, content, purpose)
             stored = await intake.put(
                 media.store, content, content_type=kind, name=source.name, tenant=key_name(request.scope)
             )
@@ -136,6 +136,20 @@ def _form_file(form: FormData) -> tuple[UploadedSource, str]:
         where="file", declared=upload.content_type or "", name=safe_name(upload.filename), file=upload.file
     )
     return source, file_objects.check_purpose(form.get("purpose"))
+
+
+def _identified(media: MediaIntake, source: UploadedSource, content: Spool, purpose: str) -> str:
+    """The type of a medium; the error for a text says how to store the lines of a batch."""
+    try:
+        return media.identified(source, content).content_type
+    except InvalidParamError as error:
+        if not content.head.lstrip().startswith(b"{"):
+            raise
+        raise InvalidParamError(
+            "file",
+            f"{error.message}; to store the lines of a batch, send purpose=batch, not {purpose}",
+            code=error.code,
+        ) from error
 
 
 def _page(found: list[StoredMedium], limit: int, after: str, order: str) -> dict[str, Any]:

@@ -46,6 +46,13 @@ class CapacityWatch:
         return capacity_of(self._state, refuses=self._log.is_full)
 
     @property
+    def share(self) -> float:
+        """The share of the log's maximum size that is in use, as of the last poll; 0 without a maximum."""
+        if self._state is None or not self._state.max_bytes:
+            return 0.0
+        return self._state.bytes / self._state.max_bytes
+
+    @property
     def is_responsive(self) -> bool:
         """True if the log answered the last poll."""
         return not self._is_silent

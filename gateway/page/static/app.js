@@ -36,7 +36,7 @@ async function loadModel() {
   }
   by("model").textContent = model.id;
   document.title = `${model.id} · Dal Segno`;
-  settings.build(model);
+  if (settings.model !== model.id) settings.build(model); // a new key leaves the fields as they are
   const media = model.input_modalities.filter((one) => one !== "text");
   by("attach").hidden = !media.length;
   by("files").accept = media.map((one) => (one === "tensor" ? ".npz,.safetensors,.npy" : `${one}/*`)).join(",");
@@ -45,7 +45,7 @@ async function loadModel() {
 }
 
 function welcome() {
-  const outputs = model.output_modalities.join(", ");
+  const outputs = model.output_modalities.filter((one) => !["embedding", "hidden_states"].includes(one)).join(", ");
   fill(messages, h("div.welcome", {}, h("h2", {}, model.id), h("p", {}, `Takes ${model.input_modalities.join(", ")}; answers in ${outputs}.`)));
 }
 
@@ -58,6 +58,7 @@ async function watchHealth() {
   } catch {
     // said above
   }
+  if (!model && state !== "bad" && !by("model").textContent) loadModel(); // it did not answer before
   const element = by("health");
   if (element.textContent !== word) element.textContent = word; // otherwise it is not news
   element.className = state;
@@ -82,8 +83,10 @@ async function ask() {
   messages.append(shown, answer.element);
   const chat = turns;
   await written(answer, bodyOf(text, files), () => {
-    if (answer.error) chat.pop(); // a question without an answer is no part of the chat
-    else chat.push({ role: "assistant", content: answer.said, files: [], answer });
+    if (answer.error) {
+      chat.pop(); // a question without an answer is no part of the chat
+      prompt.value ||= text;
+    } else chat.push({ role: "assistant", content: answer.said, files: [], answer });
   });
 }
 
@@ -122,7 +125,7 @@ async function written(answer, body, ended) {
       line: (one) => {
         const isAtEnd = messages.scrollHeight - messages.scrollTop - messages.clientHeight < 60;
         answer.take(one);
-        if (isAtEnd) messages.scrollTop = messages.scrollHeight;
+        if (isAtEnd) answer.element.scrollIntoView({ block: "end" });
         draw();
       },
     });
@@ -130,12 +133,13 @@ async function written(answer, body, ended) {
   } catch (found) {
     isStopped = signal.aborted;
     if (!isStopped) error = found.message;
+    if (found.code === "context_length_exceeded" && turns.length > 1) error += " The chat is full: begin a new one.";
     if (found.status === 401) settings.askForKey();
   }
   clearInterval(looking);
   answer.end(error, { isStopped });
   ended();
-  messages.scrollTop = messages.scrollHeight;
+  answer.element.scrollIntoView({ block: "end" });
   setRunning(false);
   answer.element.addEventListener("click", () => !running && draw());
   await look();
@@ -163,7 +167,7 @@ prompt.addEventListener("keydown", (event) => {
     ask();
   }
 });
-prompt.addEventListener("paste", (event) => attachments.add(event.clipboardData.files));
+prompt.addEventListener("paste", (event) => !by("attach").hidden && attachments.add(event.clipboardData.files));
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") running?.abort();
 });

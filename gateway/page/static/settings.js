@@ -21,6 +21,7 @@ export class Settings {
 
   /** Make the fields for a model; null while none is known. */
   build(model) {
+    this.model = model?.id ?? null;
     const outputs = (model?.output_modalities ?? []).filter((one) => SHOWN_OUTPUTS.includes(one));
     const inputs = model?.input_modalities ?? [];
     const chats = outputs.includes("text") && inputs.includes("text");

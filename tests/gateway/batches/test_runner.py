@@ -148,9 +148,76 @@ async def test_a_batch_that_is_cancelled_while_no_gateway_runs_it_is_cancelled()
         done = await ended(world, batch["id"])
         bad = await results(world, done["error_file_id"])
 
+    assert all(one.cancelled.is_set() for one in world.performances.values())
     assert cancelled.status == "cancelling"
     assert done["status"] == "cancelled"
     assert [one["error"]["code"] for one in bad] == ["batch_cancelled"] * 2
+
+
+async def test_answers_that_exist_are_kept_when_a_batch_is_cancelled_without_its_gateway() -> None:
+    async def script(performance: Performance) -> None:
+        if performance.request_id.endswith(("-1", "-2")):
+            await echo(performance)
+        else:
+            await performance.cancelled.wait()
+
+    async with (
+        deployment(script, settings=GatewaySettings(batch_lines=4)) as world,
+        AsyncExitStack() as stack,
+    ):
+        async with running(world):
+            batch = await created(world, [line(f"c{number}") for number in range(1, 6)])
+            await world.performance(4)
+            await world.until(lambda: world.performances[f"{batch['id']}-2"].has_ended)
+        other = Other(world, "g-other")
+        await other.start(stack)
+        await StoredBatches(other.gateway, other.world.second, None).cancel(batch["id"])
+        done = await ended(world, batch["id"])
+        good = await results(world, done["output_file_id"])
+        bad = await results(world, done["error_file_id"])
+
+    assert [one["custom_id"] for one in good] == ["c1", "c2"]
+    assert [one["custom_id"] for one in bad] == ["c3", "c4", "c5"]
+    assert sum(one.cancelled.is_set() for one in world.performances.values()) == 3
+
+
+async def test_a_batch_goes_on_in_a_busy_deployment_after_a_takeover() -> None:
+    async def busy(performance: Performance) -> None:
+        """Serve requests of the usual priority alone."""
+        if performance.event.priority >= 0 and "free" in gate:
+            await echo(performance)
+        else:
+            await performance.cancelled.wait()
+
+    gate: set[str] = set()
+    async with deployment(busy, settings=GatewaySettings(batch_lines=4)) as world, AsyncExitStack() as stack:
+        async with running(world):
+            batch = await created(world, [line(f"c{number}") for number in range(1, 13)])
+            await world.performance(3)
+        gate.add("free")
+        other = Other(world, "g-other")
+        await other.start(stack)
+        async with asyncio.timeout(20):
+            await world.performance(11)  # every line had its turn, although some are stuck
+        await StoredBatches(other.gateway, other.world.second, None).cancel(batch["id"])
+        done = await ended(world, batch["id"])
+
+    assert done["request_counts"]["completed"] >= 4
+
+
+async def test_no_line_is_asked_for_while_the_log_is_nearly_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.batches.run._ROOM_S", 0.01)
+    async with deployment() as world, running(world):
+        room = world.gateway.connection.room
+        share = monkeypatch.setattr(type(room), "share", property(lambda _: 0.8))
+        batch = await created(world, [line("a")])
+        await asyncio.sleep(0.05)  # some rounds of waiting
+        before = len(world.performances)
+        monkeypatch.setattr(type(room), "share", property(lambda _: 0.5))
+        done = await ended(world, batch["id"])
+
+    assert (share, before) == (None, 0)
+    assert done["request_counts"]["completed"] == 1
 
 
 async def test_the_counts_of_a_running_batch_include_lines_of_open_segments() -> None:
