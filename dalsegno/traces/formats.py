@@ -168,7 +168,11 @@ def _dynamo(text: str, name: str) -> Iterator[Call]:
 
 def _burstgpt(text: str, name: str) -> Iterator[Call | None]:
     rows = csv.DictReader(io.StringIO(text))
-    if missing := [column for column in _BURSTGPT if column not in (rows.fieldnames or [])]:
+    try:
+        columns = rows.fieldnames or []
+    except csv.Error as error:
+        raise TraceError(f"{name}, line 1: expected a line of a CSV file: {error}") from error
+    if missing := [column for column in _BURSTGPT if column not in columns]:
         raise TraceError(
             f"{name}, line 1: expected the columns {', '.join(_BURSTGPT)}; {missing[0]} is missing"
         )

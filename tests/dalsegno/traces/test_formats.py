@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dalsegno.traces import formats
@@ -184,6 +184,7 @@ def test_a_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.slow
 @given(st.text(max_size=200), st.sampled_from([None, *FORMATS]))
+@example("\r0", "burstgpt")
 def test_any_text_is_a_trace_or_refused(text: str, form: formats.Format | None) -> None:
     for candidate in (text, MOONCAKE + text, BURSTGPT + text, dynamo(1, [1]) + text, VLLM + text):
         with contextlib.suppress(TraceError):
