@@ -5,9 +5,10 @@ routes.py        the routes
 store.py         the batches on the log: one, a page of them, cancel
 answers.py       OpenAI's batch object
 state.py         the state of a batch, by its events
-live.py          what a gateway knows of running batches beside the log
-runner.py        which batches this gateway runs
+live.py          running batches, by the heartbeats of the gateways that run them
+runner.py        the batches that this gateway runs
 run.py           one running batch
+slots.py         the number of lines that run at a time, and their priorities
 lines.py         the lines of its file
 line_request.py  a line as an HTTP request within this process
 results.py       the results of lines, and of segments of lines

@@ -1,4 +1,4 @@
-"""What a gateway knows of running batches beside the log: the heartbeats of the gateways that run them.
+"""Running batches as a gateway knows them beside the log: by the heartbeats of the gateways that run them.
 
 A gateway sends one heartbeat a second for each batch that it runs, with the number of lines that are done.
 The log has these numbers only for each stored segment.

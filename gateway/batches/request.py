@@ -1,13 +1,12 @@
 """Parsing of `POST /v1/batches`."""
 
 import re
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
-from msgspec import Meta
 
 from gateway.errors import InvalidParamError, NotSupportedError
-from gateway.http.bodies import check_names, converted
+from gateway.http.bodies import Metadata, check_names, converted
 from shared.validation_errors import described
 
 ENDPOINTS: Final = (
@@ -20,7 +19,6 @@ _SHARE_OF_LOG: Final = 6 / 7
 """The longest window, as a share of the age at which events leave the log: its end must be seen there."""
 _WINDOW: Final = re.compile(r"([1-9][0-9]{0,6})([smhd])", re.ASCII)
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
-_MAX_METADATA: Final = 16
 
 
 class BatchRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,9 +35,7 @@ class BatchRequest(msgspec.Struct, frozen=True, kw_only=True):
     input_file_id: str
     endpoint: str
     completion_window: str
-    metadata: (
-        Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=_MAX_METADATA)] | None
-    ) = None
+    metadata: Metadata | None = None
     output_expires_after: Any = None
 
 

@@ -17,8 +17,8 @@ from gateway.batches.request import BatchRequest, parse
 from gateway.batches.state import BatchState
 from gateway.batches.store import StoredBatches
 from gateway.client_key import key_name
-from gateway.errors import InvalidParamError
 from gateway.http.bodies import body_schema, read_object
+from gateway.http.pages import check_page, page_document
 from gateway.media.file_objects import NoFileError, digest_of
 from gateway.requests.request_ids import request_id_of
 from gateway.requests.second_log import SecondLog
@@ -27,7 +27,6 @@ from shared.events import BatchCreated
 from shared.media.store import MediaGoneError
 
 BATCHES: Final = "/v1/batches"
-_MOST_LISTED: Final = 100
 
 
 def batch_routes(gateway: Gateway, live: LiveBatches, second: SecondLog) -> APIRouter:
@@ -72,18 +71,9 @@ def batch_routes(gateway: Gateway, live: LiveBatches, second: SecondLog) -> APIR
 
     @router.get("", summary="The batches")
     async def batches(request: Request, limit: int = 20, after: str = "") -> dict[str, Any]:
-        if not 1 <= limit <= _MOST_LISTED:
-            raise InvalidParamError(
-                "limit", f"limit: expected an integer from 1 to {_MOST_LISTED}, found {limit}"
-            )
+        check_page(limit, "desc")
         page, has_more = await stored(request).page(limit, after)
-        return {
-            "object": "list",
-            "data": [shown(one) for one in page],
-            "first_id": page[0].id if page else None,
-            "last_id": page[-1].id if page else None,
-            "has_more": has_more,
-        }
+        return page_document([shown(one) for one in page], has_more=has_more)
 
     @router.get("/{batch_id}", summary="One batch")
     async def batch(request: Request, batch_id: str) -> dict[str, Any]:

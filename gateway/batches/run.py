@@ -248,9 +248,8 @@ class BatchRun:
         while (line := await self._next_line()) is not None:
             if isinstance(line, LineResult):
                 await self._record(line)
-            elif await self._is_running(
-                line
-            ):  # since before this run: it has its priority, and needs no lane
+            elif await self._is_running(line):
+                # Since before this run: it has its priority, and needs no lane.
                 tasks.create_task(self._run_line(line), name=f"batch {self.state.id}")
             else:
                 await self._run_line(line)

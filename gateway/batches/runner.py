@@ -9,9 +9,8 @@ Their events go over the second connection (`gateway.requests.second_log`).
 
 import asyncio
 import logging
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, aclosing, suppress
-from typing import Final, TypeAlias
+from contextlib import aclosing, suppress
+from typing import Final
 
 import msgspec
 from starlette.types import ASGIApp
@@ -20,6 +19,7 @@ from gateway.batches.live import LiveBatches
 from gateway.batches.run import BatchRun
 from gateway.batches.slots import LineSlots
 from gateway.batches.state import BatchState, fold_records
+from gateway.requests.refusal_writer import OpenLog
 from gateway.requests.second_log import SecondLog
 from gateway.requests.service import Gateway
 from shared.errors import DalSegnoError
@@ -27,7 +27,6 @@ from shared.events import BatchClaimed, encode
 from shared.log.port import Log, LogUnavailableError, WrongLastSequenceError
 
 _LOGGER: Final = logging.getLogger(__name__)
-OpenLog: TypeAlias = Callable[[], AbstractAsyncContextManager[Log]]
 _BEAT_S: Final = 1.0
 _RECONNECT_S: Final = 1.0
 

@@ -1,9 +1,10 @@
 """Request bodies: JSON parsing, conversion to typed values, and their schemas for `/openapi.json`."""
 
 from collections.abc import Collection, Iterable
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 
 from gateway import errors
@@ -16,6 +17,9 @@ from shared.ids import is_token
 from shared.validation_errors import described, validation_problem
 
 _T = TypeVar("_T")
+_Note: TypeAlias = Annotated[str, Meta(max_length=512)]
+Metadata: TypeAlias = Annotated[dict[str, _Note], Meta(max_length=16)]
+"""A client's own notes about an object, as OpenAI limits them."""
 _BOM: Final = b"\xef\xbb\xbf"
 """The mark that editors and tools on Windows put before a text; JSON has none."""
 

@@ -23,6 +23,7 @@ from gateway.errors import InvalidParamError
 from gateway.http.bodies import check_known
 from gateway.http.content_types import MULTIPART, ContentTypeError, content_type
 from gateway.http.forms import open_form
+from gateway.http.pages import check_page, page_document
 from gateway.media import content_range, file_objects, intake
 from gateway.media.content_kinds import HEAD_BYTES, check_json_lines, kind_of
 from gateway.media.file_objects import NoFileError, digest_of, file_object
@@ -154,12 +155,7 @@ def _identified(media: MediaIntake, source: UploadedSource, content: Spool, purp
 
 def _page(found: list[StoredMedium], limit: int, after: str, order: str) -> dict[str, Any]:
     """A page of the list, as OpenAI's clients ask for it."""
-    if not 1 <= limit <= _MOST_LISTED:
-        raise InvalidParamError(
-            "limit", f"limit: expected an integer from 1 to {_MOST_LISTED}, found {limit}"
-        )
-    if order not in ("asc", "desc"):
-        raise InvalidParamError("order", f"order: expected asc or desc, found {described(order)}")
+    check_page(limit, order, _MOST_LISTED)
     media = sorted(found, key=lambda one: (one.stored_ns, one.digest), reverse=order == "desc")
     if after:
         digests = [one.digest for one in media]
@@ -167,13 +163,7 @@ def _page(found: list[StoredMedium], limit: int, after: str, order: str) -> dict
             raise NoFileError(after)
         media = media[digests.index(last) + 1 :]
     data = [file_object(one) for one in media[:limit]]
-    return {
-        "object": "list",
-        "data": data,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
-        "has_more": len(media) > limit,
-    }
+    return page_document(data, has_more=len(media) > limit)
 
 
 def _download(medium: StoredMedium, chunks: AsyncGenerator[bytes, None]) -> Response:

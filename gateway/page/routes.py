@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import FileResponse
 
 from gateway.middleware.paths import PAGE_FILES, wants_page
 from gateway.requests.service import Gateway
@@ -62,4 +63,4 @@ def _sender(path: Path) -> Any:
 
 def _file(path: Path) -> Response:
     headers = {"content-security-policy": POLICY, "vary": "accept"}
-    return Response(path.read_bytes(), media_type=_TYPES[path.suffix], headers=headers)
+    return FileResponse(path, media_type=_TYPES[path.suffix], headers=headers)

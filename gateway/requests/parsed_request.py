@@ -47,7 +47,7 @@ class ModelRequest(DeliveryFields, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """How a request is treated that this gateway itself makes: a line of a batch (`gateway.batches`).
+    """The treatment of a request that this gateway itself makes: a line of a batch (`gateway.batches`).
 
     Attributes:
         request_id: its id, under which it is made again after a crash, to attach to the first one.

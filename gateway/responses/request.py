@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from gateway.errors import InvalidParamError, NotSupportedError
-from gateway.http.bodies import check_names, converted
+from gateway.http.bodies import Metadata, check_names, converted
 from gateway.openai.body_words import BodyWords
 from gateway.openai.known_fields import check_fields
 from gateway.requests.parsed_request import DeliveryFields
@@ -38,7 +38,6 @@ _OF_CHATS: Final = (
     "request_id", "timeout_s", "linger_s", "priority",
 )  # fmt: skip
 """Fields that a chat has under the same name."""
-MAX_METADATA: Final = 16
 API: Final = "responses"
 """The value of `api` in the `api_fields` of a response."""
 
@@ -86,9 +85,7 @@ class ResponsesRequest(DeliveryFields, frozen=True, kw_only=True):
     background: bool | None = None
     stream: bool | None = None
     max_output_tokens: int | None = None
-    metadata: (
-        Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=MAX_METADATA)] | None
-    ) = None
+    metadata: Metadata | None = None
     text: Text | None = None
     reasoning: Reasoning | None = None
     tools: list[dict[str, Any]] | None = None

@@ -20,6 +20,7 @@ from gateway import errors
 from gateway.client_key import key_name
 from gateway.errors import ErrorResponse, InvalidParamError
 from gateway.http.bodies import body_schema, read_object
+from gateway.http.pages import page_document
 from gateway.media.file_links import FileLinks
 from gateway.media.intake import MediaIntake
 from gateway.openai.generation_fields import GenerationFields, check_output, parse
@@ -93,13 +94,7 @@ def _add_jobs(router: APIRouter, gateway: Gateway) -> None:
         page, has_more = await _jobs_of(gateway, request).page(
             limit=_limit(limit), after=after, order=_order(order)
         )
-        return {
-            "object": "list",
-            "data": [document(job) for job in page],
-            "first_id": page[0].id if page else None,
-            "last_id": page[-1].id if page else None,
-            "has_more": has_more,
-        }
+        return page_document([document(job) for job in page], has_more=has_more)
 
     @router.get(f"{VIDEOS}/{{video_id}}", summary="One video job")
     async def job(request: Request, video_id: str) -> dict[str, Any]:

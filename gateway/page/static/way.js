@@ -12,7 +12,7 @@ const ENDS = {
 const STEP_ENDS = ["walk.completed", "walk.failed", "walk.stopped"];
 
 /** The rows of a timeline: `{label, from, to, kind, note}`, in seconds since the submission; `to` is null while open. */
-export function rowsOf(timeline) {
+function rowsOf(timeline) {
   const { events, chunks } = timeline;
   if (!events.length) return { rows: [], end: null, seconds: 0 };
   const zero = events[0].time;

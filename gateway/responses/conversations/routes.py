@@ -10,30 +10,25 @@ GET    /v1/conversations/{id}/items/{item}
 DELETE /v1/conversations/{id}/items/{item}
 """
 
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 from fastapi import APIRouter, Request
-from msgspec import Meta
 
 from gateway.client_key import key_name
 from gateway.errors import InvalidParamError
-from gateway.http.bodies import body_schema, check_names, converted, read_object
+from gateway.http.bodies import Metadata, body_schema, check_names, converted, read_object
 from gateway.http.pages import item_page
 from gateway.requests.second_log import SecondLog
 from gateway.requests.service import Gateway
 from gateway.responses.conversations.items import kept_items
 from gateway.responses.conversations.state import ConversationState
 from gateway.responses.conversations.store import StoredConversations
-from gateway.responses.request import MAX_METADATA
 from gateway.responses.store import NoItemError
 
 CONVERSATIONS: Final = "/v1/conversations"
 MOST_ITEMS: Final = 20
 """The most items of one request, as OpenAI has it."""
-Metadata: TypeAlias = Annotated[
-    dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=MAX_METADATA)
-]
 
 
 class NewConversation(msgspec.Struct, frozen=True, kw_only=True):

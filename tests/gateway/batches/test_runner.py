@@ -1,4 +1,4 @@
-"""Which gateway runs a batch: takeovers, claims, and what a crash leaves."""
+"""The gateway that runs a batch: takeovers, claims, and what a crash leaves."""
 
 import asyncio
 from contextlib import AsyncExitStack
