@@ -71,7 +71,8 @@ class GatewaySettings(
         send_timeout_s: time for a client to accept the next part of the response.
         idle_timeout_s: time that a connection may be idle between two requests.
         page: serve a page for people at `/`: chat, files, sound, and a request's way through the system.
-        batch_lines: lines of batches (`/v1/batches`) that this gateway asks for at a time.
+        batch_lines: lines of batches (`/v1/batches`) that this gateway runs at a time; one for several
+            answers counts as several.
         drain_s: time that running responses get to finish when the gateway is stopped.
     """
 
