@@ -133,30 +133,32 @@ def kib(field):  # of /proc/self/status, proc(5)
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field))
 
 torch.set_num_threads(1)
-folder, side = Path(sys.argv[1]), int(sys.argv[2])
+folder, side, how = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+node = load(folder, "vae_decoder", device="cpu", dtype="auto", kwargs={"vae_tiling": how == "tiled"})
 latents = torch.randn(1, 16, side // 8, side // 8)
-for how in sys.argv[3:]:
-    node = load(folder, "vae_decoder", device="cpu", dtype="auto", kwargs={"vae_tiling": how == "tiled"})
+with torch.inference_mode():
+    node._vae.decode(latents[:, :, :8, :8])  # torch's own code and caches are no part of the figure
     ctypes.CDLL(None).malloc_trim(0)  # what was freed must not serve the decoding
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: loading had one of its own
     before = kib("VmRSS")
-    with torch.inference_mode():
-        node._vae.decode(latents)
-    print("added", kib("VmHWM") - before)
+    node._vae.decode(latents)
+print("added", kib("VmHWM") - before)
 """
 
 
 def memory(folder: Path, side: int = LARGE) -> list[Figure]:
     """The memory that the decoding of a large image adds to a process, whole and in tiles."""
-    ways = ("tiled", "whole")  # the small one first, so that nothing of the large one is left
-    command = [sys.executable, "-c", _DECODE, str(folder), str(side), *ways]
+    return [
+        Figure(f"memory of decoding {side} x {side}, {how}", _added_kib(folder, side, how) / 1024, "MiB")
+        for how in ("whole", "tiled")
+    ]
+
+
+def _added_kib(folder: Path, side: int, how: str) -> int:
+    """What one way adds; in a process of its own, for the C library may keep what another way has freed."""
+    command = [sys.executable, "-c", _DECODE, str(folder), str(side), how]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    added = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("added ")]
-    tiled, whole = (
-        Figure(f"memory of decoding {side} x {side}, {how}", kib / 1024, "MiB")
-        for how, kib in zip(ways, added, strict=True)
-    )
-    return [whole, tiled]
+    return next(int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("added "))
 
 
 def measure(rounds: int = ROUNDS) -> list[Figure]:

@@ -38,5 +38,5 @@ def test_a_model_that_fails_is_named_and_the_rest_goes_on(
 
 
 def test_decoding_in_tiles_takes_less_memory(tmp_path: Path) -> None:
-    whole, tiled = memory(write_random_pipeline(tmp_path, width=128, layers=1), side=640)
+    whole, tiled = memory(write_random_pipeline(tmp_path, width=128, layers=1), side=1024)
     assert 0 < tiled.value < whole.value
