@@ -74,6 +74,8 @@ soak: setup
 	@$(PIP) install --quiet --group soak
 	$(BIN)/python -m tests.simulation --seeds 20000
 	FUZZ_EXAMPLES=3000 $(BIN)/python -m pytest tests/fuzz -q --timeout 3600
+	$(BIN)/python -m tests.models.text.published_templates .cache/chat_templates
+	CHAT_TEMPLATES=.cache/chat_templates $(BIN)/python -m pytest tests/models/text/test_published_templates.py -q
 	BATCH_LINES=10000 $(BIN)/python -m pytest tests/e2e/test_batches.py -q --timeout 3600
 
 # Real processes, killed, stopped and cut off at every instrumented point while clients stream: 20 minutes.

@@ -8,7 +8,9 @@ from typing import Any, Final
 
 from gateway.openai.tool_calls import ChoiceReader, ToolCalling
 from gateway.requests.service import Gateway
-from models.text.reasoning import BEGINS_INSIDE, Parted, ReasoningFormat, ReasoningParser
+from models.text.harmony import HarmonyParser
+from models.text.reasoning import BEGINS_INSIDE, Parted, ReasoningFormat
+from models.text.reasoning_parser import ReasoningParser, parser_for
 from models.text.tool_calls import offered
 from shared.events import Inputs, OutputChunk
 
@@ -64,14 +66,14 @@ class AnswerReader:
         self._calls = calls
         self._format = reasoning
         self._shows_reasoning = shows_reasoning
-        self._reasoning: ReasoningParser | None = None
+        self._reasoning: ReasoningParser | HarmonyParser | None = None
 
     def push(self, chunk: OutputChunk) -> dict[str, Any]:
         """The delta for the next chunk; empty if nothing is sent yet."""
         if self._format is None:
             return self._text(chunk.text)
         if self._reasoning is None:
-            self._reasoning = ReasoningParser(self._format, is_inside=bool(chunk.metadata.get(BEGINS_INSIDE)))
+            self._reasoning = parser_for(self._format, is_inside=bool(chunk.metadata.get(BEGINS_INSIDE)))
         return self._delta(self._reasoning.push(chunk.text))
 
     def end(self) -> dict[str, Any]:

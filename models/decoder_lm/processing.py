@@ -74,7 +74,7 @@ class TextFiles:
         Raises:
             CheckpointError: a file is malformed.
         """
-        visible = [] if prompts.calls is None else [prompts.calls.opens]
+        visible = [] if prompts.calls is None else [*prompts.calls.visible]
         if prompts.reasoning is not None:
             visible += prompts.reasoning.visible
         for mark in visible:

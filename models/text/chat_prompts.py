@@ -101,9 +101,10 @@ class ChatPrompts:
         budget = reasoning.budget_of(params.thinking_budget, request.reasoning_effort, options)
         if found is None or (budget is None and params.guide is None):
             return params
+        answer = self.reasoning.answer if offered(request) is None else ""
         free = GuideReasoning(
             opens=self.reasoning.opens,
-            closes=self.reasoning.closes,
+            closes=self.reasoning.closes + self.reasoning.behind + answer,
             is_open=found.is_inside,
             max_tokens=budget,
         )
@@ -147,6 +148,8 @@ class ChatPrompts:
         if not messages:
             raise ClientError("messages is empty: expected at least one message")
         plain = self.plain(messages)
+        if self.reasoning is not None and self.reasoning.message_key:
+            plain = [_with_thoughts(message, self.reasoning.message_key) for message in plain]
         if any("tool_calls" in message for message in plain) and "tool_calls" not in template.source:
             raise ToolsNotSupportedError("this model's chat template takes no tool_calls in messages")
         try:
@@ -159,3 +162,17 @@ class ChatPrompts:
         except ValueError as error:
             raise ClientError(str(error), code="not_supported") from error
         return template.render(plain, tools, options)
+
+
+def _with_thoughts(message: dict[str, Any], key: str) -> dict[str, Any]:
+    """An earlier answer with its reasoning under `key`, with what it said before a call.
+
+    gpt-oss's template takes one or the other of an answer with calls.
+    """
+    thought = message.get("reasoning_content") or message.get("reasoning")
+    if message.get("role") != "assistant" or not isinstance(thought, str) or key in message:
+        return message
+    said = message.get("content") if message.get("tool_calls") else None
+    if said and isinstance(said, str):
+        return {**message, "content": "", key: f"{thought}\n\n{said}"}
+    return {**message, key: thought}

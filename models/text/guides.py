@@ -32,7 +32,8 @@ from models.text.guide_cost import CpuTime, problem_of_multiples
 from models.text.guide_errors import explanation_of
 from models.text.json_schema.errors import UnsupportedSchemaError
 from models.text.json_schema.prepare import prepared_schema
-from models.text.reasoning import ReasoningFormat, ReasoningParser
+from models.text.reasoning import ReasoningFormat
+from models.text.reasoning_parser import ReasoningParser
 from models.text.trial_process import TrialProcess
 from shared.errors import BugError, ClientError
 from shared.events import Guide, GuideReasoning

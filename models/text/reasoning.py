@@ -1,9 +1,10 @@
-"""Reasoning in answers: the marks around it, where a prompt leaves it, and its separation from the answer.
+"""Reasoning in answers: the marks around it, and where a prompt leaves it.
 
     <think> ... </think>                Qwen3, DeepSeek, GLM, MiniMax, SmolLM3 and others
     [THINK] ... [/THINK]                Mistral
     <seed:think> ... </seed:think>      Seed-OSS
     <|channel>thought ... <channel|>    Gemma 4
+    <|channel|>analysis<|message|> ... <|end|>    gpt-oss (`models.text.harmony`)
 
 The chat template drops or writes these marks, so the format is detected in the template's source. A template
 may end the prompt with the opening mark: then the answer begins within the reasoning, and the first chunk of
@@ -14,7 +15,6 @@ This module is pure: it needs no template language and no tokenizer.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -28,12 +28,21 @@ class ReasoningFormat:
 
     Attributes:
         tokens: what may be a special token, and has to be in the text; empty: the marks.
+        sign: what a template contains whose model has this format; empty: the closing mark.
+        behind: the text behind the closing mark, whatever follows.
+        answer: the text after that, before an answer without tool calls.
+        message_key: the key of a message by which the template takes the reasoning of earlier answers, where
+            it is not `reasoning_content`.
     """
 
     name: str
     opens: str
     closes: str
     tokens: tuple[str, ...] = ()
+    sign: str = ""
+    behind: str = ""
+    answer: str = ""
+    message_key: str = ""
 
     @property
     def visible(self) -> tuple[str, ...]:
@@ -47,14 +56,24 @@ SEED: Final = ReasoningFormat(name="seed", opens="<seed:think>", closes="</seed:
 GEMMA: Final = ReasoningFormat(
     name="gemma", opens="<|channel>thought\n", closes="<channel|>", tokens=("<|channel>", "<channel|>")
 )
+HARMONY: Final = ReasoningFormat(
+    name="harmony",
+    opens="<|channel|>analysis<|message|>",
+    closes="<|end|>",
+    tokens=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>"),
+    sign="<|channel|>analysis<|message|>",
+    behind="<|start|>assistant",
+    answer="<|channel|>final<|message|>",
+    message_key="thinking",
+)
 FORMATS: Final[Mapping[str, ReasoningFormat]] = MappingProxyType(
-    {known.name: known for known in (THINK, MISTRAL, SEED, GEMMA)}
+    {known.name: known for known in (THINK, MISTRAL, SEED, GEMMA, HARMONY)}
 )
 
 
 def format_in(source: str) -> ReasoningFormat | None:
     """The format of the reasoning that a template knows; None if it knows none."""
-    return next((known for known in FORMATS.values() if known.closes in source), None)
+    return next((known for known in FORMATS.values() if (known.sign or known.closes) in source), None)
 
 
 def begins_inside(found: ReasoningFormat, prompt: str) -> bool | None:
@@ -71,99 +90,6 @@ class Parted:
 
     reasoning: str = ""
     content: str = ""
-
-
-class _State(Enum):
-    BEFORE = auto()
-    """Nothing but white space, or a part of the opening mark."""
-    OPENED = auto()
-    """White space behind the opening mark."""
-    INSIDE = auto()
-    CLOSED = auto()
-    """White space behind the closing mark."""
-    CONTENT = auto()
-
-
-class ReasoningParser:
-    """Parts one answer. A fold over its text: how that is cut into pieces makes no difference.
-
-    White space around the reasoning belongs to neither part. An answer that does not begin with reasoning is
-    content as a whole.
-
-    Args:
-        is_inside: the answer begins within the reasoning.
-
-    Attributes:
-        has_reasoned: the reasoning has begun.
-    """
-
-    def __init__(self, found: ReasoningFormat, *, is_inside: bool) -> None:
-        self._opens = found.opens
-        self._closes = found.closes
-        self._state = _State.OPENED if is_inside else _State.BEFORE
-        self._held = ""
-        self.has_reasoned = is_inside
-
-    @property
-    def is_inside(self) -> bool:
-        """The closing mark is still to come."""
-        return self._state in (_State.OPENED, _State.INSIDE)
-
-    @property
-    def has_ended(self) -> bool:
-        """All further text is content."""
-        return self._state in (_State.CLOSED, _State.CONTENT)
-
-    def push(self, text: str) -> Parted:
-        """The new parts after the next piece."""
-        self._held += text
-        parted = Parted()
-        while self._held and self._step(parted):
-            pass
-        return parted
-
-    def end(self) -> Parted:
-        """The parts that were held back."""
-        held, self._held = self._held, ""
-        if self._state is _State.BEFORE:
-            return Parted(content=held)
-        return Parted(reasoning=held.rstrip()) if self._state is _State.INSIDE else Parted()
-
-    def _step(self, parted: Parted) -> bool:
-        """Read what is held; true if the state has changed."""
-        state = self._state
-        match state:
-            case _State.BEFORE:
-                text = self._held.lstrip()
-                if text.startswith(self._opens):
-                    self._held = text[len(self._opens) :]
-                    self._state = _State.OPENED
-                    self.has_reasoned = True
-                elif not self._opens.startswith(text):
-                    self._state = _State.CONTENT
-            case _State.OPENED | _State.CLOSED:
-                self._held = self._held.lstrip()
-                if self._held:
-                    self._state = _State.INSIDE if state is _State.OPENED else _State.CONTENT
-            case _State.INSIDE:
-                self._read_reasoning(parted)
-            case _State.CONTENT:
-                parted.content += self._held
-                self._held = ""
-        return self._state is not state
-
-    def _read_reasoning(self, parted: Parted) -> None:
-        text, mark, rest = self._held.partition(self._closes)
-        if mark:
-            parted.reasoning += text.rstrip()
-            self._held = rest
-            self._state = _State.CLOSED
-            return
-        longest = min(len(text), len(self._closes) - 1)
-        begun = next(n for n in range(longest, -1, -1) if text.endswith(self._closes[:n]))
-        known = text[: len(text) - begun].rstrip()
-        parted.reasoning += known
-        self._held = text[len(known) :]
 
 
 # ---- what a request asks of the template -------------------------------------------------------------------

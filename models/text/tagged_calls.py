@@ -2,9 +2,14 @@ r"""Tool calls whose arguments stand between tags, each by itself and without qu
 
     qwen3_coder   <tool_call>\n<function=f>\n<parameter=a>\nUlm\n</parameter>\n</function>\n</tool_call>
     glm           <tool_call>f\n<arg_key>a</arg_key>\n<arg_value>Ulm</arg_value>\n</tool_call>
+    minimax       <minimax:tool_call>\n<invoke name="f">\n<parameter name="a">Ulm</parameter>\n</invoke>\n
+                  </minimax:tool_call>
+    deepseek_v3_2 <｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n
+                  <｜DSML｜parameter name="a" string="true">Ulm</｜DSML｜parameter>\n</｜DSML｜invoke>\n
+                  </｜DSML｜function_calls>
 
-A value says nothing of its type: that is in the function's schema. A string is the text as it is, and
-everything else is JSON.
+A value says nothing of its type, but for DeepSeek's: that is in the function's schema. A string is the text
+as it is, and everything else is JSON.
 """
 
 import json
@@ -19,6 +24,8 @@ from models.text.json_schema.errors import UnsupportedSchemaError
 _FREE_KEYWORDS: Final = frozenset({"type", "enum", "const", "description", "title", "default", "examples"})
 """The keywords of a string's schema that a text without quotes can follow."""
 
+_PYTHON: Final[Mapping[str, str]] = {"True": "true", "False": "false", "None": "null"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tags:
@@ -30,6 +37,8 @@ class Tags:
         opens_value, closes_value: around its value.
         closes_call: behind the last argument; empty if nothing is.
         has_lines: a value stands on lines of its own.
+        behind_key: the text between an argument's name and its value.
+        kinds: the texts behind the name of a string, and of anything else, where the format tells them apart.
     """
 
     opens_name: str = ""
@@ -40,6 +49,8 @@ class Tags:
     closes_value: str
     closes_call: str = ""
     has_lines: bool = False
+    behind_key: str = "\n"
+    kinds: tuple[str, str] = ("", "")
 
 
 QWEN3_CODER: Final = Tags(
@@ -53,6 +64,25 @@ QWEN3_CODER: Final = Tags(
 )
 GLM: Final = Tags(
     opens_key="<arg_key>", closes_key="</arg_key>", opens_value="<arg_value>", closes_value="</arg_value>"
+)
+MINIMAX: Final = Tags(
+    opens_name='<invoke name="',
+    closes_name='">',
+    opens_key='<parameter name="',
+    closes_key='">',
+    closes_value="</parameter>",
+    closes_call="</invoke>",
+    behind_key="",
+)
+DSML: Final = Tags(
+    opens_name='<｜DSML｜invoke name="',
+    closes_name='">',
+    opens_key='<｜DSML｜parameter name="',
+    closes_key='"',
+    closes_value="</｜DSML｜parameter>",
+    closes_call="</｜DSML｜invoke>",
+    behind_key="",
+    kinds=(' string="true">', ' string="false">'),
 )
 
 
@@ -70,7 +100,12 @@ def is_text(schema: object) -> bool:
 
 
 def value_of(text: str) -> str:
-    """The JSON of a value that is no string by its schema: what is no JSON is a string."""
+    """The JSON of a value that is no string by its schema: what is no JSON is a string.
+
+    Templates write Python's names of truth values and of nothing, so models do at times.
+    """
+    if text.strip() in _PYTHON:
+        return _PYTHON[text.strip()]
     try:
         msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -107,8 +142,10 @@ def call_rules(
 def any_call_rules(tags: Tags, number: int, name: str) -> dict[str, str]:
     """The rules of a call of the function `name` with any arguments."""
     begins = _text(tags.opens_name + name + tags.closes_name + "\n")
-    behind_key = _text(f"{tags.closes_key}\n{tags.opens_value}")
-    key = f"{_text(tags.opens_key)} /[^<>\\n]+/ {behind_key}"
+    kinds = " | ".join(
+        sorted({_text(tags.closes_key + kind + tags.behind_key + tags.opens_value) for kind in tags.kinds})
+    )
+    key = f'{_text(tags.opens_key)} /[^<>"\\n]+/ ({kinds})'
     value = f"any_value_{number}[suffix={_text(tags.closes_value)}]"
     ends = _text(tags.closes_call) if tags.closes_call else ""
     return {
@@ -120,7 +157,8 @@ def any_call_rules(tags: Tags, number: int, name: str) -> dict[str, str]:
 def _argument_rules(
     tags: Tags, rule: str, key: str, schema: Mapping[str, Any], json_rule: Any
 ) -> dict[str, str]:
-    begins = _text(tags.opens_key + key + tags.closes_key + "\n" + tags.opens_value)
+    kind = tags.kinds[0 if is_text(schema) else 1]
+    begins = _text(tags.opens_key + key + tags.closes_key + kind + tags.behind_key + tags.opens_value)
     line = "\n" if tags.has_lines else ""
     ends = f"{line}{tags.closes_value}\n"
     if not is_text(schema):

@@ -1,9 +1,8 @@
 """Incremental parser of tool calls in an answer.
 
 A fold over the text of the answer: the concatenated result does not depend on how the text is cut into
-    pieces,
-so every gateway reports the same for the same chunks. Text that may be the start of a call is held back until
-that is decided, and is emitted as text if it is none. White space around calls is dropped.
+pieces, so every gateway reports the same for the same chunks. Text that may be the start of a call is held
+back until that is decided, and is emitted as text if it is none. White space around calls is dropped.
 """
 
 import json
@@ -16,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from models.text import tagged_calls
+from models.text.named_calls import Named
 from models.text.tagged_calls import Tags
 from models.text.tool_calls import CallFormat
 
@@ -149,6 +149,12 @@ class ToolCallParser:
     # ---- calls ---------------------------------------------------------------------------------------
     def _calls(self) -> _Parsing:
         """Parse all calls after one opening mark."""
+        if self._format.is_section:
+            yield from self._call()
+            while not (yield from self._skips(self._format.closes)):
+                yield from self._call()
+            self._held.clear()
+            return
         if not self._format.is_array:
             if self._held[-1] == "{":
                 self._give_back()
@@ -177,14 +183,17 @@ class ToolCallParser:
         self._held.clear()
 
     def _call(self) -> _Parsing:
-        """Parse one call, a JSON object.
+        """Parse one call.
 
         Raises:
             _NoCallError: it is something else, or names no function, and nothing of it was emitted yet.
         """
-        tags = self._format.tags
+        tags, named = self._format.tags, self._format.named
         try:
-            yield from (self._object() if tags is None else self._tagged(tags))
+            if named is not None:
+                yield from self._named(named)
+            else:
+                yield from (self._object() if tags is None else self._tagged(tags))
         except _NoCallError:
             if not self._is_call_open:
                 raise
@@ -240,6 +249,85 @@ class ToolCallParser:
         piece = self._parsed.calls.setdefault(self.count - 1, CallPiece())
         piece.arguments += text
 
+    # ---- names in front of arguments -----------------------------------------------------------------
+    def _named(self, named: Named) -> _Parsing:
+        """Parse a name and its arguments, with what surrounds them."""
+        if named.opens_name and not (yield from self._skips(named.opens_name)):
+            raise _NoCallError
+        name = ""
+        character = yield from self._next_solid()
+        while character.isalnum() or character in "_-.":
+            name += character
+            character = yield from self._next()
+        self._give_back()
+        if not name:
+            raise _NoCallError
+        between = ""
+        while not between.endswith(named.ends_name):
+            between += yield from self._next()
+            if len(name) + len(between) > _MOST_HELD:
+                raise _NoCallError
+        if (yield from self._next_solid()) != "{":
+            raise _NoCallError
+        self._give_back()
+        self._begin(name)
+        if named.quote:
+            yield from self._marked_value(named.quote, self._functions.get(name))
+        else:
+            yield from self._value(is_emitted=True)
+        if named.closes_arguments:
+            yield from self._skips(named.closes_arguments.lstrip())
+
+    def _marked_value(self, quote: str, schema: Mapping[str, Any] | None) -> _Parsing:
+        """Emit a value of Gemma's syntax as JSON (`models.text.gemma_arguments`).
+
+        A model may mark what is no string by its schema.
+        """
+        character = yield from self._next_solid()
+        if character in "{[":
+            yield from self._marked_container(character, quote, schema or {})
+            return
+        self._give_back()
+        if not (yield from self._skips(quote)):
+            self._add_arguments(tagged_calls.value_of((yield from self._bare(",}]"))))
+        elif tagged_calls.is_text(schema):
+            self._add_arguments('"')
+            yield from self._text_until((quote,))
+            self._add_arguments('"')
+        else:
+            self._add_arguments(tagged_calls.value_of((yield from self._until(quote))))
+
+    def _marked_container(self, opening: str, quote: str, schema: Mapping[str, Any]) -> _Parsing:
+        """Emit an object or an array of Gemma's syntax; its opening bracket has been read."""
+        self._add_arguments(opening)
+        closing = "}" if opening == "{" else "]"
+        within = schema.get("items")
+        separator = ""
+        while (character := (yield from self._next_solid())) != closing:
+            if character != ",":
+                self._give_back()
+            self._add_arguments(separator)
+            separator = ", "
+            if opening == "{":
+                if (yield from self._skips(quote)):
+                    key = yield from self._until(quote)
+                else:
+                    key = (yield from self._bare(":")).strip('"')
+                if (yield from self._next_solid()) != ":":
+                    raise _NoCallError
+                self._add_arguments(f"{json.dumps(key, ensure_ascii=False)}: ")
+                within = schema.get("properties", {}).get(key)
+            yield from self._marked_value(quote, within)
+        self._add_arguments(closing)
+
+    def _bare(self, ends: str) -> _Char:
+        """Read a text without marks, up to one of these characters."""
+        text = ""
+        while (character := (yield from self._next())) not in ends:
+            text += character
+        self._give_back()
+        return text.strip()
+
     # ---- tags ----------------------------------------------------------------------------------------
     def _tagged(self, tags: Tags) -> _Parsing:
         """Parse a name and arguments between tags; what follows them is left."""
@@ -252,10 +340,13 @@ class ToolCallParser:
         separator = ""
         while (yield from self._skips(tags.opens_key)):
             key = yield from self._until(tags.closes_key)
+            is_text = tagged_calls.is_text(properties.get(key))
+            if any(tags.kinds):
+                is_text = (yield from self._until(">")) in tags.kinds[0]
             if tags.opens_value:
                 yield from self._skips(tags.opens_value)
             self._add_arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
-            yield from self._tagged_value(tags, properties.get(key))
+            yield from self._tagged_value(tags, is_text=is_text)
             separator = ", "
         if tags.closes_call:
             yield from self._skips(tags.closes_call)
@@ -274,8 +365,11 @@ class ToolCallParser:
             if len(name) > _MOST_HELD or not (character.isalnum() or character in "_-."):
                 raise _NoCallError
             character = yield from self._next()
-        if tags.closes_name and character != tags.closes_name[0]:
-            raise _NoCallError
+        for place, expected in enumerate(tags.closes_name):
+            if place > 0:
+                character = yield from self._next()
+            if character != expected:
+                raise _NoCallError
         if character == "<":
             self._give_back()
         if not name:
@@ -307,27 +401,31 @@ class ToolCallParser:
             text += yield from self._next()
         return text.removesuffix(mark)
 
-    def _tagged_value(self, tags: Tags, schema: Mapping[str, Any] | None) -> _Parsing:
+    def _tagged_value(self, tags: Tags, *, is_text: bool) -> _Parsing:
         """Emit a value as JSON: a string as it is read, others at their end."""
         ends = (f"\n{tags.closes_value}", tags.closes_value) if tags.has_lines else (tags.closes_value,)
-        is_text = tagged_calls.is_text(schema)
-        text = ""
-        is_first = tags.has_lines
+        if tags.has_lines and (yield from self._next()) != "\n":
+            self._give_back()
         if is_text:
             self._add_arguments('"')
-        while not (end := next((one for one in ends if text.endswith(one)), "")):
-            character = yield from self._next()
-            if is_first and character == "\n":
-                is_first = False
-                continue
-            is_first = False
-            text += character
-            if is_text and not any(text.endswith(one) for one in ends):
-                count = len(text) - tagged_calls.held_back(text, ends)
-                self._add_arguments(_quoted(text[:count]))
-                text = text[count:]
-        text = text.removesuffix(end)
-        self._add_arguments(_quoted(text) + '"' if is_text else tagged_calls.value_of(text))
+            yield from self._text_until(ends)
+            self._add_arguments('"')
+            return
+        text = ""
+        while not text.endswith(ends):
+            text += yield from self._next()
+        end = next(one for one in ends if text.endswith(one))
+        self._add_arguments(tagged_calls.value_of(text.removesuffix(end)))
+
+    def _text_until(self, ends: tuple[str, ...]) -> _Parsing:
+        """Emit a text up to one of these marks as the inside of a JSON string, while it is read."""
+        text = ""
+        while not text.endswith(ends):
+            count = len(text) - tagged_calls.held_back(text, ends)
+            self._add_arguments(_quoted(text[:count]))
+            text = text[count:] + (yield from self._next())
+        end = next(one for one in ends if text.endswith(one))
+        self._add_arguments(_quoted(text.removesuffix(end)))
 
     # ---- JSON ----------------------------------------------------------------------------------------
     def _string(self) -> _Char:

@@ -10,8 +10,9 @@ from typing import Final
 
 from models.base import Processing, TextDecoder
 from models.sequence_request import SequenceRequest
+from models.text.harmony import HarmonyParser
 from models.text.reasoning import FORMATS as REASONING
-from models.text.reasoning import ReasoningParser
+from models.text.reasoning_parser import ReasoningParser, parser_for
 from workers.generation.stop_strings import StopMatcher
 
 STOP: Final = "stop"
@@ -66,7 +67,7 @@ class GeneratedText:
         stop_token_ids: Collection[int] = (),
         stop: Sequence[str] = (),
         keeps_ids: bool = False,
-        reasoning: ReasoningParser | None = None,
+        reasoning: ReasoningParser | HarmonyParser | None = None,
     ) -> None:
         self.ids: list[int] | None = [] if keeps_ids else None
         self.tokens = 0
@@ -98,7 +99,7 @@ class GeneratedText:
             keeps_ids=request.reports_ids,
             reasoning=None
             if begins is None or not is_read
-            else ReasoningParser(REASONING[begins.format], is_inside=begins.is_inside),
+            else parser_for(REASONING[begins.format], is_inside=begins.is_inside),
         )
 
     def bytes_of(self, token_id: int) -> bytes:
@@ -123,7 +124,7 @@ class GeneratedText:
             self._count_reasoning(self._reasoning, text)
         return text
 
-    def _count_reasoning(self, reasoning: ReasoningParser, text: str) -> None:
+    def _count_reasoning(self, reasoning: ReasoningParser | HarmonyParser, text: str) -> None:
         reasoning.push(text)
         if reasoning.has_reasoned:
             self.reasoning_tokens = self.tokens

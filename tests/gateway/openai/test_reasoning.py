@@ -34,9 +34,15 @@ def thinking(pieces: list[str], *, is_inside: bool = False) -> Script:
 
 
 async def asked(
-    script: Script | None = None, path: str = PATH, body: dict[str, Any] | None = None, **change: Any
+    script: Script | None = None,
+    path: str = PATH,
+    body: dict[str, Any] | None = None,
+    *,
+    formats: tuple[str, str] = ("hermes", "think"),
+    **change: Any,
 ) -> tuple[httpx.Response, RequestSubmitted]:
-    async with deployment(script or thinking(PIECES), tool_calls="hermes", reasoning="think") as world:
+    calls, reasoning = formats
+    async with deployment(script or thinking(PIECES), tool_calls=calls, reasoning=reasoning) as world:
         response = await world.client.post(path, json=(body or CHAT) | change)
         events = [event for event in world.events("request") if isinstance(event, RequestSubmitted)]
     assert response.status_code == 200, response.text
@@ -105,6 +111,27 @@ async def test_calls_come_after_the_reasoning_and_not_from_it() -> None:
     found = [one for delta in deltas(streamed) for one in delta.get("tool_calls", [])]
     assert [one["function"].get("name") for one in found if "id" in one] == ["get_weather"]
     assert "".join(one["function"]["arguments"] for one in found) == call["function"]["arguments"]
+
+
+async def test_the_channels_of_an_answer_are_its_reasoning_its_text_and_its_calls() -> None:
+    head = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+    pieces = [
+        "<|channel|>analysis<|mess",
+        "age|>7 * 13 = 91<|end|><|start|>assistant",
+        head,
+        '{"city": "Ulm"}',
+    ]
+    response, _ = await asked(thinking(pieces), formats=("harmony", "harmony"), tools=[WEATHER])
+    final = [*pieces[:2], "<|channel|>final<|message|>", ANSWER]
+    plain, _ = await asked(thinking(final), formats=("harmony", "harmony"))
+
+    called = response.json()["choices"][0]
+    assert (called["finish_reason"], called["message"]["content"]) == ("tool_calls", None)
+    assert called["message"]["reasoning_content"] == THOUGHT
+    [call] = called["message"]["tool_calls"]
+    assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Ulm"}'}
+    message = plain.json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == (THOUGHT, ANSWER)
 
 
 async def test_a_client_may_have_the_reasoning_within_the_text_or_not_at_all() -> None:

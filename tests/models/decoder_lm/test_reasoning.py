@@ -26,6 +26,13 @@ SWITCHED = (
 )
 ALWAYS = TURNS + "<think>\n"
 LEVELS = "{{ reasoning_effort | default('medium') }}" + TURNS
+CHANNELS = (
+    "{% for m in messages %}<|start|>{{ m.role }}"
+    "{% if m.thinking %}<|channel|>analysis<|message|>{{ m.thinking }}<|end|><|start|>assistant{% endif %}"
+    "{% if m.tool_calls %} to=functions.{{ m.tool_calls[0].function.name }}<|channel|>commentary json"
+    "{% endif %}<|message|>{{ m.content }}<|end|>{% endfor %}{{ tools | tojson if tools else '' }}"
+    "<|start|>assistant"
+)
 NEVER = "{{ tone | default('') }}{% for m in messages %}{{ m.content }}{% endfor %}"
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "Is 91 a prime?"}]}
 
@@ -105,6 +112,11 @@ def test_a_raw_prompt_has_no_reasoning(tmp_path: Path) -> None:
          GuideReasoning(opens="<think>", closes="</think>", max_tokens=1024)),
         (LEVELS, {"reasoning_effort": "low"}, Params(guide=Guide(json_object=True)),
          GuideReasoning(opens="<think>", closes="</think>")),
+        (CHANNELS, {}, Params(guide=Guide(json_object=True), thinking_budget=5),
+         GuideReasoning(
+             opens="<|channel|>analysis<|message|>",
+             closes="<|end|><|start|>assistant<|channel|>final<|message|>", max_tokens=5,
+         )),
     ],
 )  # fmt: skip
 def test_a_guide_leaves_the_reasoning_free(
@@ -141,6 +153,38 @@ def test_a_guide_of_tools_leaves_the_reasoning_free(tmp_path: Path) -> None:
     guide = msgspec.convert(facts["guide"], Guide)
     assert guide.reasoning == GuideReasoning(opens="<think>", closes="</think>", is_open=True)
     assert "now" in str(guide.grammar)
+
+
+def test_a_call_may_follow_the_reasoning_where_answers_have_channels(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    inputs = {**ASKED, "tools": tools, "tool_choice": "required"}
+
+    guide = msgspec.convert(prepare(load(tmp_path, CHANNELS), inputs).facts["guide"], Guide)
+
+    assert guide.reasoning is not None
+    assert guide.reasoning.closes == "<|end|><|start|>assistant"
+    assert guide.grammar is not None
+    assert "<|channel|>commentary to=functions." in guide.grammar
+
+
+@pytest.mark.parametrize(
+    ("change", "rendered"),
+    [
+        ({"content": "No."}, "<|channel|>analysis<|message|>7 * 13<|end|><|start|>assistant<|message|>No."),
+        (
+            {"content": "Wait.", "tool_calls": [{"function": {"name": "now", "arguments": "{}"}}]},
+            "<|channel|>analysis<|message|>7 * 13\n\nWait.<|end|><|start|>assistant to=functions.now",
+        ),
+    ],
+)
+def test_a_template_with_a_key_of_its_own_gets_the_reasoning_there(
+    tmp_path: Path, change: dict[str, Any], rendered: str
+) -> None:
+    turn = {"role": "assistant", "reasoning_content": "7 * 13", **change}
+
+    prompt = prompt_of(load(tmp_path, CHANNELS), tmp_path, {"messages": [*ASKED["messages"], turn]})
+
+    assert f"<|start|>assistant{rendered}" in prompt
 
 
 @pytest.mark.parametrize(

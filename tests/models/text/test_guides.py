@@ -448,6 +448,9 @@ def test_a_tokenizer_whose_texts_are_not_its_tokens_bytes_has_no_spelling() -> N
 
 FREE = GuideReasoning(opens="<think>", closes="</think>")
 OPEN = GuideReasoning(opens="<think>", closes="</think>", is_open=True)
+CHANNELS = GuideReasoning(
+    opens="<|channel|>analysis<|message|>", closes="<|end|><|start|>assistant<|channel|>final<|message|>"
+)
 
 
 def with_limit(reasoning: GuideReasoning, most: int) -> GuideReasoning:
@@ -463,6 +466,11 @@ def with_limit(reasoning: GuideReasoning, most: int) -> GuideReasoning:
             ["a", "<think>a</think>b", "</think>1"],
         ),
         (OPEN, ["a {</think>12", "</think>\n\n12", "é</think>1"], ["12", "<think>a", "a</think>\n\n\n\n\n1"]),
+        (
+            CHANNELS,
+            [f"{CHANNELS.opens}a<|end|>b{CHANNELS.closes}12", "12"],
+            [f"{CHANNELS.opens}a<|end|>12", f"{CHANNELS.closes}12"],
+        ),
     ],
 )
 def test_free_text_may_come_before_a_guided_answer(

@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.text.tool_call_parser import ParsedPiece, ToolCallParser, call_id
-from models.text.tool_calls import FORMATS, HERMES, LLAMA, MISTRAL, CallFormat
+from models.text.tool_calls import (
+    DEEPSEEK,
+    FORMATS,
+    GEMMA,
+    HARMONY,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_ARGS,
+    CallFormat,
+)
 
 SCHEMA = {"properties": {"days": {"type": "integer"}, "tags": {"type": "array"}, "city": {"type": "string"}}}
 NAMES: dict[str, dict[str, Any]] = {"f": SCHEMA, "get_weather": {}}
@@ -69,6 +79,20 @@ def told(written: CallFormat, pieces: Sequence[str]) -> tuple[str, list[tuple[st
         (LLAMA, '{"name": "f", "parameters": {}}; {"name": "f", "parameters": {}}', "", [("f", "{}")] * 2),
         (LLAMA, '{"name": "unheard_of", "parameters": {}}', '{"name": "unheard_of", "parameters": {}}', []),
         (LLAMA, '{"name": "f", "age": 5}', '{"name": "f", "age": 5}', []),
+        (MISTRAL_ARGS, '[TOOL_CALLS]f[ARGS]{"a": [1]}[TOOL_CALLS]get_weather[CALL_ID]123456789[ARGS]{}', "",
+         [("f", '{"a": [1]}'), ("get_weather", "{}")]),
+        (MISTRAL_ARGS, "[TOOL_CALLS]f(1)", "[TOOL_CALLS]f(1)", []),
+        (MISTRAL_ARGS, "[TOOL_CALLS] [ARGS]{}", "[TOOL_CALLS] [ARGS]{}", []),
+        (HARMONY, 'So.<|channel|>commentary to=functions.f code<|message|>{"a": 1}<|call|>', "So.<|call|>",
+         [("f", '{"a": 1}')]),
+        (GEMMA, ('<|tool_call>call:f{a:<|"|>x "<|y\n<|"|>,b:[1,-2.5,true,None],c:{<|"|>d e<|"|>:{}},e:"é"}'
+         "<tool_call|> Done."), " Done.",
+         [("f", '{"a": "x \\"<|y\\n", "b": [1, -2.5, true, null], "c": {"d e": {}}, "e": "é"}')]),
+        (GEMMA, "<|tool_call>call:f<tool_call|>", "<|tool_call>call:f<tool_call|>", []),
+        (GEMMA, '<|tool_call>call:f{a:<|"|>x', "", [("f", '{"a": "x')]),
+        (DEEPSEEK, ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}\n"
+         "```<｜tool▁call▁end｜><｜tool▁calls▁end｜>."), ".", [("f", "{}")]),
+        (DEEPSEEK, "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁begin｜>", []),
         (LLAMA, 'So: {"name": "f", "parameters": {}}', 'So: {"name": "f", "parameters": {}}', []),
     ],
 )  # fmt: skip
@@ -81,6 +105,23 @@ def test_text_is_separated_from_calls(
         assert told(written, [text[:place], text[place:]]) == (content, calls)
 
 
+MARKS = sorted(
+    {mark for known in FORMATS.values() for mark in known.visible}
+    | {
+        part
+        for known in FORMATS.values()
+        if known.named is not None
+        for part in (known.named.opens_name, known.named.closes_name, known.named.closes_arguments)
+        if part
+    }
+    | {
+        part
+        for known in FORMATS.values()
+        if known.tags is not None
+        for part in (known.tags.opens_name, known.tags.closes_call, known.tags.opens_key, *known.tags.kinds)
+        if part
+    }
+)
 _WORDS = st.sampled_from(
     [
         *'{}[]",:\\ \n<>a1;', "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", '"name"',
@@ -88,7 +129,7 @@ _WORDS = st.sampled_from(
         '"arguments"', '"parameters"', ": ", CALL, '{"name": "f", "parameters": {"a": "b"}}',
         '[{"name": "f", "arguments": {}}]',
         "<function=f>", "</function>", "<parameter=city>", "</parameter>", "f", "<arg_key>", "</arg_key>",
-        "<arg_value>", "</arg_value>",
+        "<arg_value>", "</arg_value>", *MARKS,
     ]
 )  # fmt: skip
 

@@ -9,11 +9,20 @@ import pytest
 
 from models.text.tool_call_parser import ToolCallParser
 from models.text.tool_calls import (
+    DEEPSEEK,
+    DEEPSEEK_V3_1,
+    DEEPSEEK_V3_2,
+    DEEPSEEK_V4,
     FORMATS,
+    FUNCTION_GEMMA,
+    GEMMA,
     GLM,
+    HARMONY,
     HERMES,
     LLAMA,
+    MINIMAX,
     MISTRAL,
+    MISTRAL_ARGS,
     QWEN3_CODER,
     CallFormat,
     format_in,
@@ -22,6 +31,7 @@ from models.text.tool_calls import (
 )
 from shared.errors import ClientError
 from shared.events import Guide, Inputs
+from tests.models.text.written_calls import written_calls
 
 SCHEMA = {
     "type": "object",
@@ -54,30 +64,13 @@ def allows(guide: Guide | None, text: str) -> bool:
 
 def call(written: CallFormat, arguments: str, name: str = "forecast", count: int = 1) -> str:
     """A text with calls, as a model writes them."""
-    one = f'{{"name": "{name}", "{written.arguments}": {arguments}}}'
-    if written.tags is not None:
-        return "\n".join([tagged(written, json.loads(arguments), name)] * count)
-    match written.name:
-        case "hermes":
-            return "\n".join([f"<tool_call>\n{one}\n</tool_call>"] * count)
-        case "mistral":
-            return f"[TOOL_CALLS][{', '.join([one] * count)}]"
-        case _:
-            return "; ".join([one] * count)
-
-
-def tagged(written: CallFormat, arguments: dict[str, Any], name: str) -> str:
-    texts = {key: one if isinstance(one, str) else json.dumps(one) for key, one in arguments.items()}
-    if written is GLM:
-        pairs = "".join(
-            f"<arg_key>{key}</arg_key>\n<arg_value>{text}</arg_value>\n" for key, text in texts.items()
-        )
-        return f"<tool_call>{name}\n{pairs}</tool_call>"
-    pairs = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
-    return f"<tool_call>\n<function={name}>\n{pairs}</function>\n</tool_call>"
+    return written_calls(written, json.loads(arguments), name, count)
 
 
 ALL = pytest.mark.parametrize("written", FORMATS.values(), ids=list(FORMATS))
+SEVERAL = pytest.mark.parametrize(
+    "written", [found for found in FORMATS.values() if found.separator is not None]
+)
 
 
 # ---- detection -----------------------------------------------------------------------------------
@@ -92,7 +85,16 @@ ALL = pytest.mark.parametrize("written", FORMATS.values(), ids=list(FORMATS))
         ('Respond in the format {"name": function name, "parameters": dictionary of argument name}', LLAMA),
         ("<tool_call>\\n<function=example_function_name>\\n</function>\\n</tool_call>", QWEN3_CODER),
         ("<tool_call>{name}\\n<arg_key>{key}</arg_key></tool_call>", GLM),
-        ("[TOOL_CALLS]name[ARGS]{}", None),
+        ("[TOOL_CALLS]name[ARGS]{}", MISTRAL_ARGS),
+        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>\\n```json\\n", DEEPSEEK),
+        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>", DEEPSEEK_V3_1),
+        ("<|start|>assistant to=functions.name<|channel|>commentary json<|message|>", HARMONY),
+        ("<|tool_call>call:name{}<tool_call|>", GEMMA),
+        ("<start_function_call>call:name{}<end_function_call>", FUNCTION_GEMMA),
+        ("<minimax:tool_call>\\n<invoke name=''></minimax:tool_call>", MINIMAX),
+        ("{% set token = '｜DSML｜' %}{{ '<' + token + 'function_calls>' }}", DEEPSEEK_V3_2),
+        ("{% set token = '｜DSML｜' %}{{ '<' + token + 'tool_calls>' }}", DEEPSEEK_V4),
+        ("{% set token = ']<]minimax[>[' %}{{ token + '<tool_call>' + token + '</tool_call>' }}", None),
         ("{{ tools }}", None),
     ],
 )
@@ -136,7 +138,7 @@ def test_a_named_function_is_called_once(written: CallFormat) -> None:
     assert not allows(guide, call(written, "{}", "now", count=2))
 
 
-@pytest.mark.parametrize("written", [HERMES, MISTRAL, QWEN3_CODER, GLM])
+@SEVERAL
 def test_several_calls_are_made_unless_the_client_wants_one(written: CallFormat) -> None:
     several = guide_for(written, inputs(tool_choice="required"), None)
     one = guide_for(written, inputs(tool_choice="required", parallel_tool_calls=False), None)
@@ -157,7 +159,7 @@ def test_where_the_model_chooses_all_is_free_unless_a_function_is_strict(written
     assert not allows(strict, call(written, "{}", "unheard_of"))
 
 
-@pytest.mark.parametrize("written", [HERMES, MISTRAL, QWEN3_CODER, GLM])
+@SEVERAL
 def test_a_strict_function_may_be_called_behind_text(written: CallFormat) -> None:
     guide = guide_for(written, inputs({**FORECAST, "strict": True}), None)
 
@@ -173,11 +175,11 @@ def test_an_answer_that_is_no_call_is_what_it_has_to_be(written: CallFormat) -> 
     )
     any_object = guide_for(written, inputs(), Guide(json_object=True))
 
-    assert allows(by_schema, "[1, 2]")
+    assert allows(by_schema, f"{written.answer}[1, 2]")
     assert allows(by_schema, f"{written.opens if written.is_bare else ''}{call(written, GOOD)}")
     assert not allows(by_schema, "It rains.")
-    assert allows(any_object, '{"a": {"b": null}}')
-    assert not allows(any_object, "[1]")
+    assert allows(any_object, f'{written.answer}{{"a": {{"b": null}}}}')
+    assert not allows(any_object, f"{written.answer}[1]")
 
 
 def test_without_a_choice_the_guide_is_as_it_was() -> None:
