@@ -60,6 +60,7 @@ fix: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/python -m dalsegno.config.reference docs/configuration.md
+	$(BIN)/python -m dalsegno.request_fields_page docs/request-fields.md
 	$(BIN)/python -m tests.models.decoder_lm.models_page
 
 # Compared with other engines, then on its own: ratios first, 20 minutes. The first run installs some gigabytes

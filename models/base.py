@@ -84,6 +84,7 @@ class ModelGraph:
         options: the family's own request parameters: a struct whose fields all have defaults, with bounds
             (`msgspec.Meta`) and a docstring with the section `Attributes`. None: it has none.
         takes_adapters: its KV node takes LoRA adapters.
+        cuts_prompts: a prompt without media is truncated if the request asks for it.
         takes_texts: a request may have several texts (`Inputs.texts`), each with a result of its own.
         token_programs: its KV nodes generate tokens by programs (`models.programs.TokenProgram`): an answer
             stays on the rank that began it.
@@ -123,6 +124,7 @@ class ModelGraph:
     kwargs: frozenset[str] = frozenset()
     paths: frozenset[str] = frozenset()
     options: type[msgspec.Struct] | None = None
+    cuts_prompts: bool = False
     takes_texts: bool = False
     takes_adapters: bool = False
     token_programs: bool = False
@@ -209,8 +211,8 @@ class ModelGraph:
 
     def truncates(self, inputs: Inputs) -> bool:
         """Return whether the texts of a request are truncated if it asks for that."""
-        is_embedded = self.embeds and EMBEDDING in inputs.output_modalities and not inputs.files
-        return self.takes_texts or is_embedded
+        is_embedded = self.embeds and EMBEDDING in inputs.output_modalities
+        return self.takes_texts or ((is_embedded or self.cuts_prompts) and not inputs.files)
 
     @property
     def tracks(self) -> dict[str, str]:

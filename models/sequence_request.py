@@ -63,6 +63,7 @@ class SamplingParams(
     frequency_penalty: float | None = None
     logit_bias: list[tuple[int, float]] = []
     bad_words: list[list[int]] = []
+    allowed_token_ids: list[int] = []
     min_tokens: int | None = None
     length_decay: tuple[int, float] | None = None
 

@@ -58,6 +58,7 @@ def check_speech_params(params: Params) -> None:
         "echo": params.echo,
         "guide": params.guide is not None,
         "thinking_budget": params.thinking_budget is not None,
+        "allowed_token_ids": bool(params.allowed_token_ids),
     }
     for name, value in given.items():
         if value:

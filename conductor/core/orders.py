@@ -54,6 +54,7 @@ def order(
         priority=request.submission.priority,
         tenant=request.tenant,
         deadline_ns=request.deadline_ns,
+        cache_salt=request.submission.params.cache_salt,
         adapter=admitted.adapter,
         origin=request.submission.origin,
         seed=admitted.seed,

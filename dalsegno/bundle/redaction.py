@@ -216,6 +216,7 @@ class Redaction:
             params,
             guide=None if params.guide is None else self._guide(params.guide),
             stop=[self.text(one) for one in params.stop],
+            cache_salt=None if params.cache_salt is None else self.text(params.cache_salt),
             bad_words=bad_words
             and [self.text(one) if isinstance(one, str) else [0] * len(one) for one in bad_words],
         )

@@ -52,6 +52,7 @@ class RequestOptions(TypedDict, total=False):
     frequency_penalty: float | None
     logit_bias: Mapping[int, float] | Mapping[str, float]
     bad_words: Sequence[str | Sequence[int]]
+    allowed_token_ids: Sequence[int]
     min_tokens: int | None
     seed: int | None
     stop: str | Sequence[str]
@@ -65,6 +66,7 @@ class RequestOptions(TypedDict, total=False):
     truncate_prompt_tokens: int | None
     truncation_side: Literal["left", "right"] | None
     max_tokens_per_doc: int | None
+    cache_salt: str | None
     warm: bool
     options: Mapping[str, Any]
     model: str | None

@@ -44,9 +44,9 @@ TEXTS: Final = "texts"
 _LIMITS: Final = ("max_tokens", "max_output_tokens", "max_new_tokens", "gen_length")
 MODEL_KWARGS: Final = (
     *_LIMITS, "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "logit_bias", "bad_words", "min_tokens", "seed", "stop", "stop_token_ids",
-    "ignore_eos", "logprobs", "echo", "voice", "guide", "thinking_budget", "dimensions",
-    "truncate_prompt_tokens", "truncation_side", "max_tokens_per_doc", "warm", "options",
+    "frequency_penalty", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens", "seed", "stop",
+    "stop_token_ids", "ignore_eos", "logprobs", "echo", "voice", "guide", "thinking_budget", "dimensions",
+    "truncate_prompt_tokens", "truncation_side", "max_tokens_per_doc", "cache_salt", "warm", "options",
 )  # fmt: skip
 FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "text": {"type": "string"},

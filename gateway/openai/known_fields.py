@@ -11,39 +11,19 @@ import msgspec
 
 from gateway.errors import InvalidParamError, NotSupportedError
 from gateway.http.bodies import check_known, check_names
+from gateway.openai import request_fields
+from gateway.openai.request_fields import CHAT, COMPLETIONS, Support
 from shared.validation_errors import described
 
-ABOUT_THE_CLIENT: Final = frozenset(
-    {"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
-)
+ABOUT_THE_CLIENT: Final = frozenset(field.name for field in request_fields.of(CHAT, Support.ACCEPTED))
 """Accepted with any value: they describe the client, or are hints that change no answer."""
-NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
-    "store": (False,),
-    "service_tier": ("auto", "default"),
-    "skip_special_tokens": (True,),
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
-    "include_stop_str_in_output": (False,),
-    "lora": (),
-    "cache_salt": (),
-    "allowed_token_ids": (),
-    "truncate_prompt_tokens": (),
-    "prompt_logprobs": (),
-}
+CHAT_NEUTRAL: Final = request_fields.neutral_values(CHAT)
+COMPLETION_NEUTRAL: Final = request_fields.neutral_values(COMPLETIONS)
 """Fields of OpenAI's, and of other servers, that are not supported: the values that change nothing."""
-CHAT_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
-    **NEUTRAL,
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "prediction": (),
-    "web_search_options": (),
-    "verbosity": ("medium",),
-    "chat_template": (),
-    "stream_reasoning": (True,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
+NEUTRAL: Final = {
+    name: values for name, values in CHAT_NEUTRAL.items() if COMPLETION_NEUTRAL.get(name) == values
 }
-COMPLETION_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {**NEUTRAL, "suffix": ("",)}
+"""Those of both routes, which other routes refuse too."""
 _INSTEAD: Final[Mapping[str, str]] = {
     "guided_decoding": "guide",
     "max_new_tokens": "max_tokens",

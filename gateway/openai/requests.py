@@ -44,11 +44,48 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool | None = None
 
 
+class TextFormat(msgspec.Struct, frozen=True, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """Any text."""
+
+    guide: ClassVar[dict[str, Any] | None] = None
+
+
+class JsonObjectFormat(
+    msgspec.Struct, frozen=True, tag_field="type", tag="json_object", forbid_unknown_fields=True
+):
+    """Any JSON object."""
+
+    guide: ClassVar[dict[str, Any] | None] = {"json_object": True}
+
+
+class NamedSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A JSON schema. Answers always match it, `strict` or not; without `schema` they are any JSON object."""
+
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(
+    msgspec.Struct, frozen=True, tag_field="type", tag="json_schema", forbid_unknown_fields=True
+):
+    """JSON that matches a schema."""
+
+    json_schema: NamedSchema
+
+    @property
+    def guide(self) -> dict[str, Any]:
+        schema = self.json_schema.schema
+        return {"json_object": True} if schema is None else {"json_schema": schema}
+
+
 class _Request(ModelRequest, frozen=True, kw_only=True):
     """The fields that both routes have in common.
 
-    `guide`, `top_k`, `min_p`, `repetition_penalty`, `bad_words`, `min_tokens`, `stop_token_ids`,
-    `ignore_eos` and `options` are ours; each of the model's options may also be a field of its own.
+    `guide`, `top_k`, `min_p`, `repetition_penalty`, `bad_words`, `allowed_token_ids`, `min_tokens`,
+    `stop_token_ids`, `ignore_eos`, `truncate_prompt_tokens`, `truncation_side`, `cache_salt` and `options`
+    are not OpenAI's; each of the model's options may also be a field of its own.
     `neutral` maps each unsupported field to the values that it may have.
     """
 
@@ -67,11 +104,16 @@ class _Request(ModelRequest, frozen=True, kw_only=True):
     frequency_penalty: float | None = None
     logit_bias: dict[str, Any] | None = None
     bad_words: list[Any] | None = None
+    allowed_token_ids: list[Any] | None = None
     min_tokens: int | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Any] | None = None
     ignore_eos: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+    cache_salt: str | None = None
+    response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
     guide: dict[str, Any] | None = None
     options: dict[str, Any] | None = None
 
@@ -88,7 +130,10 @@ class _Request(ModelRequest, frozen=True, kw_only=True):
     @property
     def wanted_guide(self) -> dict[str, Any] | None:
         """The guide of the answer, as in `Params`."""
-        return self.guide
+        format_guide = None if self.response_format is None else self.response_format.guide
+        if format_guide is not None and self.guide is not None:
+            raise InvalidParamError("guide", "guide: expected none together with response_format, found one")
+        return self.guide if format_guide is None else format_guide
 
     @property
     def outputs(self) -> list[str]:
@@ -147,42 +192,6 @@ class _Request(ModelRequest, frozen=True, kw_only=True):
         return params
 
 
-class TextFormat(msgspec.Struct, frozen=True, tag_field="type", tag="text", forbid_unknown_fields=True):
-    """Any text."""
-
-    guide: ClassVar[dict[str, Any] | None] = None
-
-
-class JsonObjectFormat(
-    msgspec.Struct, frozen=True, tag_field="type", tag="json_object", forbid_unknown_fields=True
-):
-    """Any JSON object."""
-
-    guide: ClassVar[dict[str, Any] | None] = {"json_object": True}
-
-
-class NamedSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A JSON schema. Answers always match it, `strict` or not; without `schema` they are any JSON object."""
-
-    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
-    description: str | None = None
-    schema: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class JsonSchemaFormat(
-    msgspec.Struct, frozen=True, tag_field="type", tag="json_schema", forbid_unknown_fields=True
-):
-    """JSON that matches a schema."""
-
-    json_schema: NamedSchema
-
-    @property
-    def guide(self) -> dict[str, Any]:
-        schema = self.json_schema.schema
-        return {"json_object": True} if schema is None else {"json_schema": schema}
-
-
 class _CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
     """A function's name, and its arguments as the model wrote them: maybe no JSON."""
 
@@ -211,7 +220,6 @@ class ChatRequest(_Request, frozen=True, kw_only=True):
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -245,13 +253,6 @@ class ChatRequest(_Request, frozen=True, kw_only=True):
         if self.top_logprobs is not None:
             raise InvalidParamError("top_logprobs", "top_logprobs: expected none while logprobs is not true")
         return None
-
-    @property
-    def wanted_guide(self) -> dict[str, Any] | None:
-        format_guide = None if self.response_format is None else self.response_format.guide
-        if format_guide is not None and self.guide is not None:
-            raise InvalidParamError("guide", "guide: expected none together with response_format, found one")
-        return self.guide if format_guide is None else format_guide
 
     def prompts(self, settings: GatewaySettings) -> list[Inputs]:
         request_limits.check_messages(len(self.messages), settings)
@@ -334,7 +335,9 @@ def parse(kind: type[_R], body: dict[str, Any], family: Options | None = None) -
     """
     _refuse_fields_of_other_apis(kind, body)
     body = with_guide(body)
-    body = with_options(body, set(kind.__struct_fields__) | set(kind.neutral), family)
+    if "thinking_budget" in kind.__struct_fields__:
+        body = _with_our_limit(body)
+    body = with_options(body, kind.__struct_fields__, family)
     check_fields(body, kind.__struct_fields__, kind.neutral, options.names(family))
     if kind is ChatRequest:
         _refuse_other_tools(body)
@@ -377,6 +380,20 @@ def _with_thoughts(message: dict[str, Any]) -> dict[str, Any]:
     return (
         rest if thought is None or rest.get("reasoning_content") else {**rest, "reasoning_content": thought}
     )
+
+
+def _with_our_limit(body: dict[str, Any]) -> dict[str, Any]:
+    """A chat's body with vLLM's limit of the reasoning under our name.
+
+    Raises:
+        InvalidParamError: the limit is given twice.
+    """
+    theirs, ours = "thinking_token_budget", "thinking_budget"
+    if body.get(theirs) is None:
+        return body
+    if body.get(ours) is not None:
+        raise InvalidParamError(theirs, f"{theirs}: expected one limit of the reasoning, found also {ours}")
+    return {name: value for name, value in body.items() if name != theirs} | {ours: body[theirs]}
 
 
 def _refuse_fields_of_other_apis(kind: type[_Request], body: dict[str, Any]) -> None:

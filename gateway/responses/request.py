@@ -34,6 +34,7 @@ _INCLUDED: Final = ("reasoning.encrypted_content",)
 _OF_CHATS: Final = (
     "temperature", "top_p", "parallel_tool_calls", "seed", "stop", "top_k", "min_p", "repetition_penalty",
     "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "stop_token_ids", "ignore_eos",
+    "allowed_token_ids", "truncate_prompt_tokens", "truncation_side", "cache_salt",
     "chat_template_kwargs", "enable_thinking", "thinking_budget", "guide", "options",
     "request_id", "timeout_s", "linger_s", "priority",
 )  # fmt: skip
@@ -104,6 +105,10 @@ class ResponsesRequest(DeliveryFields, frozen=True, kw_only=True):
     logit_bias: dict[str, Any] | None = None
     min_tokens: int | None = None
     stop_token_ids: list[Any] | None = None
+    allowed_token_ids: list[Any] | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+    cache_salt: str | None = None
     ignore_eos: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None

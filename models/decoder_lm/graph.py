@@ -184,6 +184,7 @@ GRAPH: Final = ModelGraph(
     plan=plan,
     embeds=True,
     takes_adapters=True,
+    cuts_prompts=True,
     claims=claims,
     serves="decoder-only language models: an architecture ...ForCausalLM or ...LMHeadModel",
     remarks=remarks,

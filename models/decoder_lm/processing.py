@@ -116,7 +116,9 @@ class DecoderLmProcessing:
         request = prepare.inputs
         check_inputs(request)
         text = self._prompts.text_of(request)
-        return self.prepared(key, prepare, self._ids(prepare, text), text)
+        ids = self._ids(prepare, text)
+        is_cut = self._truncation(prepare) is not None and prepare.params.echo
+        return self.prepared(key, prepare, ids, self._tokenizer.decode(ids) if is_cut else text)
 
     def prepared(self, key: str, prepare: PrepareRequest, ids: list[int], text: str | None) -> CpuResult:
         """The result for a prompt of token ids, whose text is `text`; None if the client sent ids.
@@ -152,24 +154,41 @@ class DecoderLmProcessing:
         return self._guides
 
     def _ids(self, prepare: PrepareRequest, text: str | None) -> list[int]:
-        """The token ids of a prompt; those of a text to embed are cut if the request asks for it.
+        """The token ids of a prompt, which is cut if the request asks for it.
 
         Raises:
             ClientError: the text is not valid Unicode, or too long.
         """
         request = prepare.inputs
-        cut = Truncation.of(prepare.params, longest=self._max_seq_len, side=self._truncation_side)
+        cut = self._truncation(prepare)
         if text is None:
             ids = request.token_ids or []
             return ids if cut is None else cut.of_ids(ids)
         if cut is None:
             return self.encode(request, text)
-        if request.messages is not None or request.chat:
+        if request.messages is None and not request.chat:
+            return self._tokenizer.encode_cut(text, cut)
+        return cut.of_ids(self.encode(request, text))
+
+    def _truncation(self, prepare: PrepareRequest) -> Truncation | None:
+        """The truncation that a request asks for.
+
+        Raises:
+            ClientError: it would cut the end of a chat, where the answer begins.
+        """
+        request, params = prepare.inputs, prepare.params
+        is_chat = request.token_ids is None and (request.messages is not None or request.chat)
+        if is_chat and params.truncation_side == "right":
             raise ClientError(
-                "truncate_prompt_tokens: expected a raw prompt, which can be cut; found a chat",
+                "truncation_side: expected 'left' for a chat, whose answer begins at its end; found 'right'",
                 code="not_supported",
             )
-        return self._tokenizer.encode_cut(text, cut)
+        is_answered = not params.warm and OF_PROMPTS.isdisjoint(request.output_modalities)
+        return Truncation.of(
+            params,
+            longest=max(1, self._max_seq_len - (max(1, params.max_tokens or 1) if is_answered else 0)),
+            side="left" if is_chat else self._truncation_side,
+        )
 
     def encode(self, request: Inputs, text: str) -> list[int]:
         """The token ids of a prompt's text.

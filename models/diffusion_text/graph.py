@@ -29,6 +29,7 @@ UNSUPPORTED: Final[Mapping[str, Any]] = {
     "frequency_penalty": 0,
     "logit_bias": {},
     "bad_words": [],
+    "allowed_token_ids": [],
     "min_tokens": 0,
     "thinking_budget": None,
 }

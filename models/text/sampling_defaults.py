@@ -59,6 +59,7 @@ def effective_sampling(params: Params, defaults: Params, tokenizer: PromptTokeni
     """
     biases = [(int(id), bias) for id, bias in params.logit_bias.items()]
     tokenizer.check_ids("logit_bias", [id for id, _ in biases])
+    tokenizer.check_ids("allowed_token_ids", params.allowed_token_ids)
     repetition_penalty = _first(params.repetition_penalty, defaults.repetition_penalty, 1.0)
     return SamplingParams(
         temperature=_first(params.temperature, defaults.temperature, 1.0),
@@ -70,6 +71,7 @@ def effective_sampling(params: Params, defaults: Params, tokenizer: PromptTokeni
         frequency_penalty=params.frequency_penalty,
         logit_bias=biases,
         bad_words=tokenizer.spellings(_first(params.bad_words, defaults.bad_words, [])),
+        allowed_token_ids=sorted(set(params.allowed_token_ids)),
         min_tokens=_first(params.min_tokens, defaults.min_tokens, 0) or None,
         length_decay=defaults.length_decay if isinstance(defaults, Defaults) else None,
     )

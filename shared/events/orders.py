@@ -42,6 +42,7 @@ class NodeReady(Event, frozen=True, kw_only=True, omit_defaults=True, tag="node.
             output of earlier attempts must not exist, and a rank that finds some fails the step.
         priority: the order of requests in the rank's engine, together with `tenant` and `deadline_ns`.
         deadline_ns: by the log's clock.
+        cache_salt: keys and values are shared only between requests with the same one.
         adapter: the LoRA adapter to compute with, which the rank loads when it reads the order.
         history: the digest of all facts of the request folded so far. A replay computes it again.
     """
@@ -63,6 +64,7 @@ class NodeReady(Event, frozen=True, kw_only=True, omit_defaults=True, tag="node.
     priority: int = 0
     tenant: str = ""
     deadline_ns: int | None = None
+    cache_salt: str | None = None
     adapter: Adapter | None = None
 
 

@@ -14,6 +14,8 @@ MAX_LOGPROBS: Final = 20
 """The maximum number of most likely tokens that are reported with each sampled token."""
 MAX_BIASES: Final = 1024
 """The maximum number of tokens whose logits a request may change."""
+MAX_ALLOWED: Final = 8192
+"""The maximum number of tokens to which a request may restrict its answer."""
 MAX_GUIDE_BYTES: Final = 131_072
 """The maximum size of a guide, as MessagePack."""
 MAX_OPTIONS_BYTES: Final = 1_048_576
@@ -102,6 +104,8 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
         logit_bias: added to logits, by token id, -100 to 100. JSON writes the ids as strings; MessagePack may
             write them as integers.
         bad_words: texts, or sequences of token ids, that the answer must not contain.
+        allowed_token_ids: the only tokens that are chosen; those that end an answer have to be among them,
+            except where a guide ends it. Empty: all.
         min_tokens: no token ends the answer before it has so many tokens; a stop text still does.
         seed: derived from the request id if absent, so that a replay uses the same seed.
         stop: texts that end the answer. The answer does not include them.
@@ -114,13 +118,15 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
         guide: a constraint on the answer; reasoning before it is free.
         thinking_budget: the most tokens of reasoning, for a model that thinks; then the answer has to begin.
         dimensions: the length of an embedding; None is the checkpoint's own.
-        truncate_prompt_tokens: keep at most so many tokens of each text of `Inputs.texts`, with its query and
-            the tokenizer's special tokens; -1 is the longest that the model takes. None is the checkpoint's
-            own rule.
+        truncate_prompt_tokens: keep at most so many tokens of the prompt, or of each text of `Inputs.texts`
+            with its query and the tokenizer's special tokens; -1 is the longest that the model takes. None is
+            the checkpoint's own rule.
         truncation_side: the end at which a text is cut: `right` keeps its first tokens, `left` its last ones.
-            None is the tokenizer's own side.
+            None is the tokenizer's own side; of a chat the last tokens are kept.
         max_tokens_per_doc: keep at most so many tokens of each text that is compared with a query, before the
             query and special tokens are added; None is no such limit.
+        cache_salt: the prompt's keys and values are shared only with requests that have the same one, so that
+            nobody else can tell by the time of a first token what was asked before.
         warm: compute the prompt for later requests with the same prefix, and answer nothing.
         options: parameters of the model's family, by name (`models.options`).
     """
@@ -144,6 +150,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
         ]
         | None
     ) = None
+    allowed_token_ids: Annotated[list[_TokenId], Meta(max_length=MAX_ALLOWED)] = []
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: Annotated[list[Annotated[str, Meta(min_length=1, max_length=1024)]], Meta(max_length=16)] = []
@@ -159,6 +166,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     truncation_side: Literal["left", "right"] | None = None
     max_tokens_per_doc: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     warm: bool = False
     options: dict[str, Any] = {}
 

@@ -384,6 +384,7 @@ class KvNodes:
             priority=self._ready.priority,
             deadline_ns=self._ready.deadline_ns,
             tenant=self._ready.tenant,
+            cache_root=self._ready.cache_salt,
             adapter=self._ready.adapter,
             parts=request.parts,
             embeds=start.embeds,
@@ -470,6 +471,7 @@ def _sampling(params: SamplingParams | None, request: SequenceRequest, *, seed: 
         frequency_penalty=given.frequency_penalty or 0.0,
         logit_bias=given.logit_bias,
         bad_words=given.bad_words,
+        allowed_token_ids=given.allowed_token_ids,
         min_tokens=given.min_tokens or 0,
         length_decay=given.length_decay,
     )

@@ -249,8 +249,8 @@ class KVEngine:
         if sequence.parts is not None and sequence.parts.lacks_rows(sequence.imported):
             raise BugError(f"sequence {spec.key!r} has media, but their rows did not come")
         self._transfer.check(sequence)
-        if spec.guide is not None:
-            sequence.guide_state = GuideState(spec.guide, spec)
+        if spec.is_masked:
+            sequence.guide_state = GuideState(spec, self.node.vocab_size)
         self._scheduler.add(sequence)
         self._sequences[spec.key] = sequence
         self._work.sequences += 1

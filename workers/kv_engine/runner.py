@@ -399,6 +399,6 @@ def _find_stuck(masks: StepMasks, result: ForwardResult, logits_of: Callable[[in
     for row, key in zip(masks.rows, masks.keys, strict=True):
         if result.tokens[row] == NOT_A_TOKEN and logits_of(row).max().isfinite():
             result.failures[key] = ClientError(
-                "bad_words and the guide leave no token to choose: remove some bad_words",
+                "bad_words, allowed_token_ids and the guide leave no token to choose: allow more tokens",
                 code="nothing_left",
             )

@@ -39,6 +39,7 @@ class Sampling:
             each of its occurrences.
         logit_bias: pairs of a token id and the number that is added to its logit.
         bad_words: sequences of token ids that are never completed.
+        allowed_token_ids: the only tokens that are chosen, unless a guide ends the answer; empty: all.
         min_tokens: no token ends the answer before it has so many. A guided answer may end earlier if its
             guide allows no other token.
         length_decay: a number of tokens N and a factor F: after N tokens of the answer, the logit of each
@@ -56,6 +57,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     logit_bias: Items[tuple[int, float]] = ()
     bad_words: Items[Items[int]] = ()
+    allowed_token_ids: Items[int] = ()
     min_tokens: int = 0
     length_decay: tuple[int, float] | None = None
 
@@ -256,6 +258,11 @@ class SequenceSpec:
         )
 
     @property
+    def is_masked(self) -> bool:
+        """True if only some tokens may be chosen."""
+        return self.guide is not None or bool(self.sampling.allowed_token_ids)
+
+    @property
     def delays_end(self) -> bool:
         """True if its end tokens are banned at first; the guide bans them in a guided sequence."""
         return bool(self.sampling.min_tokens and self.end_ids and self.guide is None)
@@ -269,7 +276,7 @@ class SequenceSpec:
     @property
     def can_speculate(self) -> bool:
         """True if tokens may be drafted: nothing but the token itself depends on the step before."""
-        is_plain = not self.adjusts_logits and self.logprobs is None and self.guide is None
+        is_plain = not self.adjusts_logits and self.logprobs is None and not self.is_masked
         return is_plain and not self.sends
 
     def check(self, vocab_size: int, *, is_fed: bool = False) -> None:
@@ -298,6 +305,7 @@ class SequenceSpec:
             ("prefix", self.prefix_ids),
             ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
             ("bad_words", [token_id for word in sampling.bad_words for token_id in word]),
+            ("allowed_token_ids", sampling.allowed_token_ids),
             ("stop_token_ids", self.stop_token_ids),
         ):
             if ids and (min(ids) < 0 or max(ids) >= vocab_size):

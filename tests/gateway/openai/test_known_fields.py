@@ -23,6 +23,11 @@ OF_OTHERS = (
 KNOWN = {
     (EMBEDDINGS, "truncate_prompt_tokens"),
     *((path, name) for path in (CHATS, "/generate") for name in ("chat_template_kwargs", "reasoning_effort")),
+    *(
+        (path, name)
+        for path in (CHATS, COMPLETIONS)
+        for name in ("cache_salt", "allowed_token_ids", "truncate_prompt_tokens")
+    ),
 }
 """The fields among these that a route has."""
 

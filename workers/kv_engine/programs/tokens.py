@@ -61,6 +61,7 @@ def _params(sampling: Sampling) -> SamplingParams:
         frequency_penalty=sampling.frequency_penalty,
         logit_bias=[*sampling.logit_bias],
         bad_words=[[*word] for word in sampling.bad_words],
+        allowed_token_ids=[*sampling.allowed_token_ids],
         min_tokens=sampling.min_tokens,
         length_decay=sampling.length_decay,
     )
