@@ -2,6 +2,8 @@
 
 from typing import Any, Final
 
+import msgspec
+
 from conductor.core.request import Request, Running
 from shared.events import (
     Failure,
@@ -106,10 +108,14 @@ def fence(request: Request, reason: str, lives: dict[str, int]) -> OutputFence:
 
 def finished(request: Request, finish: Finish) -> RequestFinished:
     """The decision that ends a request whose plan returned."""
+    usage = finish.usage
+    if not usage.cached_tokens:  # what a plan counts itself is the result of a prompt computed in advance
+        cached = min(request.cached_tokens, usage.prompt_tokens)  # a resumed answer may be cached as well
+        usage = msgspec.structs.replace(usage, cached_tokens=cached)
     return RequestFinished(
         id=_end_id(request),
         **_about(request),
-        usage=finish.usage,
+        usage=usage,
         finish_reasons=list(finish.finish_reasons),
         stop_reasons=list(finish.stop_reasons),
         output=combined(request.tracks),

@@ -150,7 +150,10 @@ class Reactor:
         step = request.step(event.index)
         assert step is not None
         tracks = grown(request.tracks, {"": event.output, **event.tracks})
-        request = msgspec.structs.replace(request, tracks=tracks)
+        cached = max((work.cached_tokens for work in event.work.values()), default=0)
+        request = msgspec.structs.replace(
+            request, tracks=tracks, cached_tokens=max(request.cached_tokens, cached)
+        )
         parts = step.parts | {event.rank: tuple(event.results)}
         if parts.keys() != step.incarnations.keys():
             step = msgspec.structs.replace(step, parts=parts)

@@ -143,6 +143,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         running: the dispatched steps, by index.
         results: recorded results of the plan's steps; with the submission, all that a plan depends on.
         tracks: reported output so far, by track name.
+        cached_tokens: how many tokens of its prompt were cached when a node began with them: the most that
+            one reported.
         expected: decisions made here and not read from the log yet, by event id.
         recorded: ids of decisions in the log; a second copy has no effect.
         history: the chained digest of the bytes of every fact that counted.
@@ -168,6 +170,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     running: tuple[Running, ...] = ()
     results: tuple[RecordedResult, ...] = ()
     tracks: dict[str, OutputTotals] = {}
+    cached_tokens: int = 0
     expected: dict[str, Decision] = {}
     recorded: frozenset[str] = frozenset()
 

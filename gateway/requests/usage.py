@@ -22,8 +22,8 @@ class UsageTally:
         """Add the usage of a choice that has ended."""
         if choice % self.n == 0:
             self.prompt_tokens += usage.prompt_tokens
+            self.cached_tokens += usage.cached_tokens
         self.completion_tokens += usage.completion_tokens
-        self.cached_tokens += usage.cached_tokens
         self.reasoning_tokens += usage.reasoning_tokens
         self.counts.update(usage.counts)
 
@@ -45,6 +45,8 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.total_tokens,
     }
+    if usage.cached_tokens:
+        found["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
     if usage.reasoning_tokens:
         found["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
     return {**found, "counts": usage.counts} if usage.counts else found

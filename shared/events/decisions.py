@@ -80,8 +80,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Token counts of a request; each token counts once.
 
     Attributes:
-        cached_tokens: for a prompt computed in advance (`Params.warm`), the number of its leading tokens
-            whose keys and values are now cached.
+        cached_tokens: the tokens of the prompt whose keys and values were cached before. For a prompt
+            computed in advance (`Params.warm`), the number of its leading tokens that are cached now.
         reasoning_tokens: the tokens among those of the answer that are reasoning, with its marks.
         counts: further counts of the model family, such as the forward passes of a diffusion language model.
     """

@@ -338,3 +338,34 @@ async def test_a_stream_is_resumed_behind_what_its_client_has(deployment: Runnin
     ]
     assert "assistant" not in rest.text
     assert rest.text.endswith("data: [DONE]\n\n")
+
+
+async def test_a_prompts_cache_is_shared_with_its_salt_alone(deployment: Running) -> None:
+    prompt = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen " * 2
+
+    async def cached(salt: str | None) -> int:
+        """The cached tokens of the prompt, by the usage of an answer."""
+        body = {"prompt": prompt, "max_tokens": 2, "cache_salt": salt}
+        usage = (await post(deployment, "/v1/completions", body))["usage"]
+        return int(usage.get("prompt_tokens_details", {}).get("cached_tokens", 0))
+
+    first = [await cached(salt) for salt in (None, "mine", "yours")]
+    again = [await cached(salt) for salt in (None, "mine", "yours")]
+
+    assert first == [0, 0, 0]
+    assert len({*again}) == 1
+    assert again[0] > 16
+
+
+async def test_only_allowed_tokens_are_chosen(deployment: Running) -> None:
+    body = {"prompt": "len:", "max_tokens": 6, "allowed_token_ids": [70, 71], "temperature": 2, "logprobs": 0}
+
+    found = await post(deployment, "/v1/completions", body)
+
+    async with clients.http(deployment) as http:
+        texts = [
+            (await http.post("/detokenize", json={"model": "demo", "tokens": [one]})).json()["prompt"]
+            for one in (70, 71)
+        ]
+    assert found["usage"]["completion_tokens"] == 6
+    assert set(found["choices"][0]["logprobs"]["tokens"]) <= set(texts)

@@ -289,6 +289,35 @@ def test_a_text_to_embed_is_cut_as_the_request_asks(
     assert prepare(loaded, Inputs(token_ids=whole, **asked), Params(**params)) == whole[kept]
 
 
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        ({"truncate_prompt_tokens": 4}, slice(0, 4)),
+        ({"truncate_prompt_tokens": 4, "truncation_side": "left"}, slice(-4, None)),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 12}, slice(0, 500)),
+        ({"truncate_prompt_tokens": -1}, slice(0, 511)),
+    ],
+)
+def test_a_prompt_is_cut_so_that_its_answer_has_room(
+    chatml: Path, params: dict[str, Any], kept: slice
+) -> None:
+    loaded = load(chatml)
+    text = "".join(f" {number}" for number in range(700))
+    whole = Tokenizer.from_file(str(chatml / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+
+    assert prepare(loaded, Inputs(text=text, chat=False), Params(**params)) == whole[kept]
+    assert prepare(loaded, Inputs(token_ids=whole), Params(**params)) == whole[kept]
+
+
+def test_of_a_chat_the_end_is_kept_where_its_answer_begins(chatml: Path) -> None:
+    loaded, asked = load(chatml), Inputs(messages=[{"role": "user", "content": "one two three four"}])
+    whole = prepare(loaded, asked)
+
+    assert prepare(loaded, asked, Params(truncate_prompt_tokens=4)) == whole[-4:]
+    with pytest.raises(ClientError, match="expected 'left' for a chat"):
+        prepare(loaded, asked, Params(truncate_prompt_tokens=4, truncation_side="right"))
+
+
 def test_special_tokens_stay_when_a_text_is_cut(llama: Path) -> None:
     loaded = load(llama)
     asked = Inputs(text="one two three four", chat=False, output_modalities=["embedding"])

@@ -63,6 +63,11 @@ def wish(name: str, plain: list[int]) -> Wish:
             {"bad_words_ids": [[often], plain[1:3], plain[:4]]},
             none,
         ),
+        "allowed": (
+            Sampling(allowed_token_ids=[one for one in range(512) if one % 3 and one != often]),
+            {"suppress_tokens": [one for one in range(512) if not one % 3 or one == often]},
+            none,
+        ),
         "min tokens": (Sampling(min_tokens=10), {"min_new_tokens": 10, "eos_token_id": plain[3]}, end),
         "stop": (Sampling(), {"eos_token_id": plain[3]}, end),
         "all": (
@@ -89,7 +94,8 @@ def wish(name: str, plain: list[int]) -> Wish:
 
 
 CASES = (
-    "repetition", "reward", "presence", "frequency", "bias", "bad words", "min tokens", "stop", "all",
+    "repetition", "reward", "presence", "frequency", "bias", "bad words", "allowed", "min tokens", "stop",
+    "all",
 )  # fmt: skip
 
 
@@ -242,6 +248,7 @@ def test_a_stop_token_ends_an_answer_that_ignores_its_own_end(qwen3: DecoderLM) 
     [
         ({"sampling": Sampling(logit_bias=[(10**6, 1.0)])}, "logit_bias: token ids must be from 0 to"),
         ({"sampling": Sampling(bad_words=[[1, 10**6]])}, "bad_words: token ids must be from 0 to"),
+        ({"sampling": Sampling(allowed_token_ids=[10**6])}, "allowed_token_ids: token ids must be from 0 to"),
         ({"stop_token_ids": frozenset([-1])}, "stop_token_ids: token ids must be from 0 to"),
         ({"sampling": Sampling(bad_words=[[n] for n in range(512)])}, "leave no token to choose"),
     ],

@@ -656,3 +656,30 @@ def test_a_model_may_have_more_rows_than_the_tokenizer_has_tokens(qwen3: Decoder
 
     allowed = logits[0].isfinite().nonzero().flatten().tolist()
     assert allowed == processing_of()._tokenizer.encode("a", add_special_tokens=False)
+
+
+# ---- tokens that a request allows at all -------------------------------------------------------------------
+
+
+def test_a_guided_answer_has_allowed_tokens_and_ends_where_its_guide_does(qwen3: DecoderLM) -> None:
+    guide = compiled(regex="[a-z]{4}")
+    plain = ids(run(engine_of(qwen3), [spec(guide=guide)])["a"])
+    [letter] = [one for one in range(200) if text_of([one]) == "z"]
+    only = Sampling(allowed_token_ids=[letter])
+
+    outputs = run(engine_of(qwen3), [spec(guide=guide, sampling=only)])["a"]
+
+    assert text_of(ids(outputs)[:4]) == "zzzz" != text_of(plain[:4])
+    assert outputs[-1].finish is FinishReason.STOP
+
+
+def test_tokens_that_no_answer_can_have_fail_it_alone(qwen3: DecoderLM) -> None:
+    [letter] = [one for one in range(200) if text_of([one]) == "z"]
+    stuck = spec("stuck", guide=compiled(regex="[0-9]+"), sampling=Sampling(allowed_token_ids=[letter]))
+
+    outputs, [failed] = drained(engine_of(qwen3), [stuck, spec("other", max_tokens=3)])
+
+    [error] = failed.others.values()
+    assert isinstance(error, ClientError)
+    assert (error.code, list(failed.others)) == ("nothing_left", ["stuck"])
+    assert len([one for one in outputs if one.key == "other"]) == 3
