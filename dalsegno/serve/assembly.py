@@ -87,6 +87,7 @@ def serve(options: ServeOptions) -> None:
                     outputs=graph.outputs,
                     voices=config.known_voices,
                     durability=config.nats.durability,
+                    has_page=config.gateway.page,
                 )
             )
 

@@ -31,6 +31,7 @@ def ready_message(
     outputs: Sequence[str],
     voices: Sequence[str],
     durability: Durability,
+    has_page: bool = True,
 ) -> str:
     """Return the message.
 
@@ -43,8 +44,10 @@ def ready_message(
         outputs: the modalities that it gives.
         voices: the voices of a speech model.
         durability: the durability of an acked event.
+        has_page: the gateways serve the page for people.
     """
     listen, *others = listens
+    page = f"In a browser: {listen.url}\n" if has_page else ""
     ways = "\n\n".join(_ways(model, listen, modalities=modalities, outputs=outputs, voices=voices))
     return f"""
 Dal Segno serves {model} at {listen.url} (ready after {seconds:.1f} s). Talk to it:
@@ -53,7 +56,7 @@ Dal Segno serves {model} at {listen.url} (ready after {seconds:.1f} s). Talk to 
 
 {_elsewhere(others)}Data dir: {data_dir}
 Durability: {durability}; {PROMISES[durability]}.
-Its requests in a browser: {_program()} studio {shlex.quote(str(data_dir))}
+{page}Its requests, step by step: {_program()} studio {shlex.quote(str(data_dir))}
 Ctrl-C stops it.
 """
 

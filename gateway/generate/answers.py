@@ -168,7 +168,7 @@ def _data_of(chunk: OutputChunk) -> bytes:
 
 def _end_of(finish_reason: str, usage: Usage, durability: Durability) -> dict[str, Any]:
     used = usage_object(usage)
-    if usage.cached_tokens:
+    if usage.cached_tokens and not usage.completion_tokens:  # a prompt that was computed in advance
         used["cached_tokens"] = usage.cached_tokens
     return {"finish_reason": finish_reason, "usage": used, "durability": durability}
 

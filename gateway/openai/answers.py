@@ -91,7 +91,10 @@ class _Stream:
         if not self._includes_usage or self._position.is_complete:
             return _DONE
         self._position.complete()
-        body = self._head.of(self.object_name) | {"choices": [], "usage": usage_object(usage)}
+        body = self._head.of(self.object_name) | {
+            "choices": [],
+            "usage": usage_object(usage, is_openais=True),
+        }
         body |= parallel_tokens(usage)
         return server_sent_event(body, self._position) + _DONE
 
@@ -245,7 +248,10 @@ class _Document(DocumentFormat):
             )
             for number, parts in enumerate(self._choices)
         ]
-        body = self._head.of(self.object_name) | {"choices": choices, "usage": usage_object(usage)}
+        body = self._head.of(self.object_name) | {
+            "choices": choices,
+            "usage": usage_object(usage, is_openais=True),
+        }
         return msgspec.json.encode(body | parallel_tokens(usage))
 
     def _content(self, parts: _ChoiceParts) -> dict[str, Any]:

@@ -38,14 +38,18 @@ class UsageTally:
         )
 
 
-def usage_object(usage: Usage) -> dict[str, Any]:
-    """Usage as OpenAI's `usage` object, with the model's `counts` if it has any."""
+def usage_object(usage: Usage, *, is_openais: bool = False) -> dict[str, Any]:
+    """Usage as OpenAI's `usage` object, with the model's `counts` if it has any.
+
+    The cached tokens are a part of it only where `is_openais`: a repeated answer of our own routes is the
+    same to the byte.
+    """
     found: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.total_tokens,
     }
-    if usage.cached_tokens:
+    if usage.cached_tokens and is_openais:
         found["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
     if usage.reasoning_tokens:
         found["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}

@@ -29,7 +29,7 @@ from models.text.tokenizer import (
     eos_ids_of,
     load_tokenizer,
     vocab_size_of,
-    with_visible_token,
+    with_visible_tokens,
 )
 from models.text.tool_calls import offered
 from models.text.truncation import Truncation
@@ -77,8 +77,7 @@ class TextFiles:
         visible = [] if prompts.calls is None else [*prompts.calls.visible]
         if prompts.reasoning is not None:
             visible += prompts.reasoning.visible
-        for mark in visible:
-            tokenizer = with_visible_token(tokenizer, mark)
+        tokenizer = with_visible_tokens(tokenizer, visible)
         return cls(
             tokenizer=tokenizer,
             prompts=prompts,

@@ -5,7 +5,7 @@ fit and token ids outside the vocabulary.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -143,14 +143,14 @@ def load_tokenizer(checkpoint: Path) -> tuple[Tokenizer, dict[str, str]]:
     return tokenizer, names
 
 
-def with_visible_token(tokenizer: Tokenizer, text: str) -> Tokenizer:
-    """The tokenizer with a special token made an ordinary one: detokenized answers then contain its text."""
+def with_visible_tokens(tokenizer: Tokenizer, texts: Collection[str]) -> Tokenizer:
+    """The tokenizer with special tokens made ordinary ones: detokenized answers then contain their texts."""
     added = tokenizer.get_added_tokens_decoder().values()
-    if not any(token.special and token.content == text for token in added):
+    if not any(token.special and token.content in texts for token in added):
         return tokenizer
     state = json.loads(tokenizer.to_str())
     for token in state["added_tokens"]:
-        token["special"] = token["special"] and token["content"] != text
+        token["special"] = token["special"] and token["content"] not in texts
     return Tokenizer.from_str(json.dumps(state))
 
 

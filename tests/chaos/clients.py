@@ -158,7 +158,7 @@ def _document(told: Mapping[str, Any], seen: Seen) -> None:
         # Calls are text in the log, which ended with `stop`.
         end = "stop" if reason == "tool_calls" else reason
         seen.take(Piece(choice=one["index"], text=_said(one), finish_reason=end))
-    seen.usages.append(dict(told["usage"]))
+    seen.usages.append(_comparable(told["usage"]))
     seen.completions += 1
 
 
@@ -216,7 +216,7 @@ async def _sse(response: httpx.Response, seen: Seen) -> AsyncGenerator[Piece, No
                 _refused(seen, 503 if is_not_now else 500, event["error"])
                 return
             if event.get("usage"):
-                seen.usages.append(event["usage"])
+                seen.usages.append(_comparable(event["usage"]))
             for choice in event["choices"]:
                 yield _piece(choice, _index_of(position, choice["index"]))
             position = None
@@ -258,3 +258,8 @@ async def _complete_lines(response: httpx.Response) -> AsyncGenerator[bytes, Non
         for line in lines:
             if line.strip():
                 yield line.rstrip(b"\r")
+
+
+def _comparable(usage: dict[str, Any]) -> dict[str, Any]:
+    """A usage without what depends on the cache, and so on the requests before."""
+    return {name: value for name, value in usage.items() if name != "prompt_tokens_details"}

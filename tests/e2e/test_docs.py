@@ -1,6 +1,5 @@
 """The pages are correct: every command gives the output shown, every table is complete."""
 
-import json
 import re
 import shutil
 import subprocess
@@ -19,7 +18,7 @@ from gateway import errors
 from gateway.generate import request as generate_request
 from gateway.images.request import VariationRequest
 from gateway.openai import requests as openai_requests
-from gateway.openai.requests import ChatRequest, CompletionRequest
+from gateway.openai.request_fields import FIELDS
 from gateway.sound.encoder import FORMATS
 from gateway.speech.request import SpeechRequest
 from gateway.texts.embeddings import EmbeddingRequest
@@ -222,23 +221,9 @@ def test_every_field_of_generate_is_in_its_table() -> None:
     assert set().union(*(named(row[0]) for row in told[head + 1 :])) == set(generate_request.MODEL_KWARGS)
 
 
-def test_every_field_of_openais_is_in_its_table() -> None:
-    told = rows(HTTP, "## OpenAI's routes")
-    head = next(place for place, row in enumerate(told) if row[0] == "refused")
-    taken, refused = told[1:head], told[head + 1 :]
+def test_every_role_of_a_message_is_in_the_table_of_fields() -> None:
+    [messages] = [field.note for field in FIELDS if field.name == "messages"]
 
-    for column, kind in ((1, ChatRequest), (2, CompletionRequest)):
-        fields = {field.encode_name for field in msgspec.structs.fields(kind)}
-        assert {row[0].strip("`") for row in taken if row[column] == "yes"} == fields
-    for name, kind in (("chat", ChatRequest), ("completions", CompletionRequest)):
-        shown = {
-            field: [json.loads(value) for value in _values(row[2])]
-            for row in refused
-            if row[1] in ("both", name)
-            for field in named(row[0])
-        }
-        assert shown == {field: list(neutral) for field, neutral in kind.neutral.items()}
-    [messages] = [row[3] for row in taken if row[0] == "`messages`"]
     assert set(openai_requests.ROLES) <= named(messages)
 
 

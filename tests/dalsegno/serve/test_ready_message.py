@@ -10,7 +10,7 @@ from dalsegno.config.address import Listen
 from dalsegno.serve import ready_message as module
 
 
-def welcome(model: str, listen: Listen, data_dir: Path, seconds: float) -> str:
+def welcome(model: str, listen: Listen, data_dir: Path, seconds: float, *, has_page: bool = True) -> str:
     return module.ready_message(
         model,
         [listen],
@@ -20,6 +20,7 @@ def welcome(model: str, listen: Listen, data_dir: Path, seconds: float) -> str:
         outputs=("text",),
         voices=(),
         durability="host",
+        has_page=has_page,
     )
 
 
@@ -44,6 +45,13 @@ def test_what_is_shown_can_be_pasted_whatever_the_model_is_called() -> None:
     assert curl[3:6] == ["-H", "content-type: application/json", "-d"]
     assert json.loads(curl[6])["model"] == name
     assert name in {node.value for node in ast.walk(program) if isinstance(node, ast.Constant)}
+
+
+def test_the_page_is_named_unless_it_is_off() -> None:
+    listen = Listen(host="127.0.0.1", port=9000)
+
+    assert "\nIn a browser: http://127.0.0.1:9000\n" in welcome("demo", listen, Path("/data"), seconds=5)
+    assert "browser" not in welcome("demo", listen, Path("/data"), seconds=5, has_page=False)
 
 
 def test_at_the_usual_port_ask_needs_no_url(monkeypatch: pytest.MonkeyPatch) -> None:
