@@ -287,6 +287,9 @@ class ToolCallParser:
         if character in "{[":
             yield from self._marked_container(character, quote, schema or {})
             return
+        if character == '"':  # some write JSON all the same
+            self._add_arguments((yield from self._string()))
+            return
         self._give_back()
         if not (yield from self._skips(quote)):
             self._add_arguments(tagged_calls.value_of((yield from self._bare(",}]"))))

@@ -88,6 +88,7 @@ def told(written: CallFormat, pieces: Sequence[str]) -> tuple[str, list[tuple[st
         (GEMMA, ('<|tool_call>call:f{a:<|"|>x "<|y\n<|"|>,b:[1,-2.5,true,None],c:{<|"|>d e<|"|>:{}},e:"é"}'
          "<tool_call|> Done."), " Done.",
          [("f", '{"a": "x \\"<|y\\n", "b": [1, -2.5, true, null], "c": {"d e": {}}, "e": "é"}')]),
+        (GEMMA, '<|tool_call>call:f{"a": "x, {", b : 1 }<tool_call|>', "", [("f", '{"a": "x, {", "b": 1}')]),
         (GEMMA, "<|tool_call>call:f<tool_call|>", "<|tool_call>call:f<tool_call|>", []),
         (GEMMA, '<|tool_call>call:f{a:<|"|>x', "", [("f", '{"a": "x')]),
         (DEEPSEEK, ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}\n"
