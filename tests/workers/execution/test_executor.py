@@ -595,6 +595,7 @@ async def test_how_to_choose_tokens_is_told_to_the_engine_and_a_stop_token_ends_
             "repetition_penalty": 1.2,
             "logit_bias": [[65, -1.5]],
             "bad_words": [[1, 2]],
+            "allowed_token_ids": [33, 72, 105],
             "min_tokens": 2,
         }
         rig.start(ready("r", *chat(sampling=sampling, stop_token_ids=[33], ignore_eos=True), seed=5))
