@@ -62,6 +62,8 @@ def main() -> None:
     match sys.argv[1:]:
         case ["gpu", *options]:
             import_module("benchmarks.gpu").main(options)
+        case ["gpu-first", *options]:
+            import_module("benchmarks.gpu_first").main(options)
         case ["peers", *options]:
             _compare_with_others(options)
         case names:

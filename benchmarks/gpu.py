@@ -169,6 +169,17 @@ def read_bytes_per_s(device: torch.device, nbytes: int = _READ_BYTES) -> float:
     return nbytes / least_s
 
 
+def random_weights(shape: Shape, device: torch.device) -> Any:
+    """Return a model of the shape with random bfloat16 weights."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            return shape.model(copy.deepcopy(shape.config)).eval().requires_grad_(requires_grad=False)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+
 def measure(
     shape: Shape,
     device: torch.device,
@@ -196,13 +207,7 @@ def measure(
     Yields:
         each figure when it is measured. The value of a contender that failed, or was left out, is NaN.
     """
-    torch.manual_seed(0)
-    with torch.device(device):
-        torch.set_default_dtype(torch.bfloat16)
-        try:
-            model = shape.model(copy.deepcopy(shape.config)).eval().requires_grad_(requires_grad=False)
-        finally:
-            torch.set_default_dtype(torch.float32)
+    model = random_weights(shape, device)
     for rows, goal in shape.goals.items():
         what = f"{shape.name}, {rows} at a time"
         contenders = _contenders(shape, model, device, rows, load, compiles=compiles)
@@ -269,14 +274,15 @@ def _prompts(shape: Shape, rows: int, load: Load, *, seed: int) -> list[list[int
 
 
 def _took_s(device: torch.device, work: Callable[[], object]) -> float:
-    _wait(device)
+    wait(device)
     begun_s = time.perf_counter()
     work()
-    _wait(device)
+    wait(device)
     return time.perf_counter() - begun_s
 
 
-def _wait(device: torch.device) -> None:
+def wait(device: torch.device) -> None:
+    """Wait for all work on the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -304,15 +310,15 @@ def _contenders(
         return CudaCapture(device) if device.type == "cuda" else None
 
     # Made when they are measured: one that fails, such as a kernel that does not compile, stops no other.
-    recorded = cache(lambda: _engine(node, rows, load, capture()))
+    recorded = cache(lambda: make_engine(node, rows, load, capture()))
     longest = load.prompt + load.answer
     return {
         _OURS: _ours(node, recorded, runs_ahead=True),
         _READ_FIRST: _ours(node, recorded, runs_ahead=False),
-        _AS_IT_COMES: _ours(node, lambda: _engine(node, rows, load, None), runs_ahead=False),
+        _AS_IT_COMES: _ours(node, lambda: make_engine(node, rows, load, None), runs_ahead=False),
         _FLASHINFER: _ours(
             node,
-            lambda: _engine(node, rows, load, capture(), choose_attention(node, "flashinfer")),
+            lambda: make_engine(node, rows, load, capture(), choose_attention(node, "flashinfer")),
             runs_ahead=True,
         ),
         _CONTINUOUS: lambda: _continuous(model, rows),
@@ -320,9 +326,10 @@ def _contenders(
     }
 
 
-def _engine(
+def make_engine(
     node: KVNode, rows: int, load: Load, capture: GraphCapture | None, kernel: AttentionKernel | None = None
 ) -> KVEngine:
+    """Return an engine for `rows` requests of the load."""
     blocks = -(-(load.prompt + load.answer) // _BLOCK) + 1
     return KVEngine(
         node,
@@ -408,12 +415,12 @@ class _StaticLoop:
         begun_s = time.perf_counter()
         self._cache.reset()
         ids = self._next(torch.tensor(prompts, device=self._device))
-        _wait(self._device)
+        wait(self._device)
         first_s = time.perf_counter() - begun_s
         for _ in range(tokens - 1):
             # A graph's output is overwritten by its next replay, which reads it.
             ids = self._decode(ids).clone()
-        _wait(self._device)
+        wait(self._device)
         return Timed(first_s, time.perf_counter() - begun_s)
 
     def _next(self, ids: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ import os
 import platform
 import subprocess
 import time
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
@@ -43,13 +43,20 @@ def speed() -> float:
 
 def described() -> str:
     """Describe versions, hardware, load and speed."""
-    packages = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
+    packages = ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     mood = f"load {load} at the start, {speed() / 1e6:.1f} million empty loop iterations per s of CPU"
     return (
-        f"dalsegno {version('dalsegno')} ({_commit()}), Python {platform.python_version()}, {packages}\n"
+        f"dalsegno {_version('dalsegno')} ({_commit()}), Python {platform.python_version()}, {packages}\n"
         f"{os.cpu_count()} cores ({_processor()}), Linux {platform.release()}; {mood}"
     )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _commit() -> str:
