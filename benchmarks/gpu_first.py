@@ -13,8 +13,9 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from types import SimpleNamespace
 from typing import Any, Final
@@ -115,7 +116,9 @@ def attention(device: torch.device) -> None:
         for field in ("rows", "query_offsets", "kv_lengths", "block_table"):
             setattr(step, field, getattr(step, field).to(device))
         found = attend(
-            *(given.to(device) for given in (queries, keys, values)),
+            queries.to(device),
+            keys.to(device),
+            values.to(device),
             step,
             scaling=interpreted.SCALING,
             window=case.window,
@@ -149,8 +152,12 @@ def failed_capture(device: torch.device) -> None:
     if device.type != "cuda":
         return
     before = torch.cuda.current_stream(device)
+
+    def reads() -> None:
+        torch.ones(1, device=device).item()
+
     try:
-        CudaCapture(device).capture(lambda: print(torch.ones(1, device=device).item()))
+        CudaCapture(device).capture(reads)
     except RuntimeError as error:
         print(f"failed capture: said {str(error).splitlines()[0]!r}")
     assert torch.cuda.current_stream(device) == before, "expected the stream of before"
@@ -179,11 +186,12 @@ def products(device: torch.device) -> None:
                 [torch.randn(out, width, device=device, dtype=torch.bfloat16) for _ in range(count)]
             )
             states = torch.randn(rows, width, device=device, dtype=torch.bfloat16)
-            took_us = _recorded_us(
-                device,
-                lambda states=states, weights=weights: torch.nn.functional.linear(states, next(weights)),
-            )
+            took_us = _recorded_us(device, partial(_multiply, states, weights))
             print(f"product {rows:3d} x {out} x {width}: {took_us:.1f} us, {_rate(2 * out * width, took_us)}")
+
+
+def _multiply(states: torch.Tensor, weights: Iterator[torch.Tensor]) -> torch.Tensor:
+    return torch.nn.functional.linear(states, next(weights))
 
 
 def sampler(device: torch.device) -> None:
@@ -197,9 +205,7 @@ def sampler(device: torch.device) -> None:
         }.items():
             given = _sampling_rows(rows, device, is_random=is_random, is_filtered=is_filtered)
             with torch.inference_mode():
-                took_us = _recorded_us(
-                    device, lambda logits=logits, given=given: sample(logits, given, 1), count=4
-                )
+                took_us = _recorded_us(device, partial(sample, logits, given, 1), count=4)
             print(f"sampler {kind}, {rows} rows: {took_us:.0f} us")
 
 
@@ -226,9 +232,7 @@ def attention_speed(device: torch.device) -> None:
         )
         pool = torch.randn(2, taken * size, kv_heads, dim, device=device, dtype=torch.bfloat16)
         queries = torch.randn(rows, heads, dim, device=device, dtype=torch.bfloat16)
-        took_us = _recorded_us(
-            device, lambda queries=queries, pool=pool, step=step: attend(queries, pool[0], pool[1], step)
-        )
+        took_us = _recorded_us(device, partial(attend, queries, pool[0], pool[1], step))
         read = _rate(4 * sum(lengths) * kv_heads * dim, took_us)
         print(f"attention, {rows} rows, longest {max(lengths)}: {took_us:.0f} us, {read}")
 

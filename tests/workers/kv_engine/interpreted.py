@@ -6,6 +6,7 @@ process. The process prints its results as one line of JSON.
 
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -183,6 +184,43 @@ def decoders() -> dict[str, float]:
     return found
 
 
+def samplers() -> dict[str, int]:
+    """Of rows with all kinds of sampling and logits, how many there are, and how many tokens are torch's."""
+    from tests.workers.kv_engine.sampling.test_sampler import rows  # noqa: PLC0415 - imports pytest
+    from workers.kv_engine.gpu.triton_sampler import sample_rows  # noqa: PLC0415 - only where interpreted
+    from workers.kv_engine.sampling.sampler import node_key, sample  # noqa: PLC0415 - here only
+    from workers.kv_engine.sequence_spec import Sampling  # noqa: PLC0415 - here only
+
+    chosen = random.Random(0)
+    found = {"rows": 0, "alike": 0, "different": 0}
+    for number, scale in enumerate((0.01, 1.0, 3.0, 10.0) * 3):
+        generator = torch.Generator().manual_seed(number)
+        logits = torch.randn(10, chosen.choice([7, 300, 1000]), generator=generator) * scale
+        logits[0, 3] = torch.nan
+        logits[1] = -torch.inf
+        logits[2, 2] = torch.inf
+        logits[3, ::2] = -torch.inf
+        logits[4] = logits[4].round()  # equal ones
+        samplings = [
+            Sampling(
+                temperature=chosen.choice([0, 0.3, 1.0, 2.0]),
+                top_p=chosen.choice([1.0, 0.999, 0.9, 0.5]),
+                top_k=chosen.choice([0, 0, 1, 5, 50, 2000]),
+                min_p=chosen.choice([0.0, 0.0, 0.001, 0.1]),
+                seed=chosen.randrange(2**62),
+            )
+            for _ in logits
+        ]
+        step = rows(samplings, [chosen.randrange(1000) for _ in logits])
+        for node in (node_key("llm"), 5):
+            expected = sample(logits, step, node)
+            tokens = sample_rows(logits, step, node, listed=chosen.choice([16, 64]), tile=128)
+            found["rows"] += len(logits)
+            found["alike"] += int((tokens == expected).sum())
+            found["different"] += len(set(expected.tolist()))
+    return found
+
+
 @contextmanager
 def _as_on_a_gpu(kernel: AttentionKernel) -> Iterator[None]:
     """Inside, new pools get this kernel as their device's default."""
@@ -190,7 +228,12 @@ def _as_on_a_gpu(kernel: AttentionKernel) -> Iterator[None]:
         yield
 
 
-CHECKS: Final[dict[str, Callable[[], Any]]] = {"errors": errors, "replays": replays, "decoders": decoders}
+CHECKS: Final[dict[str, Callable[[], Any]]] = {
+    "errors": errors,
+    "replays": replays,
+    "decoders": decoders,
+    "samplers": samplers,
+}
 
 
 def found() -> dict[str, Any]:

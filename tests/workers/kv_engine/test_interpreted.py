@@ -37,3 +37,12 @@ def test_a_replayed_step_launches_what_was_recorded_over_the_same_memory(found: 
 
     assert replays["modules"] == replays["kernels"] == replays["expected"]
     assert replays["replays"] > 20
+
+
+@pytest.mark.processes
+def test_the_kernel_samples_the_tokens_that_torch_samples(found: dict[str, Any]) -> None:
+    """With any filter, in a list or in the whole row, with equal, infinite and invalid logits."""
+    samplers = found["samplers"]
+
+    assert samplers["alike"] == samplers["rows"] > 200
+    assert samplers["different"] > 100

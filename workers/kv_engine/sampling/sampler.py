@@ -20,6 +20,7 @@ from typing import Final
 
 import torch
 
+from workers.kv_engine.attention.kernels import default_kernel
 from workers.kv_engine.sampling.filters import WEIGHT_ONE, threshold
 from workers.kv_engine.sampling.sampling_rows import SamplingRows
 
@@ -35,8 +36,13 @@ def node_key(name: str) -> int:
 def sample(logits: torch.Tensor, rows: SamplingRows, node: int) -> torch.Tensor:
     """Return the next token of each row: (S, V) float32 logits to (S,) int64 ids.
 
-    A row that contains NaN, or has no logit above minus infinity, gives `NOT_A_TOKEN`.
+    A row that contains NaN, or has no logit above minus infinity, gives `NOT_A_TOKEN`. On a GPU random rows
+    are computed by one kernel (`workers.kv_engine.gpu.triton_sampler`): here they take some 300 launches.
     """
+    if rows.is_random and logits.is_cuda and default_kernel("cuda") is not None:
+        from workers.kv_engine.gpu.triton_sampler import sample_rows  # noqa: PLC0415 - needs Triton
+
+        return sample_rows(logits, rows, node)
     top, greedy = logits.max(dim=-1)
     tokens = greedy
     if rows.is_random:

@@ -101,6 +101,19 @@ def test_what_lies_between_products_and_attention_compiles_too(
     assert b"ELF" in _compiled(getattr(triton_layers, name), *LAYERS[name])
 
 
+def test_the_sampler_compiles_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from workers.kv_engine.gpu import triton_sampler  # noqa: PLC0415 - where there is Triton
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    floats, ints = ("logits", "temperatures", "top_ps", "min_ps"), ("top_ks", "seed_low", "seed_high")
+    types = {"tokens": "*i64", "list_weights": "*i64", "list_ids": "*i32", "node": "i64"}
+    types |= dict.fromkeys(floats, "*fp32") | dict.fromkeys((*ints, "sample_index", "draw_index"), "*i32")
+    types |= dict.fromkeys(("width", "stride"), "i32")
+    constants = {"is_random": True, "is_listing": True, "listed": 256, "tile": 512}
+
+    assert b"ELF" in _compiled(triton_sampler._sample, types, constants)
+
+
 def _compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any]) -> bytes:
     """The machine code of a kernel for an H200."""
     import triton  # noqa: PLC0415 - where there is Triton
