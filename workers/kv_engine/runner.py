@@ -37,9 +37,10 @@ from workers.kv_engine.sampling.logits_processors import adjust
 from workers.kv_engine.sampling.logprobs import score
 from workers.kv_engine.sampling.pooling import StatePooler
 from workers.kv_engine.sampling.sampler import NOT_A_TOKEN, node_key, sample
+from workers.kv_engine.sampling.sampling_state import UnreadTokens
 from workers.kv_engine.sent_states import sends_any, states_to_send
 from workers.kv_engine.sequence import Span
-from workers.kv_engine.step import Step, StepBuilder, UnreadTokens
+from workers.kv_engine.step import Step, StepBuilder
 from workers.kv_engine.stream_nodes import sends_states
 
 _PLACEHOLDER: Final = 0

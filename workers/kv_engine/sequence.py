@@ -67,7 +67,8 @@ class Sequence:
 
     Attributes:
         ids: the token ids of the prompt, of the prefix, and those generated since.
-        adjusts_logits, can_speculate: copies of the properties of `spec`, which are costly to compute.
+        adjusts_logits, can_speculate, can_run_ahead: copies of the properties of `spec`, which are costly to
+            compute.
         draft_length: how many tokens may be drafted; None before the first draft.
         guide_state: the tokens that its guide allows next; None without a guide.
         computed: how many of `ids` have keys and values in the pool, or bring them.
@@ -96,6 +97,7 @@ class Sequence:
     ids: list[int] = field(init=False)
     adjusts_logits: bool = field(init=False)
     can_speculate: bool = field(init=False)
+    can_run_ahead: bool = field(init=False)
     draft_length: DraftLength | None = None
     guide_state: GuideState | None = None
     computed: int = 0
@@ -123,6 +125,7 @@ class Sequence:
         self.long_factors = self.needs_long_factors(len(self.ids))
         self.adjusts_logits = self.spec.adjusts_logits
         self.can_speculate = self.spec.can_speculate
+        self.can_run_ahead = self.spec.can_run_ahead
         self.computed = self.imported
 
     @property

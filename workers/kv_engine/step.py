@@ -28,7 +28,7 @@ from shared.errors import BugError
 from workers.kv_engine.prompt_parts import Positions
 from workers.kv_engine.sampling.logits_processors import LogitAdjustments
 from workers.kv_engine.sampling.sampling_rows import SamplingRows, ScoredRows
-from workers.kv_engine.sampling.sampling_state import SamplingState
+from workers.kv_engine.sampling.sampling_state import SamplingState, UnreadTokens
 from workers.kv_engine.sequence import Sequence, Span
 
 Int32s = npt.NDArray[np.int32]
@@ -90,18 +90,6 @@ class Step:
     row_indices: torch.Tensor | None = None  # (N,) int64, those tokens
     routes: torch.Tensor | None = None  # (T,) int8, the set of weights of each token; None: 0 for all
     long_factors: torch.Tensor | None = None  # (T,) int32, 1: of a sequence with long rotary factors
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnreadTokens:
-    """The sampled tokens of a step of decodes that is not read yet: the inputs of the next step.
-
-    Attributes:
-        places: for each span of the next step, the index of its token.
-    """
-
-    tokens: torch.Tensor  # (S,) int64, on the device; negative if no token was sampled
-    places: list[int]
 
 
 class _MirroredBuffer:
@@ -224,7 +212,9 @@ class StepBuilder:
         if unread is not None:
             self._feed(unread.tokens, batch)
         scored = self._scored(spans, offsets, sampled)
-        adjusted = self._sampling_state.adjustments([spans[index].sequence for index in sampled])
+        adjusted = self._sampling_state.adjustments(
+            [spans[index].sequence for index in sampled], unread=unread
+        )
         sampling = self._sampling_rows(host["rows"][:batch][sampled])
         step = self._views(batch, total, sampling, scored, adjusted, width=rows)
         if self._has_states:

@@ -8,9 +8,10 @@ import torch
 from models.sequence_request import PromptPart
 from shared.errors import BugError
 from workers.kv_engine.prompt_parts import PromptParts
+from workers.kv_engine.sampling.sampling_state import UnreadTokens
 from workers.kv_engine.sequence import Sequence, Span
 from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
-from workers.kv_engine.step import StepBuilder, UnreadTokens
+from workers.kv_engine.step import StepBuilder
 
 CPU = torch.device("cpu")
 

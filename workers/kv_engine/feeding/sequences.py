@@ -99,7 +99,7 @@ class FedSequences:
             next_position=following,
             rows=rows.to(self._node.dtype).clone(),
         )
-        sequence.can_speculate = False  # the next input is more than the token
+        sequence.can_speculate = sequence.can_run_ahead = False  # the next input is more than the token
         sequence.fed = FedState(sequence.parts, ended=feed.ended)
 
     def feed(self, sequence: Sequence, items: Array | None, *, ended: bool) -> None:

@@ -20,8 +20,8 @@ def plan_step_ahead(spans: Items[Span], scheduler: Scheduler) -> list[Span] | No
     `spans` are those of the step in progress, each of one token, without sequences that are gone or held.
     Sequences that need another block get it here.
     """
-    if not all(span.sequence.can_speculate for span in spans):
-        return None  # the adjustment of the next logits depends on the unread token
+    if not all(span.sequence.can_run_ahead for span in spans):
+        return None  # what is allowed next depends on the unread token
     if sum(not sequence.held for sequence in scheduler.running) > len(spans):
         return None
     continuing = [

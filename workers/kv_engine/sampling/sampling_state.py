@@ -3,7 +3,8 @@
 Only rows that adjust logits have a state: a list of distinct tokens with their marks
 (`workers.kv_engine.sampling.logits_processors`). It is built from the sequence's ids when the sequence is
 first sampled, including those of an earlier attempt, so a resumed answer is penalised as if it had not been
-interrupted. After that each step writes only the changes of its one new token.
+interrupted. After that each step writes only the changes of its one new token. In a step that is launched
+ahead (`workers.kv_engine.gpu.run_ahead`), the last token is on the device only, and is counted there.
 
 A state takes 12 bytes per token. The table has the width of the widest state, rounded up to a power of two,
 for every row: 256 rows of up to 4096 distinct tokens take 12 MiB. Counts for a vocabulary of 150k would
@@ -14,6 +15,7 @@ costs a microsecond.
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -33,8 +35,21 @@ from workers.kv_engine.sequence import Sequence
 _NARROWEST: Final = 64
 _MOST_GROWTH: Final = 1e9
 """It is enough to choose the token, and finite for any logit."""
+_NO_PLACE: Final = -1
 _PLANES: Final = 3
 """Ids, marks, and the bits of biases."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnreadTokens:
+    """The sampled tokens of a step of decodes that is not read yet: the inputs of the next step.
+
+    Attributes:
+        places: for each span of the next step, the index of its token.
+    """
+
+    tokens: torch.Tensor  # (S,) int64, on the device; negative if no token was sampled
+    places: list[int]
 
 
 class SamplingState:
@@ -49,24 +64,29 @@ class SamplingState:
         """The size of the table in the device's memory."""
         return self._table.nbytes
 
-    def adjustments(self, sampled: Items[Sequence]) -> LogitAdjustments | None:
-        """Return the adjustments of the sampled rows, up to their last tokens; None if there are none."""
+    def adjustments(
+        self, sampled: Items[Sequence], *, unread: UnreadTokens | None = None
+    ) -> LogitAdjustments | None:
+        """Return the adjustments of the sampled rows, up to their last tokens; None if there are none.
+
+        With `unread`, the last token of each of them is a placeholder.
+        """
         adjusted = [place for place, sequence in enumerate(sampled) if sequence.adjusts_logits]
         if not adjusted:
             return None
-        states = [self._state(sampled[place]) for place in adjusted]
+        states = [self._state(sampled[place], has_placeholder=unread is not None) for place in adjusted]
         width = max(len(state.ids) for state in states)
         self._write(states, width)
-        return self._read(adjusted, states, width)
+        return self._read(adjusted, states, width, unread)
 
-    def _state(self, sequence: Sequence) -> "_SequenceState":
-        """Return the sequence's state, updated to its last token."""
+    def _state(self, sequence: Sequence, *, has_placeholder: bool) -> "_SequenceState":
+        """Return the sequence's state, updated to its last known token."""
         row = sequence.row
         assert row is not None
         state = self._states[row]
         if state is None or state.sequence is not sequence:
             state = self._states[row] = _SequenceState(sequence, row)
-        state.update()
+        state.update(has_placeholder=has_placeholder)
         return state
 
     def _write(self, states: Iterable["_SequenceState"], width: int) -> None:
@@ -88,7 +108,13 @@ class SamplingState:
         for state in states:
             state.changed.clear()
 
-    def _read(self, adjusted: list[int], states: list["_SequenceState"], width: int) -> LogitAdjustments:
+    def _read(
+        self,
+        adjusted: list[int],
+        states: list["_SequenceState"],
+        width: int,
+        unread: UnreadTokens | None,
+    ) -> LogitAdjustments:
         rows = self._on_device(
             np.array([adjusted, [state.row for state in states], [len(state.ids) for state in states]])
         )
@@ -102,11 +128,19 @@ class SamplingState:
         # After its end a state repeats its first slot.
         slots = torch.where(slots < rows[2][:, None], slots, 0)
         ids, marks, bias = self._table[:, rows[1], :width].gather(-1, slots.expand(_PLANES, -1, -1))
+        bias = bias.view(torch.float32)
+        if unread is not None:
+            places = [
+                unread.places[place] if state.is_counted else _NO_PLACE
+                for place, state in zip(adjusted, states, strict=True)
+            ]
+            taken = _taken(unread.tokens, self._on_device(np.array(places)))
+            ids, marks, bias = _counted(ids, marks, bias, taken)
         return LogitAdjustments(
             rows=rows[0],
             ids=ids.long(),
             marks=marks,
-            bias=bias.view(torch.float32),
+            bias=bias,
             repetition=penalties[:, 0:1],
             presence=penalties[:, 1:2],
             frequency=penalties[:, 2:3],
@@ -114,7 +148,35 @@ class SamplingState:
         )
 
     def _on_device(self, values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._table.device)
+        there = self._table.device
+        if there.type != "cuda":
+            return torch.from_numpy(values)
+        # Of pageable memory the host would wait for the step under way.
+        return torch.from_numpy(values).pin_memory().to(there, non_blocking=True)
+
+
+def _taken(tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """The tokens at the places, (A, 1); negative without a token, or without a place."""
+    return torch.where(places >= 0, tokens.index_select(0, places.clamp(min=0)), _NO_PLACE)[:, None]
+
+
+def _counted(
+    ids: torch.Tensor, marks: torch.Tensor, bias: torch.Tensor, taken: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Count one more token per row, (A, 1) `taken` if not negative: (A, N) to (A, N + 1).
+
+    A token without a slot gets the last one, which else repeats the first.
+    """
+    is_here = (ids == taken) & (taken >= 0)
+    marks = marks + is_here * COUNT_ONE
+    is_new = (taken >= 0) & ~is_here.any(-1, keepdim=True)
+    last = (
+        torch.where(is_new, taken, ids[:, :1]).to(ids.dtype),
+        torch.where(is_new, COUNT_ONE, marks[:, :1]).to(marks.dtype),
+        torch.where(is_new, 0.0, bias[:, :1]).to(bias.dtype),
+    )
+    ids, marks, bias = (torch.cat(pair, -1) for pair in zip((ids, marks, bias), last, strict=True))
+    return ids, marks, bias
 
 
 class _SequenceState:
@@ -123,6 +185,7 @@ class _SequenceState:
     Attributes:
         ids, marks, bias: of each slot; there is at least one slot.
         changed: slots that are not yet written to the device.
+        is_counted: whether its generated tokens are counted.
     """
 
     def __init__(self, sequence: Sequence, row: int) -> None:
@@ -140,7 +203,7 @@ class _SequenceState:
             self.bias[self._slot(token_id)] = bias
         if sampling.repetition_penalty != 1:
             self._mark(dict.fromkeys(prompt_ids), IN_PROMPT)
-        self._is_counted = bool(
+        self.is_counted = bool(
             sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
         )
         self._read = len(spec.prompt_ids)
@@ -158,17 +221,19 @@ class _SequenceState:
                 self._words.setdefault(word[-2], []).append((list(word[:-1]), word[-1]))
         self._completing: list[int] = []
 
-    def update(self) -> None:
-        """Read the tokens that were generated since the last call."""
+    def update(self, *, has_placeholder: bool) -> None:
+        """Read the tokens that were generated since the last call, without a placeholder at the end."""
         ids = self.sequence.ids
-        if self._is_counted:
-            for token_id in ids[self._read :]:
+        known = len(ids) - has_placeholder
+        if self.is_counted:
+            for token_id in ids[self._read : known]:
                 self._count(token_id, COUNT_ONE)
-            self._read = len(ids)
+            self._read = known
         if self._forbids_end and self.sequence.generated >= self.sequence.spec.sampling.min_tokens:
             self._unmark(self.sequence.spec.end_ids, EARLY_END)
             self._forbids_end = False
         if self._words:
+            assert not has_placeholder, "bad words of several tokens need the last one"
             self._unmark(self._completing, ENDS_BAD_WORD)
             candidates = self._words.get(ids[-1], ())
             self._completing = [last for begin, last in candidates if ids[-len(begin) :] == begin]

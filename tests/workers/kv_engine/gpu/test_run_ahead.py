@@ -164,7 +164,7 @@ def test_who_was_resumed_is_waited_for_and_who_is_held_is_not() -> None:
     assert plan_step_ahead(spans, of) is not None
 
 
-@pytest.mark.parametrize("changes", [{"logprobs": 0}, {"sampling": Sampling(logit_bias=((3, 1.0),))}])
+@pytest.mark.parametrize("changes", [{"logprobs": 0}, {"sampling": Sampling(bad_words=((3, 4),))}])
 def test_whose_logits_hang_on_the_last_token_is_waited_for(changes: dict[str, Any]) -> None:
     of = scheduler(rows=2)
     spans = decoding(of, sequence("a", 3), sequence("b", 3, **changes))
@@ -238,23 +238,54 @@ def test_where_somebody_guesses_or_who_is_asked_not_to_nothing_runs_ahead(qwen3:
 
 
 @pytest.mark.slow
-def test_beside_guided_and_adjusted_answers_nothing_runs_ahead_and_behind_them_it_does(
+def test_beside_guided_answers_nothing_runs_ahead_and_behind_them_it_does(
     qwen3: DecoderLM,
 ) -> None:
     ends = frozenset(processing_of().eos_ids)
     wishes = [
         spec("plain", max_tokens=20),
         spec("guided", guide=compiled(regex="[a-f]{5,9}"), eos_ids=ends),
-        spec("adjusted", max_tokens=8, sampling=Sampling(repetition_penalty=1.3)),
+        spec("words", max_tokens=8, sampling=Sampling(bad_words=((3, 4),))),
     ]
     ahead = engine(qwen3)
 
     found = {key: ids(outputs) for key, outputs in run(ahead, wishes).items()}
 
     assert found == {one.key: answer(qwen3, one) for one in wishes}
-    longest = max(len(found["guided"]), len(found["adjusted"]))
+    longest = max(len(found["guided"]), len(found["words"]))
     assert work(ahead).ahead == 20 - longest - 1
     assert work(ahead).discarded_tokens == 0
+
+
+@pytest.mark.slow
+def test_penalties_count_the_unread_token_on_the_device(qwen3: DecoderLM) -> None:
+    """Alone and beside others; a token that is new, in the prompt, generated before, or of no interest."""
+    ends = frozenset(range(0, 400, 2))
+    favoured = Sampling(logit_bias=tuple((n, 6.0) for n in range(4, 8)))  # of the prompt and of no interest
+    samplings = {
+        "repetition": replace(favoured, repetition_penalty=1.5),
+        "presence": replace(favoured, presence_penalty=4.0, temperature=1.5, seed=2),
+        "frequency": replace(favoured, frequency_penalty=2.0, top_p=0.9, temperature=1.5, seed=3),
+        "bias": replace(favoured, temperature=1.5, seed=4),
+        "both": replace(favoured, frequency_penalty=1.5, repetition_penalty=1.2),
+        "late": Sampling(min_tokens=9, temperature=1.5, seed=5),
+        "plain": Sampling(temperature=1.5, seed=6),
+    }
+    wishes = [
+        spec(key, max_tokens=25, sampling=sampling, eos_ids=ends if key == "late" else frozenset())
+        for key, sampling in samplings.items()
+    ]
+    expected = {one.key: answer(qwen3, one) for one in wishes}
+    ahead = engine(qwen3, max_sequences=len(wishes))
+
+    found = {key: ids(outputs) for key, outputs in run(ahead, wishes).items()}
+
+    assert found == expected
+    assert work(ahead).ahead == 23
+    assert len(found["late"]) >= 10
+    assert found["both"] != answer(qwen3, spec(max_tokens=25, sampling=favoured))
+    repeated = [max(map(tokens.count, tokens)) for tokens in found.values()]
+    assert sum(times > 1 for times in repeated) >= 4
 
 
 def stopped(one: SequenceSpec, whole: list[int], place: int) -> tuple[SequenceSpec, list[int]]:
