@@ -124,6 +124,7 @@ def attention(device: torch.device) -> None:
             window=case.window,
             softcap=case.softcap,
             parts=case.parts,
+            split_keys=case.split_keys,
         )
         error = float((found.cpu().float() - want).abs().max())
         if not error < _LEAST_ERROR[dtype]:

@@ -34,6 +34,7 @@ class Case:
     window: int | None = None
     softcap: float | None = None
     parts: int | None = None
+    split_keys: int = 16
     dtype: torch.dtype = torch.float32  # bfloat16 is beyond the interpreter: its products are of the bits
 
 
@@ -53,7 +54,10 @@ CASES: Final[dict[str, Case]] = {
     "prompts, softcap": Case(shapes=MIXED, softcap=3.0, window=50),
     "decodes in float16": Case(shapes=DECODES, dtype=torch.float16, parts=2),
     "prompts in float16": Case(shapes=MIXED, dtype=torch.float16),
-    "decodes in as many parts as there are": Case(shapes=((1, 300),), parts=32, group=2),
+    "decodes in as many parts as there are": Case(shapes=((1, 2100),), parts=32, group=2),
+    "a long decode in parts, beside short ones in one": Case(
+        shapes=(*DECODES, (1, 700)), parts=4, split_keys=128
+    ),
 }
 SCALING: Final = 0.3
 DECODERS: Final[dict[str, Family]] = {
@@ -120,7 +124,8 @@ def errors() -> dict[str, float]:
     found: dict[str, float] = {}
     for name, case in CASES.items():
         step, queries, keys, values = made(case)
-        how: dict[str, Any] = {"window": case.window, "softcap": case.softcap, "parts": case.parts}
+        how: dict[str, Any] = {"window": case.window, "softcap": case.softcap}
+        how |= {"parts": case.parts, "split_keys": case.split_keys}
         out = attend(queries, keys, values, step, scaling=SCALING, **how)
         found[name] = float((out - expected(case, step, queries, keys, values)).abs().max())
     return found

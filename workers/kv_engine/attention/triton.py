@@ -1,13 +1,13 @@
 """A Triton kernel for attention over the paged pool on GPUs, without gathering or padding.
 
-    attend   one program per tile of queries, KV head and split of the keys; it reads its keys through the
-             block table and keeps a running maximum, sum and weighted values
-    merge    combines the results of a span whose keys were split
+One program per tile of queries, KV head and split of the keys reads its keys through the block table and
+keeps a running maximum, sum and weighted values. The last program to end of a span whose keys were split
+combines their results.
 
-A tile holds queries of one span, for all heads that share a KV head, so these heads read the keys once.
-In a step of decodes only, each span is one tile, and its keys are split until every processor has work. In
-any other step a span has as many tiles as its queries need, and a program searches the span of its tile. A
-step of decodes and prompt chunks is one launch.
+A tile holds queries of one span, for all heads that share a KV head, so these heads read the keys once. In a
+step of decodes only, each span is one tile, and its keys are split if it has many: a long span then takes no
+longer than all others together. In any other step a span has as many tiles as its queries need, and a
+program searches the span of its tile. A step of decodes and prompt chunks is one launch.
 
 The number of programs depends on the step's shape only; lengths, offsets and blocks are read on the device.
 So a CUDA graph of a step stays valid while its sequences grow.
@@ -19,6 +19,7 @@ References: online softmax, Milakov and Gimelshein 2018; split keys, Dao et al. 
 of queries packed with their heads and a static launch grid, Ringlein et al. 2025, arXiv 2511.11581.
 """
 
+import threading
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Final
@@ -30,10 +31,11 @@ import triton.language as tl
 from workers.kv_engine.step import Step
 
 MAX_SPLITS: Final = 32
-"""The most splits of the keys of a span; `_merge` reads all of them at once."""
-_MIN_SPLIT_KEYS: Final = 256
+"""The most splits of the keys of a span."""
+MIN_SPLIT_KEYS: Final = 256
 """Splits of fewer keys cost more than they save."""
-_PROGRAMS_PER_PROCESSOR: Final = 2
+_PROGRAMS_PER_PROCESSOR: Final = 8
+"""Most of them end at once: a span has no more splits than its keys need."""
 _MIN_TILE_ROWS: Final = 16
 """The least number of rows, columns and depth of a GPU's matrix product."""
 _PREFILL_TILE_ROWS: Final = 64
@@ -52,6 +54,7 @@ def attend(
     window: int | None = None,
     softcap: float | None = None,
     parts: int | None = None,
+    split_keys: int = MIN_SPLIT_KEYS,
 ) -> torch.Tensor:
     """Compute the attention of each token to its span's history: (T, H, D), in the dtype of `queries`.
 
@@ -63,7 +66,8 @@ def attend(
         scaling: factor of the query-key products; None is the head dimension to the power of -1/2.
         window: number of keys that a query sees, its own included; None is all.
         softcap: limit of the scores' magnitude, applied with tanh; None is no limit.
-        parts: number of splits of a decode's keys; None chooses one for the step and the device.
+        parts: the most splits of a decode's keys; None chooses for the step and the device.
+        split_keys: the fewest keys of a split, rounded down to the keys of a turn of the kernel's loop.
     """
     if queries.stride(-1) != 1:
         queries = queries.contiguous()
@@ -86,12 +90,14 @@ def attend(
     sums = torch.empty((*cut, dim), dtype=torch.float32, device=queries.device)
     tops, totals = (torch.empty(cut, dtype=torch.float32, device=queries.device) for _ in range(2))
     dim_ceil = max(_MIN_TILE_ROWS, triton.next_power_of_2(dim))
+    tile_keys = min(64, max(_MIN_TILE_ROWS, _TILE_BYTES // (dim_ceil * keys.element_size())))
     with device_guard(queries):
         _attend[(tiles, kv_heads, parts)](
             out,
             sums,
             tops,
             totals,
+            _arrived(tiles * kv_heads if parts > 1 else 0, queries.device),
             queries,
             keys,
             values,
@@ -112,16 +118,33 @@ def attend(
             dim_ceil=dim_ceil,
             tile_queries=tile_queries,
             tile_rows=tile_rows,
-            tile_keys=min(64, max(_MIN_TILE_ROWS, _TILE_BYTES // (dim_ceil * keys.element_size()))),
+            tile_keys=tile_keys,
             window=window or 0,
             softcap=softcap or 0.0,
             is_cut=parts > 1,
+            split_turns=max(1, split_keys // tile_keys),
         )
-        if parts > 1:
-            _merge[(tokens, heads)](
-                out, sums, tops, totals, parts, heads=heads, dim=dim, dim_ceil=dim_ceil, parts_ceil=MAX_SPLITS
-            )
     return out
+
+
+_LOCAL: Final = threading.local()
+
+
+def _arrived(count: int, device: torch.device) -> torch.Tensor:
+    """Return `count` int32 counters of ended programs, all 0; each launch leaves them at 0.
+
+    The launches of one thread are in order, so they share their counters. A CUDA graph keeps their address:
+    the largest ones are made in its warm-up, and stay.
+    """
+    made: dict[torch.device, list[torch.Tensor]] = _LOCAL.__dict__.setdefault("counters", {})
+    counters = made.setdefault(device, [])
+    if not counters or len(counters[-1]) < count:
+        counters.append(torch.zeros(max(count, _COUNTERS), dtype=torch.int32, device=device))
+    return counters[-1]
+
+
+_COUNTERS: Final = 4096
+"""The fewest that are made."""
 
 
 def device_guard(tensor: torch.Tensor) -> AbstractContextManager[None]:
@@ -130,9 +153,9 @@ def device_guard(tensor: torch.Tensor) -> AbstractContextManager[None]:
 
 
 def split_count(programs: int, reach: int, *, processors: int) -> int:
-    """Return the number of splits of up to `reach` keys that keeps a GPU busy."""
+    """Return the most splits of up to `reach` keys that keep a GPU busy."""
     wanted = -(-_PROGRAMS_PER_PROCESSOR * processors // programs)
-    return max(1, min(wanted, reach // _MIN_SPLIT_KEYS, MAX_SPLITS))
+    return max(1, min(wanted, reach // MIN_SPLIT_KEYS, MAX_SPLITS))
 
 
 @cache
@@ -168,6 +191,7 @@ def _attend(
     sums: tl.tensor,  # (T, H, parts, D) float32, if keys are split
     tops: tl.tensor,  # (T, H, parts) float32
     totals: tl.tensor,  # (T, H, parts) float32
+    arrived: tl.tensor,  # (tiles, K) int32, if keys are split
     queries: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
@@ -192,6 +216,7 @@ def _attend(
     window: tl.constexpr,
     softcap: tl.constexpr,
     is_cut: tl.constexpr,
+    split_turns: tl.constexpr,
 ) -> None:
     tile, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if tile_queries == 1:
@@ -223,8 +248,12 @@ def _attend(
     if window > 0:
         start = tl.maximum(before + first - window + 1, 0)
     stop = before + tl.minimum(first + tile_queries, count)
+    splits = 1
     if is_cut:
-        turns = tl.cdiv(tl.cdiv(stop - start, parts), tile_keys)
+        turns = tl.maximum(tl.cdiv(tl.cdiv(stop - start, parts), tile_keys), split_turns)
+        splits = tl.cdiv(stop - start, turns * tile_keys)
+        if part >= splits:
+            return
         start += part * turns * tile_keys
         stop = tl.minimum(stop, start + turns * tile_keys)
 
@@ -263,46 +292,40 @@ def _attend(
         top = higher
 
     cell_of_row = token * (kv_heads * group) + head
-    if is_cut:
-        cell_of_row = cell_of_row * parts + part
-        tl.store(tops + cell_of_row, top, mask=is_row)
-        tl.store(totals + cell_of_row, total, mask=is_row)
-    else:
-        # Rows outside the tile have seen no key. Their result is finite and is not stored.
-        weighted = weighted / tl.where(total > 0, total, 1.0)[:, None]
-    to = sums if is_cut else out
+    is_stored = is_row[:, None] & is_place[None, :]
+    if is_cut:  # noqa: SIM102 - decided when it is compiled
+        if splits > 1:
+            own = cell_of_row * parts + part
+            tl.store(tops + own, top, mask=is_row)
+            tl.store(totals + own, total, mask=is_row)
+            tl.store(sums + own[:, None] * dim + place[None, :], weighted, mask=is_stored)
+            tl.debug_barrier()  # all threads have stored before one of them says so
+            counter = arrived + tile * kv_heads + kv_head
+            if tl.atomic_add(counter, 1, sem="acq_rel") < splits - 1:
+                return
+            tl.store(counter, 0)
+            top = tl.full((tile_rows,), float("-inf"), tl.float32)
+            total = tl.zeros((tile_rows,), tl.float32)
+            weighted = tl.zeros((tile_rows, dim_ceil), tl.float32)
+            for split in tl.range(0, splits, loop_unroll_factor=4):
+                other = cell_of_row * parts + split
+                # From the cache that all processors share: others have written it.
+                other_top = tl.load(tops + other, mask=is_row, other=float("-inf"), cache_modifier=".cg")
+                other_total = tl.load(totals + other, mask=is_row, other=0.0, cache_modifier=".cg")
+                other_weighted = tl.load(
+                    sums + other[:, None] * dim + place[None, :],
+                    mask=is_stored,
+                    other=0.0,
+                    cache_modifier=".cg",
+                )
+                higher = tl.maximum(top, other_top)
+                base = tl.where(higher == float("-inf"), 0.0, higher)
+                fading, share = tl.exp2(top - base), tl.exp2(other_top - base)
+                total = total * fading + other_total * share
+                weighted = weighted * fading[:, None] + other_weighted * share[:, None]
+                top = higher
+    # Rows outside the tile have seen no key. Their result is finite and is not stored.
+    weighted = weighted / tl.where(total > 0, total, 1.0)[:, None]
     tl.store(
-        to + cell_of_row[:, None] * dim + place[None, :],
-        weighted.to(to.dtype.element_ty),
-        mask=is_row[:, None] & is_place[None, :],
+        out + cell_of_row[:, None] * dim + place[None, :], weighted.to(out.dtype.element_ty), mask=is_stored
     )
-
-
-@triton.jit(do_not_specialize=["parts"])  # type: ignore[untyped-decorator] # triton has no types
-def _merge(
-    out: tl.tensor,
-    sums: tl.tensor,
-    tops: tl.tensor,
-    totals: tl.tensor,
-    parts: tl.tensor,
-    heads: tl.constexpr,
-    dim: tl.constexpr,
-    dim_ceil: tl.constexpr,
-    parts_ceil: tl.constexpr,
-) -> None:
-    """Combine the splits of one token and head. Splits of short spans may have seen no key."""
-    row = tl.program_id(0).to(tl.int64) * heads + tl.program_id(1)
-    part = tl.arange(0, parts_ceil)
-    is_part = part < parts
-    place = tl.arange(0, dim_ceil)
-    is_place = place < dim
-    top = tl.load(tops + row * parts + part, mask=is_part, other=float("-inf"))
-    total = tl.load(totals + row * parts + part, mask=is_part, other=0.0)
-    share = tl.exp2(top - tl.max(top, 0))
-    weighted = tl.load(
-        sums + (row * parts + part)[:, None] * dim + place[None, :],
-        mask=is_part[:, None] & is_place[None, :],
-        other=0.0,
-    )
-    merged = tl.sum(weighted * share[:, None], 0) / tl.sum(total * share, 0)
-    tl.store(out + row * dim + place, merged.to(out.dtype.element_ty), mask=is_place)

@@ -23,6 +23,7 @@ QWEN3_8B: Final = {
     "tile_keys": 64,
     "window": 0,
     "softcap": 0.0,
+    "split_turns": 4,
 }
 
 
@@ -33,8 +34,9 @@ def test_keys_are_cut_for_a_gpu_to_be_busy_but_not_into_scraps() -> None:
     )
 
     assert split_count(8, 40_960, processors=132) == MAX_SPLITS
-    assert split_count(128 * 8, 40_960, processors=132) == 1
-    assert split_count(64, 40_960, processors=132) == 5
+    assert split_count(256 * 8, 40_960, processors=132) == 1
+    assert split_count(64 * 8, 40_960, processors=132) == 3
+    assert split_count(64, 40_960, processors=132) == 17
     assert split_count(8, 1000, processors=132) == 3
     assert split_count(8, 16, processors=132) == 1
 
@@ -57,22 +59,10 @@ def test_it_compiles_for_a_gpu_where_there_is_none(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     of_all = {**QWEN3_8B, **of_step}
     types = dict.fromkeys(("out", "queries", "keys", "values"), "*bf16")
-    types |= dict.fromkeys(("sums", "tops", "totals"), "*fp32") | dict.fromkeys(TABLES, "*i32")
+    types |= dict.fromkeys(("sums", "tops", "totals"), "*fp32") | dict.fromkeys((*TABLES, "arrived"), "*i32")
     types |= dict.fromkeys(NUMBERS, "i32") | {"scaling": "fp32"}
 
     assert b"ELF" in _compiled(triton_attention._attend, types, of_all)
-
-
-def test_the_merge_compiles_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from workers.kv_engine.attention import (  # noqa: PLC0415 - where there is Triton
-        triton as triton_attention,
-    )
-
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    types = {"out": "*bf16", "parts": "i32", **dict.fromkeys(("sums", "tops", "totals"), "*fp32")}
-    of_all = {"heads": 32, "dim": 128, "dim_ceil": 128, "parts_ceil": triton_attention.MAX_SPLITS}
-
-    assert b"ELF" in _compiled(triton_attention._merge, types, of_all)
 
 
 B = "*bf16"
