@@ -178,7 +178,12 @@ def failed_capture(device: torch.device) -> None:
 
 
 def products(device: torch.device) -> None:
-    """Matrix products of Qwen3-8B; their bandwidth is the most that a decode can reach."""
+    """Matrix products of Qwen3-8B; their bandwidth is the most that a decode can reach.
+
+    Of one row, ours is to be faster than cuBLAS' (`workers.kv_engine.gpu.triton_layers.row_product`).
+    """
+    from workers.kv_engine.gpu.triton_layers import row_product  # noqa: PLC0415 - where there is Triton
+
     print(f"read {gpu.read_bytes_per_s(device) / 1e12:.2f} TB/s")
     for rows in (1, 16, 64):
         for out, width in ((6144, 4096), (4096, 4096), (24_576, 4096), (4096, 12_288), (151_936, 4096)):
@@ -188,7 +193,38 @@ def products(device: torch.device) -> None:
             )
             states = torch.randn(rows, width, device=device, dtype=torch.bfloat16)
             took_us = _recorded_us(device, partial(_multiply, states, weights))
-            print(f"product {rows:3d} x {out} x {width}: {took_us:.1f} us, {_rate(2 * out * width, took_us)}")
+            said = f"{took_us:.1f} us, {_rate(2 * out * width, took_us)}"
+            if rows == 1:
+                weight = next(weights)
+                error = (row_product(states, weight) - states @ weight.T).abs().max()
+                assert error < 0.02 * width**0.5, f"expected cuBLAS' product, found an error of {error:.3g}"
+                for tile, warps in _ROW_TILES:
+                    own = partial(_multiply_row, row_product, states, weights, tile, warps)
+                    own_us = _recorded_us(device, own)
+                    said += f"; {tile[0]} x {tile[1]}, {warps}: {own_us:.1f}"
+            print(f"product {rows:3d} x {out} x {width}: {said}", flush=True)
+
+
+_ROW_TILES: Final = (
+    ((8, 512), 4),
+    ((4, 1024), 4),
+    ((8, 1024), 4),
+    ((4, 512), 2),
+    ((16, 256), 4),
+    ((2, 2048), 4),
+    ((8, 1024), 8),
+)
+"""Tiles and warps of `row_product` that are tried."""
+
+
+def _multiply_row(
+    product: Callable[..., torch.Tensor],
+    states: torch.Tensor,
+    weights: Iterator[torch.Tensor],
+    tile: tuple[int, int],
+    warps: int,
+) -> torch.Tensor:
+    return product(states, next(weights), tile=tile, warps=warps)
 
 
 def _multiply(states: torch.Tensor, weights: Iterator[torch.Tensor]) -> torch.Tensor:
@@ -233,34 +269,38 @@ def attention_speed(device: torch.device) -> None:
         )
         pool = torch.randn(2, taken * size, kv_heads, dim, device=device, dtype=torch.bfloat16)
         queries = torch.randn(rows, heads, dim, device=device, dtype=torch.bfloat16)
-        took_us = _recorded_us(device, partial(attend, queries, pool[0], pool[1], step))
-        read = _rate(4 * sum(lengths) * kv_heads * dim, took_us)
-        print(f"attention, {rows} rows, longest {max(lengths)}: {took_us:.0f} us, {read}")
+        for parts in (None, 1, 2, 4, 8, 16, 32):
+            took_us = _recorded_us(device, partial(attend, queries, pool[0], pool[1], step, parts=parts))
+            read = _rate(4 * sum(lengths) * kv_heads * dim, took_us)
+            said = f"{took_us:.0f} us, {read}"
+            print(f"attention, {rows} rows, longest {max(lengths)}, at most {parts or 'our'} parts: {said}")
 
 
 # ---- speeds of the engine ---------------------------------------------------------------------------------
 
 
 def steps(device: torch.device) -> None:
-    """Decodes of Qwen3-8B's shape: their duration by sampling, their kernels; and first tokens."""
-    shape = gpu.shapes()[0]
-    node = _random_node(shape, device)
-    for rows in (1, 64):
-        engine = _engine(node, rows, 640, is_recorded=True)
-        for name, sampling in _SAMPLINGS.items():
-            _decode(engine, rows, sampling, steps=8)
-            took_s = _decode(engine, rows, sampling, steps=64)
-            print(
-                f"decode, {rows} rows, {name}: {1e3 * took_s:.2f} ms, {rows / took_s:,.0f} tok/s", flush=True
-            )
+    """Decodes of Qwen3-8B's and Orpheus-3B's shapes: duration by sampling, kernels; and first tokens."""
+    for shape, batches in zip(gpu.shapes(), ((1, 64), (1, 16)), strict=True):
+        node = _node(gpu.random_weights(shape, device))
+        for rows in batches:
+            engine = _engine(node, rows, 1280, is_recorded=True)
+            for name, sampling in _SAMPLINGS.items():
+                _decode(engine, rows, sampling, steps=8)
+                took_s = _decode(engine, rows, sampling, steps=64)
+                said = f"{1e3 * took_s:.2f} ms, {rows / took_s:,.0f} tok/s"
+                print(f"{shape.name}: decode, {rows} rows, {name}: {said}", flush=True)
+            if device.type == "cuda":
+                _profile(engine, rows)
+            if rows == 1:
+                for prompt in (16, 128, 512):
+                    _first_token_s(engine, prompt)
+                    taken = sorted(_first_token_s(engine, prompt) for _ in range(5))
+                    print(f"{shape.name}: first token of {prompt}: {1e3 * taken[2]:.2f} ms", flush=True)
+            del engine
+        del node
         if device.type == "cuda":
-            _profile(engine, rows)
-        if rows == 1:
-            for prompt in (16, 128, 512):
-                _first_token_s(engine, prompt)
-                taken = sorted(_first_token_s(engine, prompt) for _ in range(5))
-                print(f"first token of {prompt}: {1e3 * taken[2]:.2f} ms", flush=True)
-        del engine
+            torch.cuda.empty_cache()
 
 
 def _first_token_s(engine: KVEngine, prompt: int) -> float:
@@ -343,10 +383,6 @@ def _small(device: torch.device) -> Any:
         initializer_range=0.1,
     )
     return _node(Qwen3ForCausalLM(config).eval().to(device))
-
-
-def _random_node(shape: gpu.Shape, device: torch.device) -> Any:
-    return _node(gpu.random_weights(shape, device))
 
 
 def _node(model: Any) -> Any:

@@ -158,7 +158,7 @@ def replays() -> dict[str, Any]:
     found: dict[str, Any] = {"expected": answers(node, None)}
     with ExitStack() as stack:
         stack.enter_context(_as_on_a_gpu(recorder.watched(attend)))
-        for name in ("add_rms_norm", "rotate_and_store", "silu_and_mul"):
+        for name in ("add_rms_norm", "rotate_and_store", "row_product", "silu_and_mul"):
             watched = recorder.watched(getattr(decoder, name))
             stack.enter_context(patch.object(decoder, name, watched))
         found["modules"] = answers(node, recorder)
@@ -186,6 +186,28 @@ def decoders() -> dict[str, float]:
             expected = by_kernels.reference(torch.tensor(ids))
             error = (selfcheck._paged_logits(by_kernels, ids) - expected).abs().max() / expected.std()
         found[name] = float(error)
+    return found
+
+
+def products() -> dict[str, float]:
+    """The largest error of products of one row against float64, relative to the largest result."""
+    from torch.nn.functional import linear, silu  # noqa: PLC0415 - only where it is interpreted
+
+    from workers.kv_engine.gpu.triton_layers import row_product  # noqa: PLC0415 - likewise
+
+    found: dict[str, float] = {}
+    generator = torch.Generator().manual_seed(0)
+    for outs, width in ((96, 64), (10, 200), (33, 1000)):
+        row, weight = torch.randn(1, width, generator=generator), torch.randn(2 * outs, width)
+        bias = torch.randn(2 * outs, generator=generator)
+        whole = linear(row.double(), weight.double())
+        gated = silu(whole[:, :outs]) * whole[:, outs:]
+        for name, got, expected in (
+            ("plain", row_product(row, weight, tile=(8, 128)), whole),
+            ("bias", row_product(row, weight, bias, tile=(8, 128)), whole + bias),
+            ("gated", row_product(row, weight, is_gated=True, tile=(8, 128)), gated),
+        ):
+            found[f"{name}, {outs} x {width}"] = float((got - expected).abs().max() / expected.abs().max())
     return found
 
 
@@ -237,6 +259,7 @@ CHECKS: Final[dict[str, Callable[[], Any]]] = {
     "errors": errors,
     "replays": replays,
     "decoders": decoders,
+    "products": products,
     "samplers": samplers,
 }
 

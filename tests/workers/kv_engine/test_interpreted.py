@@ -31,6 +31,12 @@ def test_logits_by_the_kernels_are_those_of_transformers_modules(found: dict[str
 
 
 @pytest.mark.processes
+def test_products_of_one_row_are_exact_to_rounding(found: dict[str, Any]) -> None:
+    assert len(found["products"]) == 9
+    assert max(found["products"].values()) < 1e-6
+
+
+@pytest.mark.processes
 def test_a_replayed_step_launches_what_was_recorded_over_the_same_memory(found: dict[str, Any]) -> None:
     """Whatever the order of arrival and the length of the sequences."""
     replays = found["replays"]

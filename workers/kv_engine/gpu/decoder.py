@@ -2,9 +2,9 @@
 
     qkv ── rotate, store ── attend ── out ── add, norm ── gate, up ── silu, mul ── down ── add, norm ── next
 
-A layer takes nine launches, and some sixty with transformers' modules. Recorded in a CUDA graph
-(`workers.kv_engine.gpu.cuda_graphs`), a step of decodes is limited by reading its weights and not by its
-launches. Transformers' modules still compute the embedding, the angles of positions and the head.
+A layer takes nine launches, eight of one row, and some sixty with transformers' modules. Recorded in a CUDA
+graph (`workers.kv_engine.gpu.cuda_graphs`), a step of decodes is limited by reading its weights and not by
+its launches. Transformers' modules still compute the embedding, the angles of positions and the head.
 
 Weights that are multiplied by the same states are stored as one matrix. The model's own parameters become
 views of it, so no weight is stored twice, and the model runs as before. `workers.kv_engine.kernel_models`
@@ -22,7 +22,7 @@ from torch.nn.functional import linear
 from models.base import TokenStep
 from workers.kv_engine import kernel_models
 from workers.kv_engine.attention import paged
-from workers.kv_engine.gpu.triton_layers import add_rms_norm, rotate_and_store, silu_and_mul
+from workers.kv_engine.gpu.triton_layers import add_rms_norm, rotate_and_store, row_product, silu_and_mul
 from workers.kv_engine.kernel_models import Inputs, LlamaLike, SplicedInputs, TextModel
 from workers.kv_engine.node import KVNode
 from workers.kv_engine.selfcheck import masked_logits
@@ -84,11 +84,12 @@ class FusedDecoder(LlamaLike):
         normed = add_rms_norm(states, None, self._layers[0].norm_in, self._eps)
         for number, layer in enumerate(self._layers):
             keys, values = pool.keys[number], pool.values[number]
-            product = linear(normed, layer.qkv, layer.qkv_bias)
+            product = _product(normed, layer.qkv, layer.qkv_bias)
             queries = rotate_and_store(product, layer.norms, self._eps, cos, sin, batch.slots, keys, values)
             attended = paged.attend(queries, number, scaling=layer.scaling, window=layer.window)
-            normed = add_rms_norm(states, layer.out(attended.flatten(1)), layer.norm_post, self._eps)
-            mlp = layer.down(silu_and_mul(linear(normed, layer.gate_up)))
+            added = _product(attended.flatten(1), layer.out.weight, layer.out.bias)
+            normed = add_rms_norm(states, added, layer.norm_post, self._eps)
+            mlp = _product(_gated(normed, layer.gate_up), layer.down.weight, layer.down.bias)
             if isinstance(inputs, SplicedInputs) and (rows := inputs.rows_after(number)) is not None:
                 states.index_add_(0, inputs.at, rows.to(self.dtype))
             is_last = number + 1 == len(self._layers)
@@ -107,6 +108,19 @@ class FusedDecoder(LlamaLike):
     def masked_reference(self) -> torch.Tensor:
         """Return the logits for the mask `full` in the self-check, (T, vocab_size), without fused layers."""
         return masked_logits(self._node, by_torch=True)
+
+
+def _product(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    if len(states) == 1:
+        return row_product(states, weight, bias)
+    return linear(states, weight, bias)
+
+
+def _gated(states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up of the product with the weights of both."""
+    if len(states) == 1:
+        return row_product(states, weight, is_gated=True)
+    return silu_and_mul(linear(states, weight))
 
 
 def _layer_of(layer: Any, body: str) -> _Layer:

@@ -1,9 +1,10 @@
-"""Three Triton kernels for the operations between a decoder's matrix products and its attention.
+"""Triton kernels for the operations between a decoder's matrix products and its attention; and one product.
 
     add_rms_norm       adds a layer's output to the states, and normalises them for the next product
     rotate_and_store   splits the qkv product; normalises heads (some models), rotates queries and keys to
                        their positions, and writes keys and values to their slots of the pool
     silu_and_mul       silu(gate) * up
+    row_product        a product of one row, which reads the weights faster than cuBLAS does
 
 Transformers' modules take some fifty launches per layer for these, and a launch costs as much as reading
 megabytes of weights. Sums and products are in float32 and rounded to the states' dtype once. Triton's
@@ -99,6 +100,48 @@ def silu_and_mul(product: torch.Tensor) -> torch.Tensor:
 _SILU_TILE = 1024
 
 
+def row_product(
+    states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    is_gated: bool = False,
+    tile: tuple[int, int] = (8, 512),
+    warps: int = 4,
+) -> torch.Tensor:
+    """Return the product of one row, (1, C), and (N, C) weights: (1, N).
+
+    Sums are in float32. cuBLAS computes a row as a tile of a matrix: on an H200 it reads small weights at
+    little more than half of the memory's bandwidth.
+
+    Args:
+        states: the row.
+        weight: contiguous.
+        bias: (N,), added.
+        is_gated: return silu(gate) * up, (1, N / 2); the first half of the weights are the gates'.
+        tile: the numbers of outputs and of states that a program computes at a time, powers of two.
+        warps: of a program.
+    """
+    outs, width = weight.shape
+    outs = outs // 2 if is_gated else outs
+    out = torch.empty((1, outs), dtype=states.dtype, device=states.device)
+    with device_guard(states):
+        _row_product[(triton.cdiv(outs, tile[0]),)](
+            out,
+            states,
+            weight,
+            weight if bias is None else bias,
+            outs=outs,
+            width=width,
+            has_bias=bias is not None,
+            is_gated=is_gated,
+            tile_outs=tile[0],
+            tile_width=min(tile[1], triton.next_power_of_2(width)),
+            num_warps=warps,
+        )
+    return out
+
+
 # ---- the kernels -----------------------------------------------------------------------------------
 
 
@@ -189,3 +232,52 @@ def _silu_and_mul(product: tl.tensor, out: tl.tensor, width: tl.constexpr, tile:
     tl.store(
         out + token * width + place, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=is_place
     )
+
+
+@triton.jit  # type: ignore[untyped-decorator] # triton has no types
+def _sums(
+    states: tl.tensor,
+    weight: tl.tensor,
+    at: tl.tensor,
+    outs: tl.constexpr,
+    width: tl.constexpr,
+    tile_width: tl.constexpr,
+) -> tl.tensor:
+    """The products of the row and the weights of the outputs `at`."""
+    is_out = at < outs
+    sums = tl.zeros((at.shape[0], tile_width), tl.float32)
+    for start in range(0, width, tile_width):
+        place = start + tl.arange(0, tile_width)
+        is_place = place < width
+        state = tl.load(states + place, mask=is_place, other=0.0).to(tl.float32)
+        by = tl.load(
+            weight + at.to(tl.int64)[:, None] * width + place[None, :],
+            mask=is_out[:, None] & is_place[None, :],
+            other=0.0,
+            eviction_policy="evict_first",
+        )
+        sums += by.to(tl.float32) * state[None, :]
+    return tl.sum(sums, 1)
+
+
+@triton.jit  # type: ignore[untyped-decorator] # triton has no types
+def _row_product(
+    out: tl.tensor,
+    states: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    outs: tl.constexpr,
+    width: tl.constexpr,
+    has_bias: tl.constexpr,
+    is_gated: tl.constexpr,
+    tile_outs: tl.constexpr,
+    tile_width: tl.constexpr,
+) -> None:
+    at = tl.program_id(0) * tile_outs + tl.arange(0, tile_outs)
+    found = _sums(states, weight, at, outs, width, tile_width)
+    if has_bias:
+        found += tl.load(bias + at, mask=at < outs, other=0.0).to(tl.float32)
+    if is_gated:
+        up = _sums(states, weight + outs * width, at, outs, width, tile_width)
+        found = found * tl.sigmoid(found) * up
+    tl.store(out + at, found.to(out.dtype.element_ty), mask=at < outs)

@@ -76,6 +76,17 @@ LAYERS: Final[dict[str, tuple[dict[str, str], dict[str, Any]]]] = {
         | {"eps": "fp32", "cos": B, "sin": B, "slots": "*i32", "queries": B, "keys": B, "values": B},
         {"heads": 32, "kv_heads": 8, "half": 64, "half_ceil": 64, "is_normed": True},
     ),
+    "_row_product": (
+        dict.fromkeys(("out", "states", "weight", "bias"), B),
+        {
+            "outs": 12_288,
+            "width": 4096,
+            "has_bias": False,
+            "is_gated": True,
+            "tile_outs": 8,
+            "tile_width": 512,
+        },
+    ),
     "_silu_and_mul": ({"product": B, "out": B}, {"width": 12_288, "tile": 1024}),
 }
 
