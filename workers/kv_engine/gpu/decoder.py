@@ -13,6 +13,7 @@ lists the supported models. As for every node, the results are checked at load
 """
 
 import logging
+import time
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,12 +23,16 @@ from torch.nn.functional import linear
 from models.base import TokenStep
 from workers.kv_engine import kernel_models
 from workers.kv_engine.attention import paged
+from workers.kv_engine.gpu.cuda_graphs import CudaCapture
 from workers.kv_engine.gpu.triton_layers import add_rms_norm, rotate_and_store, row_product, silu_and_mul
 from workers.kv_engine.kernel_models import Inputs, LlamaLike, SplicedInputs, TextModel
 from workers.kv_engine.node import KVNode
 from workers.kv_engine.selfcheck import masked_logits
 
 _LOGGER: Final = logging.getLogger(__name__)
+
+_ROUNDS: Final = 5
+"""Of measured products; the fastest counts."""
 
 
 def fuse(node: KVNode) -> KVNode:
@@ -74,6 +79,7 @@ class FusedDecoder(LlamaLike):
         self._eps: Final[float] = body.norm.variance_epsilon
         with torch.no_grad():
             self._layers: Final = [_layer_of(layer, text.name) for layer in body.layers]
+            self._own: Final = _own_products(self._layers)
 
     def forward(self, inputs: Inputs, step: TokenStep) -> torch.Tensor:
         pool, batch = paged.current()
@@ -84,18 +90,32 @@ class FusedDecoder(LlamaLike):
         normed = add_rms_norm(states, None, self._layers[0].norm_in, self._eps)
         for number, layer in enumerate(self._layers):
             keys, values = pool.keys[number], pool.values[number]
-            product = _product(normed, layer.qkv, layer.qkv_bias)
+            product = self._product("qkv", normed, layer.qkv, layer.qkv_bias)
             queries = rotate_and_store(product, layer.norms, self._eps, cos, sin, batch.slots, keys, values)
             attended = paged.attend(queries, number, scaling=layer.scaling, window=layer.window)
-            added = _product(attended.flatten(1), layer.out.weight, layer.out.bias)
+            added = self._product("out", attended.flatten(1), layer.out.weight, layer.out.bias)
             normed = add_rms_norm(states, added, layer.norm_post, self._eps)
-            mlp = _product(_gated(normed, layer.gate_up), layer.down.weight, layer.down.bias)
+            gated = self._gated(normed, layer.gate_up)
+            mlp = self._product("down", gated, layer.down.weight, layer.down.bias)
             if isinstance(inputs, SplicedInputs) and (rows := inputs.rows_after(number)) is not None:
                 states.index_add_(0, inputs.at, rows.to(self.dtype))
             is_last = number + 1 == len(self._layers)
             next_norm = self._norm if is_last else self._layers[number + 1].norm_in
             normed = add_rms_norm(states, mlp, next_norm, self._eps)
         return normed
+
+    def _product(
+        self, kind: str, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        if len(states) == 1 and kind in self._own:
+            return row_product(states, weight, bias)
+        return linear(states, weight, bias)
+
+    def _gated(self, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up of the product with the weights of both."""
+        if len(states) == 1 and "gate_up" in self._own:
+            return row_product(states, weight, is_gated=True)
+        return silu_and_mul(linear(states, weight))
 
     def head(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self._node.head(hidden, indices)
@@ -110,17 +130,51 @@ class FusedDecoder(LlamaLike):
         return masked_logits(self._node, by_torch=True)
 
 
-def _product(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    if len(states) == 1:
-        return row_product(states, weight, bias)
-    return linear(states, weight, bias)
+def _own_products(layers: list[_Layer]) -> frozenset[str]:
+    """The products of which one row is computed by our kernel: those in which it is faster, measured here.
+
+    On a CPU, in Triton's interpreter, all.
+    """
+    kinds = {
+        "qkv": [layer.qkv for layer in layers],
+        "out": [layer.out.weight for layer in layers],
+        "gate_up": [layer.gate_up for layer in layers],
+        "down": [layer.down.weight for layer in layers],
+    }
+    if not layers[0].qkv.is_cuda:
+        return frozenset(kinds)
+    took_s = {kind: _row_seconds(weights, is_gated=kind == "gate_up") for kind, weights in kinds.items()}
+    said = ", ".join(f"{kind} {ours / theirs:.2f}" for kind, (ours, theirs) in took_s.items())
+    _LOGGER.info("products of one row, time of our kernel over cuBLAS' (the faster one is used): %s", said)
+    return frozenset(kind for kind, (ours, theirs) in took_s.items() if ours < theirs)
 
 
-def _gated(states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up of the product with the weights of both."""
-    if len(states) == 1:
-        return row_product(states, weight, is_gated=True)
-    return silu_and_mul(linear(states, weight))
+def _row_seconds(weights: list[torch.Tensor], *, is_gated: bool) -> tuple[float, float]:
+    """Seconds of one product of a row with each of the weights, by our kernel and by cuBLAS."""
+    device = weights[0].device
+    row = torch.randn(1, weights[0].shape[1], device=device, dtype=weights[0].dtype)
+
+    def ours() -> None:
+        for weight in weights:
+            row_product(row, weight, is_gated=is_gated)
+
+    def theirs() -> None:
+        for weight in weights:
+            product = linear(row, weight)
+            if is_gated:
+                silu_and_mul(product)
+
+    # Recorded, as they run in a step; in turns, so that both see the same clocks.
+    replays = [CudaCapture(device).capture(work) for work in (ours, theirs)]
+    taken_s: list[list[float]] = [[], []]
+    for _ in range(_ROUNDS):
+        for replay, taken in zip(replays, taken_s, strict=True):
+            torch.cuda.synchronize(device)
+            begun_s = time.perf_counter()
+            replay()
+            torch.cuda.synchronize(device)
+            taken.append(time.perf_counter() - begun_s)
+    return min(taken_s[0]), min(taken_s[1])
 
 
 def _layer_of(layer: Any, body: str) -> _Layer:

@@ -1,0 +1,104 @@
+"""Checks of the Triton kernels on the device itself, when an engine is made.
+
+The tests run the kernels in Triton's interpreter, one program after the other. What only a GPU does is
+checked here: programs that run at the same time and hand results to each other, and the compiled arithmetic.
+The self-check of a node (`workers.kv_engine.selfcheck`) covers its layers, with few keys and no sampler.
+"""
+
+from functools import cache
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+
+from workers.kv_engine.attention.triton import attend
+from workers.kv_engine.gpu.triton_sampler import sample_rows
+from workers.kv_engine.sampling.sampler import sample_by_torch
+from workers.kv_engine.sampling.sampling_rows import SamplingRows
+
+_LENGTHS: Final = (1200, 7, 513)
+_ROWS: Final = 42
+_SPLITS: Final = 4
+_TIMES: Final = 4
+_MOST_ERROR: Final = 5e-3
+_MOST_OTHERS: Final = 2
+"""Tokens that may differ from torch's: its exponential may have another last bit."""
+
+
+class KernelCheckError(RuntimeError):
+    """A kernel gives wrong results on this device; the message names it."""
+
+
+@cache
+@torch.inference_mode()
+def check_kernels(device: torch.device) -> None:
+    """Compare split attention and the sampler with torch, once per device.
+
+    Raises:
+        KernelCheckError: a result is wrong.
+    """
+    if (error := _attention_error(device)) > _MOST_ERROR:
+        raise KernelCheckError(
+            f"the Triton kernel of attention is wrong on {device} by {error:.3g} with split keys: expected "
+            f"at most {_MOST_ERROR}; update the GPU's driver and torch, and report it"
+        )
+    if (others := _other_tokens(device)) > _MOST_OTHERS:
+        raise KernelCheckError(
+            f"the Triton sampler gives {others} of {_ROWS} tokens on {device} that torch does not, "
+            f"expected at most {_MOST_OTHERS}; update the GPU's driver and torch, and report it"
+        )
+
+
+def _attention_error(device: torch.device) -> float:
+    """The largest error of decodes whose keys are split, several times: a race may go well once."""
+    heads, kv_heads, dim, size = 8, 2, 64, 16
+    blocks = [-(-length // size) for length in _LENGTHS]
+    generator = torch.Generator().manual_seed(0)
+    table = torch.zeros(len(_LENGTHS), max(blocks), dtype=torch.int32)
+    order = torch.randperm(sum(blocks), generator=generator).int()
+    for row, own in enumerate(torch.split(order, blocks)):
+        table[row, : len(own)] = own
+    pool = torch.randn(2, sum(blocks) * size, kv_heads, dim, generator=generator)
+    queries = torch.randn(len(_LENGTHS), heads, dim, generator=generator)
+    expected = []
+    for row, length in enumerate(_LENGTHS):
+        places = torch.arange(length)
+        cells = table[row, places // size].long() * size + places % size
+        keys, values = (of[cells].repeat_interleave(heads // kv_heads, 1) for of in pool)
+        weights = torch.einsum("hd,khd->hk", queries[row], keys).mul(dim**-0.5).softmax(-1)
+        expected.append(torch.einsum("hk,khd->hd", weights, values))
+    numbers = torch.arange(len(_LENGTHS) + 1, dtype=torch.int32, device=device)
+    step: Any = SimpleNamespace(
+        rows=numbers[:-1],
+        query_offsets=numbers,
+        kv_lengths=torch.tensor(_LENGTHS, dtype=torch.int32, device=device),
+        block_table=table.to(device),
+        spans=SimpleNamespace(block_size=size),
+    )
+    keys, values = pool.to(device)
+    found = [attend(queries.to(device), keys, values, step, parts=_SPLITS).cpu() for _ in range(_TIMES)]
+    error = (torch.stack(found) - torch.stack(expected)).abs().max()
+    return float(error) if error.isfinite() else float("inf")
+
+
+def _other_tokens(device: torch.device) -> int:
+    """The number of tokens that torch samples otherwise, of rows with all filters."""
+    generator = torch.Generator().manual_seed(0)
+    logits = (torch.randn(_ROWS, 4500, generator=generator) * 2).to(device)
+    places = torch.arange(_ROWS, dtype=torch.int32, device=device)
+    rows = SamplingRows(
+        temperature=0.5 + places % 4 / 4,
+        top_p=torch.where(places % 3 > 0, 0.8, 1.0),
+        top_k=torch.where(places % 5 > 2, 50, 0).int(),
+        min_p=torch.where(places % 7 > 5, 0.01, 0.0),
+        seed_low=places,
+        seed_high=places // 2,
+        sample_index=places,
+        draw_index=places,
+        is_random=True,
+        has_top_k=True,
+        has_top_p=True,
+        has_min_p=True,
+        candidates=None,
+    )
+    return int((sample_rows(logits, rows, 7) != sample_by_torch(logits, rows, 7)).sum())
