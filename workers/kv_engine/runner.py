@@ -22,10 +22,12 @@ from models.feeding import AfterTokens
 from shared.errors import ClientError, DalSegnoError
 from shared.telemetry.timeline import Laps
 from workers.kv_engine.adapters import Adapters, uses_adapters
+from workers.kv_engine.attention.kernels import PlanningKernel
 from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.feeding.sequences import FedSequences
 from workers.kv_engine.gpu.cuda_graphs import DecodeGraphs, GraphCapture, RecordedStep
+from workers.kv_engine.gpu.prompt_graphs import PromptGraphs
 from workers.kv_engine.node import KVNode, head_of, vocab_size_of
 from workers.kv_engine.node_parts import forward_with_states, inputs_of
 from workers.kv_engine.outputs import StateOutput, TokenScore, as_dalsegno_error
@@ -166,6 +168,10 @@ class Runner:
             self._graphs = DecodeGraphs(
                 node, pool, builder, capture, max_sequences=max_sequences, key=self._node_key
             )
+        self._prompts: PromptGraphs | None = None
+        is_static = pool.kernel is not None and not isinstance(pool.kernel, PlanningKernel)
+        if capture is not None and self._graphs is not None and self._graphs.sizes and is_static:
+            self._prompts = PromptGraphs(node, pool, builder, capture, max_step_tokens=max_step_tokens)
 
     def launch(self, spans: list[Span], passes: Items[PassSpan] = ()) -> LaunchedStep:
         """Launch one forward over spans of sequences and passes of programs; all earlier ones are read.
@@ -217,14 +223,16 @@ class Runner:
         of_towers: Items[torch.Tensor] = (),
     ) -> LaunchedStep:
         """Launch a forward of the node; `of_towers` are the results of the passes after `passes`."""
-        recorded = None if passes else self._recording_of(spans)
+        recorded, size = (None, 0) if passes else self._recording_of(spans)
         rows = recorded.rows if recorded is not None else 0
-        step = self._builder.build([*spans, *(one.span for one in passes)], rows=rows, unread=unread)
+        step = self._builder.build(
+            [*spans, *(one.span for one in passes)], rows=rows, tokens=size, unread=unread
+        )
         if passes:
             step = add_passes(step, passes)
         masks = self._guides.begin(spans)
         self._lap("build")
-        computed = self._compute(spans, step, recorded)
+        computed = self._compute(spans, step, recorded, size)
         hidden = computed.hidden
         self._pool_states(spans, hidden)
         pass_results = [*results_of(passes, hidden, partial(head_of, self._node)), *of_towers]
@@ -236,20 +244,26 @@ class Runner:
         read = partial(_finish, hidden, prompt_scores, pass_results, states, computed.ties)
         return LaunchedStep(number=self.forwards, spans=spans, read=read)
 
-    def _recording_of(self, spans: list[Span]) -> RecordedStep | None:
-        """Return the recording that computes these spans, if one does."""
+    def _recording_of(self, spans: list[Span]) -> tuple[RecordedStep | None, int]:
+        """Return the recording of these spans, or the size of the one of their layers; (None, 0) without."""
         if self._graphs is None or uses_adapters(spans) or self._sends(spans):
-            return None
-        return self._graphs.recorded(spans)
+            return None, 0
+        recorded = self._graphs.recorded(spans)
+        if recorded is not None or self._prompts is None:
+            return recorded, 0
+        return None, self._prompts.size_of(spans)
 
     def _sends(self, spans: list[Span]) -> bool:
         return self._sends_states and sends_any(spans)
 
-    def _compute(self, spans: list[Span], step: Step, recorded: RecordedStep | None) -> _Computed:
+    def _compute(self, spans: list[Span], step: Step, recorded: RecordedStep | None, size: int) -> _Computed:
         """Compute the layers, and the logits: replayed, or called."""
         if recorded is not None:
             hidden, logits = recorded.forward(len(spans))
             return _Computed(hidden=hidden, logits=logits)
+        if size:
+            assert self._prompts is not None, "it has named the size"
+            return _Computed(hidden=self._prompts.forward(size, len(step.token_ids)))
         states: Mapping[str, torch.Tensor] = {}
         with (
             attention_context(self._pool, step) as attended,

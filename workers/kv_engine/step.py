@@ -166,9 +166,10 @@ class StepBuilder:
         tokens["positions"] = position_axes * max_step_tokens
         if has_long_factors:
             tokens["long_factors"] = max_step_tokens
-        spans = dict.fromkeys(("rows", "kv_lengths", "places"), max_sequences)
+        # A recorded step with prompts has up to two spans more (`_prompt_spans`).
+        spans = dict.fromkeys(("rows", "kv_lengths", "places"), max_sequences + 2)
         sampled = dict.fromkeys(("logit_indices", "draws", *_PARAMS), max(max_sequences, max_step_tokens))
-        self._step = _MirroredBuffer(tokens | spans | sampled | {"query_offsets": max_sequences + 1}, device)
+        self._step = _MirroredBuffer(tokens | spans | sampled | {"query_offsets": max_sequences + 3}, device)
         # The last row is for padding.
         self._table = _MirroredBuffer({"blocks": (max_sequences + 1) * max_blocks}, device)
         self._blocks = self._table.host["blocks"].reshape(max_sequences + 1, max_blocks)
@@ -181,13 +182,16 @@ class StepBuilder:
             self._table.upload()
         self._sampling_state = SamplingState(max_sequences, device)
 
-    def build(self, spans: Items[Span], *, rows: int = 0, unread: UnreadTokens | None = None) -> Step:
+    def build(
+        self, spans: Items[Span], *, rows: int = 0, tokens: int = 0, unread: UnreadTokens | None = None
+    ) -> Step:
         """Return the step that computes `spans`; valid until the next call.
 
         Args:
             spans: at most `max_sequences` spans.
             rows: pad the step to so many spans of one token each, for a replay (`captured`); each of `spans`
                 is then one token that is sampled after. 0 is without padding.
+            tokens: pad the step to so many tokens, for a replay of its layers (`captured_prompt`).
             unread: the tokens of the spans are on the device alone; those in the sequences are placeholders.
         """
         self._step.wait()
@@ -202,10 +206,12 @@ class StepBuilder:
             for offset, span in zip(offsets.tolist(), spans, strict=False)
             if span.sequence.parts is not None
         ]
-        self._write_positions(indices, with_parts, width=max(rows, total))
+        self._write_positions(indices, with_parts, width=max(rows, tokens, total))
         sampled = self._write_sampled(spans, offsets)
         if rows > batch:
             self._pad(batch, rows)
+        if tokens:
+            self._pad_tokens(batch, total, tokens)
         if unread is not None:
             host["places"][:batch] = unread.places
         self._step.upload()
@@ -216,7 +222,7 @@ class StepBuilder:
             [spans[index].sequence for index in sampled], unread=unread
         )
         sampling = self._sampling_rows(host["rows"][:batch][sampled])
-        step = self._views(batch, total, sampling, scored, adjusted, width=rows)
+        step = self._views(batch, total, sampling, scored, adjusted, width=max(rows, tokens))
         if self._has_states:
             step = replace(step, spans=replace(step.spans, states=_state_moves(spans)))
         if self._has_indexers:
@@ -244,6 +250,21 @@ class StepBuilder:
             candidates=None,
         )
         return self._views(rows, rows, sampling, None, None)
+
+    def captured_prompt(self, tokens: int) -> Step:
+        """Return a step of so many tokens, sampled nowhere, at the addresses that `build` writes to."""
+        sampling = self._sampling_views(
+            0, is_random=False, has_top_k=False, has_top_p=False, has_min_p=False, candidates=None
+        )
+        return self._views(self._prompt_spans(tokens), tokens, sampling, None, None)
+
+    def _prompt_spans(self, tokens: int) -> int:
+        """The spans of a recorded step with prompts: one per sequence, and one for padding.
+
+        They are not as many as the tokens: a step with as many spans as tokens is one of decodes.
+        """
+        spans = len(self._row_owners) + 1
+        return spans + 1 if spans == tokens else spans
 
     def _write_tokens(self, spans: Items[Span]) -> Int32s:
         """Write spans, ids and slots; return the index of each token in its sequence, (T,)."""
@@ -304,17 +325,31 @@ class StepBuilder:
 
     def _pad(self, batch: int, rows: int) -> None:
         """Write padding into the rows after the batch. Their sampling parameters do not matter."""
-        assert self._padding_block is not None, "made without a padding block"
+        self._pad_inputs(batch, rows)
         host = self._step.host
-        host["token_ids"][batch:rows] = 0
-        host["positions"][: self._axes * rows].reshape(self._axes, rows)[:, batch:] = 0
-        host["slots"][batch:rows] = self._padding_block * self._block_size
-        if self._has_long_factors:
-            host["long_factors"][batch:rows] = 0
         host["rows"][batch:rows] = len(self._row_owners)
         host["kv_lengths"][batch:rows] = 1
         host["query_offsets"][batch + 1 : rows + 1] = np.arange(batch + 1, rows + 1)
         host["logit_indices"][batch:rows] = np.arange(batch, rows)
+
+    def _pad_tokens(self, batch: int, total: int, tokens: int) -> None:
+        """Write empty spans, and at last the tokens of the padding, which see no key."""
+        self._pad_inputs(total, tokens)
+        host, spans = self._step.host, self._prompt_spans(tokens)
+        host["rows"][batch:spans] = len(self._row_owners)
+        host["kv_lengths"][batch:spans] = 0
+        host["query_offsets"][batch:spans] = total
+        host["query_offsets"][spans] = tokens
+
+    def _pad_inputs(self, total: int, tokens: int) -> None:
+        """Write tokens in the pool's cell for padding behind those of the step."""
+        assert self._padding_block is not None, "made without a padding block"
+        host = self._step.host
+        host["token_ids"][total:tokens] = 0
+        host["positions"][: self._axes * tokens].reshape(self._axes, tokens)[:, total:] = 0
+        host["slots"][total:tokens] = self._padding_block * self._block_size
+        if self._has_long_factors:
+            host["long_factors"][total:tokens] = 0
 
     def _write_rows(self, spans: Items[Span]) -> None:
         """Write the block table and sampling parameters of the sequences that are new in their rows."""

@@ -140,30 +140,39 @@ def replays() -> dict[str, Any]:
     from tests.workers.kv_engine.recorder import SameLaunches  # noqa: PLC0415
     from workers.kv_engine.attention.triton import attend  # noqa: PLC0415 - only where it is interpreted
     from workers.kv_engine.gpu import decoder  # noqa: PLC0415 - only where it is interpreted
+    from workers.kv_engine.gpu.prompt_graphs import PromptGraphs  # noqa: PLC0415 - likewise
     from workers.kv_engine.sequence_spec import Sampling, SequenceSpec  # noqa: PLC0415
 
     node, recorder = load(tiny_checkpoint("qwen3")), SameLaunches()
+    prompts: list[tuple[int, int]] = []
+    forward = PromptGraphs.forward
+
+    def counted(self: PromptGraphs, size: int, tokens: int) -> torch.Tensor:
+        prompts.append((size, tokens))
+        return forward(self, size, tokens)
+
     samplings = (Sampling(), Sampling(temperature=1, top_p=0.9, seed=2), Sampling(temperature=1, seed=1))
     specs = [
-        SequenceSpec(key=str(n), prompt_ids=list(range(n, 2 * n + 2)), max_tokens=5 + n, sampling=sampling)
+        SequenceSpec(key=str(n), prompt_ids=list(range(n, 12 * n + 2)), max_tokens=5 + n, sampling=sampling)
         for n, sampling in enumerate(samplings)
     ]
 
     def answers(node: Any, capture: SameLaunches | None) -> dict[str, list[int]]:
         engine = make_engine(
-            node, num_blocks=32, block_size=4, max_step_tokens=16, max_sequences=2, capture=capture
+            node, num_blocks=32, block_size=4, max_step_tokens=32, max_sequences=2, capture=capture
         )
         return {key: ids(outputs) for key, outputs in run(engine, specs, every=2).items()}
 
     found: dict[str, Any] = {"expected": answers(node, None)}
     with ExitStack() as stack:
         stack.enter_context(_as_on_a_gpu(recorder.watched(attend)))
+        stack.enter_context(patch.object(PromptGraphs, "forward", counted))
         for name in ("add_rms_norm", "rotate_and_store", "row_product", "silu_and_mul"):
             watched = recorder.watched(getattr(decoder, name))
             stack.enter_context(patch.object(decoder, name, watched))
         found["modules"] = answers(node, recorder)
         found["kernels"] = answers(decoder.fuse(node), recorder)
-    return {**found, "replays": recorder.replays}
+    return {**found, "replays": recorder.replays, "prompts": sorted(set(prompts))}
 
 
 def decoders() -> dict[str, float]:

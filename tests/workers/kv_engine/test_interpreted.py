@@ -43,6 +43,9 @@ def test_a_replayed_step_launches_what_was_recorded_over_the_same_memory(found: 
 
     assert replays["modules"] == replays["kernels"] == replays["expected"]
     assert replays["replays"] > 20
+    # Alone, and beside decodes; padded to 16 and to 32 tokens, or filling them.
+    assert {size for size, _ in replays["prompts"]} == {16, 32}
+    assert len(replays["prompts"]) > 3
 
 
 @pytest.mark.processes

@@ -57,6 +57,37 @@ def test_the_buffers_stay_where_they_are() -> None:
     assert addresses(5) == addresses(2)
 
 
+def test_a_recorded_step_with_prompts_has_empty_spans_and_its_padding_last() -> None:
+    fixed = StepBuilder(
+        max_sequences=4, max_step_tokens=32, max_blocks=5, block_size=4, device=CPU, padding_block=20
+    )
+    prefill, decode = seated("a", list(range(100, 110)), [7, 2, 5], row=2), seated("b", [40, 41], [9], row=0)
+
+    step = fixed.build([Span(decode, 1, 1), Span(prefill, 3, 4)], tokens=8)
+    recorded = fixed.captured_prompt(8)
+
+    assert (step.token_ids.tolist(), step.rows.tolist()) == ([41, 103, 104, 105, 106], [0, 2])
+    assert recorded.token_ids.tolist() == [41, 103, 104, 105, 106, 0, 0, 0]
+    assert recorded.slots.tolist()[5:] == [20 * 4] * 3
+    assert recorded.positions.tolist()[5:] == [0] * 3
+    assert recorded.query_offsets.tolist() == [0, 1, 5, 5, 5, 8]
+    assert recorded.kv_lengths.tolist() == [2, 7, 0, 0, 0]
+    assert recorded.rows.tolist() == [0, 2, 4, 4, 4]
+    assert not recorded.logit_indices.numel()
+
+
+def test_a_recorded_step_with_prompts_never_has_as_many_spans_as_tokens() -> None:
+    """Kernels take such a step for one of decodes."""
+    fixed = StepBuilder(
+        max_sequences=15, max_step_tokens=32, max_blocks=5, block_size=4, device=CPU, padding_block=20
+    )
+    fixed.build([], tokens=16)
+
+    assert len(fixed.captured_prompt(16).rows) == 17
+    assert fixed.captured_prompt(16).query_offsets.tolist() == [0] * 17 + [16]
+    assert len(fixed.captured_prompt(32).rows) == 16
+
+
 def test_padding_fills_a_captured_step_with_spans_in_an_unused_cell() -> None:
     sizes: dict[str, Any] = {"max_sequences": 4, "max_step_tokens": 32, "max_blocks": 5, "block_size": 4}
     fixed = StepBuilder(**sizes, device=CPU, padding_block=20)

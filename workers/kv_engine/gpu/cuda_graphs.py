@@ -4,7 +4,8 @@
              recorded once per bucket     not recorded   recorded per bucket and kind
 
 A step in which every sequence samples one token without drafts is padded to the next *bucket* of rows and
-replayed; any other step runs unrecorded. Between the two recordings the logits are in a buffer, where masks
+replayed. Of other steps, the layers are replayed if the steps are short
+(`workers.kv_engine.gpu.prompt_graphs`). Between the two recordings the logits are in a buffer, where masks
 and penalties are applied. So guided and adjusted sequences are replayed, too, and log probabilities can be
 read.
 
@@ -23,7 +24,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import torch
 
@@ -40,6 +41,7 @@ from workers.kv_engine.step import StepBuilder
 _LOGGER: Final = logging.getLogger(__name__)
 
 Replay = Callable[[], None]
+_Recorded = TypeVar("_Recorded")
 
 
 class GraphCapture(Protocol):
@@ -139,7 +141,45 @@ def _first_cause(error: BaseException) -> BaseException:
     return error
 
 
-def _stands_for_media(span: Span) -> bool:
+def record_each(
+    sizes: Items[int], record: Callable[[int], _Recorded], architecture: str, unit: str
+) -> dict[int, _Recorded]:
+    """Record steps of each size, the largest first, because the others then fit into its memory.
+
+    Sizes for which there is no memory are left out, and so are all if the model cannot be recorded; the log
+    says so.
+
+    Args:
+        sizes: ascending.
+        record: records one size.
+        architecture: of the model, for the log.
+        unit: of the sizes, for the log.
+    """
+    begun_s = time.perf_counter()
+    recorded: dict[int, _Recorded] = {}
+    for size in reversed(sizes):
+        try:
+            recorded[size] = record(size)
+        except torch.OutOfMemoryError:
+            _LOGGER.warning(
+                "too little memory to record steps of %d %s: they run unrecorded, which is slower; "
+                "a smaller kv_tokens or max_sequences frees memory",
+                size,
+                unit,
+            )
+        except RuntimeError as error:
+            why = str(_first_cause(error)).partition("\n")[0]
+            _LOGGER.warning(
+                "steps of %s cannot be recorded (%s): they run unrecorded, which is slower", architecture, why
+            )
+            break
+    said, took_s = ", ".join(map(str, sorted(recorded))) or "no", time.perf_counter() - begun_s
+    _LOGGER.info("recorded steps of %s %s in %.1f s", said, unit, took_s)
+    return recorded
+
+
+def stands_for_media(span: Span) -> bool:
+    """True if tokens of the span stand for a medium: their rows are in no buffer of a recording."""
     parts = span.sequence.parts
     return parts is not None and parts.changes(span.start, span.count)
 
@@ -147,7 +187,7 @@ def _stands_for_media(span: Span) -> bool:
 class DecodeGraphs:
     """The recorded steps of one engine.
 
-    The constructor records all of them, the largest first, because the others then fit into its memory.
+    The constructor records all of them.
 
     Args:
         key: the node's part of the random key.
@@ -173,8 +213,9 @@ class DecodeGraphs:
         self._hidden: torch.Tensor | None = None  # (max_sequences, hidden), in the node's dtype
         self._logits = torch.empty(max_sequences, node.vocab_size, dtype=torch.float32, device=node.device)
         self._tokens = torch.empty(max_sequences, dtype=torch.int64, device=node.device)
-        self._recorded: dict[int, RecordedStep] = {}
-        self._record_all(capture, max_sequences)
+        self._recorded: Final[dict[int, RecordedStep]] = record_each(
+            buckets(max_sequences), partial(self._record, capture), node.architecture, "rows"
+        )
         self.sizes: Final = sorted(self._recorded)
 
     def recorded(self, spans: Items[Span]) -> RecordedStep | None:
@@ -183,32 +224,10 @@ class DecodeGraphs:
             return None
         if any(span.count != 1 or not span.samples or span.scored_positions for span in spans):
             return None
-        # The last token of a prompt may stand for a medium: its row is in no buffer of the recording.
-        if any(_stands_for_media(span) for span in spans):
+        # The last token of a prompt may stand for a medium.
+        if any(stands_for_media(span) for span in spans):
             return None
         return self._recorded[self.sizes[bisect_left(self.sizes, len(spans))]]
-
-    def _record_all(self, capture: GraphCapture, max_sequences: int) -> None:
-        begun_s = time.perf_counter()
-        for rows in reversed(buckets(max_sequences)):
-            try:
-                self._recorded[rows] = self._record(capture, rows)
-            except torch.OutOfMemoryError:
-                _LOGGER.warning(
-                    "too little memory to record steps of %d rows: they run unrecorded, which is slower; "
-                    "a smaller kv_tokens or max_sequences frees memory",
-                    rows,
-                )
-            except RuntimeError as error:
-                why = str(_first_cause(error)).partition("\n")[0]
-                _LOGGER.warning(
-                    "steps of %s cannot be recorded (%s): they run unrecorded, which is slower",
-                    self._node.architecture,
-                    why,
-                )
-                break
-        sizes, took_s = ", ".join(map(str, sorted(self._recorded))) or "no", time.perf_counter() - begun_s
-        _LOGGER.info("recorded decode steps of %s rows in %.1f s", sizes, took_s)
 
     @torch.inference_mode()
     def _record(self, capture: GraphCapture, rows: int) -> RecordedStep:

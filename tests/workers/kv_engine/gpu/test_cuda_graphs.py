@@ -158,7 +158,7 @@ def test_a_model_that_cannot_be_recorded_runs_as_it_comes_and_the_log_says_why(
         "Qwen3ForCausalLM cannot be recorded (operation not permitted when stream is capturing)"
         in caplog.text
     )
-    assert "recorded decode steps of no rows" in caplog.text
+    assert "recorded steps of no rows" in caplog.text
 
 
 @pytest.mark.slow
@@ -172,4 +172,4 @@ def test_steps_that_find_no_memory_run_as_they_come_and_smaller_ones_are_recorde
     assert found == answers(run_all(engine(qwen3), specs(9)))
     assert "too little memory to record steps of 6 rows" in caplog.text
     assert "too little memory to record steps of 4 rows" in caplog.text
-    assert "recorded decode steps of 1, 2 rows" in caplog.text
+    assert "recorded steps of 1, 2 rows" in caplog.text
