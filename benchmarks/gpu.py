@@ -10,7 +10,7 @@ attention, if installed; transformers' continuous batching; and a loop over a st
 graphs; at last our engine again. All use the same random bfloat16 weights in the same memory, the same
 prompts, and greedy answers of the same length. Each figure is printed at once.
 
-Not run on a GPU yet.
+`python -m benchmarks gpu-first` comes before it: it checks results, and takes minutes.
 """
 
 import argparse

@@ -4,9 +4,8 @@
 
 A round: the owner computes a tensor and sends its location over a pipe; the reader sums it on its own stream
 and answers; both wait for the GPU only at the end of the round. *Staged* is the path without CUDA IPC: from
-the GPU into the arena, over shared memory, and to the reader's GPU.
-
-Not run on a GPU yet.
+the GPU into the arena, over shared memory, and to the reader's GPU. A round without a tensor is measured
+first: the pipe and both processes alone.
 """
 
 import contextlib

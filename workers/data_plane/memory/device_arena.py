@@ -10,7 +10,7 @@ The writer of a tensor records an event on its stream (`written`); a reader's st
 Events take turns. If one is recorded again before a reader has waited for it, the reader waits a little
 longer, which does no harm.
 
-Not run on hardware yet. The tests use a fake driver.
+The tests use a fake driver; `benchmarks.handoff_gpu` ran on one GPU (docs/log.md, 2026-11-27).
 """
 
 import itertools

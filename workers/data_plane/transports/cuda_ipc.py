@@ -13,7 +13,7 @@ transport reports it, and the owner publishes tensors for such a peer in main me
 A mapping is closed when the peer is forgotten and its last view is gone. CUDA leaves undefined what a view
 shows after its owner's process has died: a dead peer has to be forgotten, and is checked before.
 
-Not run on hardware yet. The tests use a fake driver.
+The tests use a fake driver; `benchmarks.handoff_gpu` ran on one GPU (docs/log.md, 2026-11-27).
 """
 
 import asyncio

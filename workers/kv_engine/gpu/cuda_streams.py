@@ -8,7 +8,7 @@ Work on one stream runs in order and does not wait for other streams. Memory fol
 thread frees is reused by what it launches later on its stream. Threads exchange bytes in main memory and
 never tensors on a GPU, so no thread waits for another's stream (docs/adr/0022-a-stream-for-each-engine.md).
 
-This has not run on a GPU yet; the tests use simulated streams.
+The tests use simulated streams.
 """
 
 from enum import IntEnum
