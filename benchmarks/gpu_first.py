@@ -32,8 +32,8 @@ from workers.kv_engine.attention.kernels import default_kernel
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.gpu.cuda_graphs import CudaCapture
 from workers.kv_engine.gpu.fusion import use_gpu_kernels
+from workers.kv_engine.gpu.token_sampler import sample
 from workers.kv_engine.outputs import TokenOutput
-from workers.kv_engine.sampling.sampler import sample
 from workers.kv_engine.sampling.sampling_rows import SamplingRows
 from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
 

@@ -28,6 +28,7 @@ from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.feeding.sequences import FedSequences
 from workers.kv_engine.gpu.cuda_graphs import DecodeGraphs, GraphCapture, RecordedStep
 from workers.kv_engine.gpu.prompt_graphs import PromptGraphs
+from workers.kv_engine.gpu.token_sampler import sample
 from workers.kv_engine.node import KVNode, head_of, vocab_size_of
 from workers.kv_engine.node_parts import forward_with_states, inputs_of
 from workers.kv_engine.outputs import StateOutput, TokenScore, as_dalsegno_error
@@ -38,7 +39,7 @@ from workers.kv_engine.sampling.grammar_masks import GuideThread, StepMasks
 from workers.kv_engine.sampling.logits_processors import adjust
 from workers.kv_engine.sampling.logprobs import score
 from workers.kv_engine.sampling.pooling import StatePooler
-from workers.kv_engine.sampling.sampler import NOT_A_TOKEN, node_key, sample
+from workers.kv_engine.sampling.sampler import NOT_A_TOKEN, node_key
 from workers.kv_engine.sampling.sampling_state import UnreadTokens
 from workers.kv_engine.sent_states import sends_any, states_to_send
 from workers.kv_engine.sequence import Span

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from models.feeding import Draw
-from workers.kv_engine.sampling.sampler import node_key, sample
+from workers.kv_engine.gpu.token_sampler import sample
+from workers.kv_engine.sampling.sampler import node_key
 from workers.kv_engine.sampling.sampling_rows import SamplingRows
 from workers.kv_engine.sequence import Sequence
 from workers.kv_engine.sequence_spec import Sampling

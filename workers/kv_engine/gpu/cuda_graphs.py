@@ -32,8 +32,8 @@ from workers.kv_engine.attention.kernels import PlanningKernel, RecordedKernel
 from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.gpu.host_reads import RefuseHostReads
+from workers.kv_engine.gpu.token_sampler import sample
 from workers.kv_engine.node import KVNode
-from workers.kv_engine.sampling.sampler import sample
 from workers.kv_engine.sampling.sampling_rows import SamplingRows
 from workers.kv_engine.sequence import Span
 from workers.kv_engine.step import StepBuilder

@@ -13,7 +13,7 @@ import torch
 
 from workers.kv_engine.attention.triton import attend
 from workers.kv_engine.gpu.triton_sampler import sample_rows
-from workers.kv_engine.sampling.sampler import sample_by_torch
+from workers.kv_engine.sampling.sampler import sample
 from workers.kv_engine.sampling.sampling_rows import SamplingRows
 
 _LENGTHS: Final = (1200, 7, 513)
@@ -101,4 +101,4 @@ def _other_tokens(device: torch.device) -> int:
         has_min_p=True,
         candidates=None,
     )
-    return int((sample_rows(logits, rows, 7) != sample_by_torch(logits, rows, 7)).sum())
+    return int((sample_rows(logits, rows, 7) != sample(logits, rows, 7)).sum())

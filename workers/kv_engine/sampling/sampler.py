@@ -20,7 +20,6 @@ from typing import Final
 
 import torch
 
-from workers.kv_engine.attention.kernels import default_kernel
 from workers.kv_engine.sampling.filters import WEIGHT_ONE, threshold
 from workers.kv_engine.sampling.sampling_rows import SamplingRows
 
@@ -36,18 +35,8 @@ def node_key(name: str) -> int:
 def sample(logits: torch.Tensor, rows: SamplingRows, node: int) -> torch.Tensor:
     """Return the next token of each row: (S, V) float32 logits to (S,) int64 ids.
 
-    A row that contains NaN, or has no logit above minus infinity, gives `NOT_A_TOKEN`. On a GPU one kernel
-    computes random rows (`workers.kv_engine.gpu.triton_sampler`), for which torch takes some 300 launches.
+    A row that contains NaN, or has no logit above minus infinity, gives `NOT_A_TOKEN`.
     """
-    if rows.is_random and logits.is_cuda and default_kernel("cuda") is not None:
-        from workers.kv_engine.gpu.triton_sampler import sample_rows  # noqa: PLC0415 - needs Triton
-
-        return sample_rows(logits, rows, node)
-    return sample_by_torch(logits, rows, node)
-
-
-def sample_by_torch(logits: torch.Tensor, rows: SamplingRows, node: int) -> torch.Tensor:
-    """Return the same tokens, computed by torch."""
     top, greedy = logits.max(dim=-1)
     tokens = greedy
     if rows.is_random:

@@ -15,8 +15,9 @@ from workers.kv_engine.attention.kernels import AttentionKernel
 from workers.kv_engine.attention.paged import ATTENTION, attention_context
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.cache.blocks import BlockManager
+from workers.kv_engine.gpu.token_sampler import sample
 from workers.kv_engine.node import KVNode, rotary_change_of
-from workers.kv_engine.sampling.sampler import NOT_A_TOKEN, node_key, sample
+from workers.kv_engine.sampling.sampler import NOT_A_TOKEN, node_key
 from workers.kv_engine.selfcheck import check_node
 from workers.kv_engine.sequence import Sequence, Span
 from workers.kv_engine.step import StepBuilder
