@@ -200,21 +200,26 @@ def decoders() -> dict[str, float]:
 
 def products() -> dict[str, float]:
     """The largest error of products of one row against float64, relative to the largest result."""
-    from torch.nn.functional import linear, silu  # noqa: PLC0415 - only where it is interpreted
+    from torch.nn.functional import silu  # noqa: PLC0415 - only where it is interpreted
 
     from workers.kv_engine.gpu.triton_layers import row_product  # noqa: PLC0415 - likewise
 
     found: dict[str, float] = {}
     generator = torch.Generator().manual_seed(0)
     for outs, width in ((96, 64), (10, 200), (33, 1000)):
-        row, weight = torch.randn(1, width, generator=generator), torch.randn(2 * outs, width)
-        bias = torch.randn(2 * outs, generator=generator)
-        whole = linear(row.double(), weight.double())
-        gated = silu(whole[:, :outs]) * whole[:, outs:]
+        row, scale = torch.randn(1, width, generator=generator), torch.randn(width, generator=generator)
+        weight = torch.randn(2 * outs, width, generator=generator)
+        bias, more = torch.randn(2 * outs, generator=generator), torch.randn(1, 2 * outs, generator=generator)
+        exact = row.double()
+        normed = exact * (exact.square().mean() + 1e-3).rsqrt() * scale
+        plain, of_norm = exact @ weight.T.double(), normed @ weight.T.double()
+        gated = silu(of_norm[:, :outs]) * of_norm[:, outs:]
+        norm = (scale, 1e-3)
         for name, got, expected in (
-            ("plain", row_product(row, weight, tile=(8, 128)), whole),
-            ("bias", row_product(row, weight, bias, tile=(8, 128)), whole + bias),
-            ("gated", row_product(row, weight, is_gated=True, tile=(8, 128)), gated),
+            ("plain", row_product(row, weight, tile=(8, 128)), plain),
+            ("bias", row_product(row, weight, bias, norm=norm, tile=(8, 128)), of_norm + bias),
+            ("gated", row_product(row, weight, norm=norm, is_gated=True, tile=(8, 128)), gated),
+            ("added", row_product(row, weight, added_to=more.clone(), tile=(8, 128)), plain + more),
         ):
             found[f"{name}, {outs} x {width}"] = float((got - expected).abs().max() / expected.abs().max())
     return found
@@ -261,6 +266,7 @@ def device_checks() -> dict[str, str]:
     """What the checks at the start say of the kernels, and of kernels that are wrong."""
     from workers.kv_engine.attention.triton import attend  # noqa: PLC0415 - only where it is interpreted
     from workers.kv_engine.gpu import kernel_checks as checks  # noqa: PLC0415 - likewise
+    from workers.kv_engine.gpu.triton_layers import row_product  # noqa: PLC0415 - likewise
     from workers.kv_engine.gpu.triton_sampler import sample_rows  # noqa: PLC0415 - likewise
 
     def said(**changes: Any) -> str:
@@ -274,6 +280,7 @@ def device_checks() -> dict[str, str]:
 
     return {
         "right": said(attend=attend),
+        "products": said(row_product=lambda *given, **how: row_product(*given, **how) * 1.02),
         "attention": said(attend=lambda *given, parts: attend(*given, parts=parts) * 1.01),
         "sampler": said(sample_rows=lambda *given: sample_rows(*given).clamp(max=2000)),
     }

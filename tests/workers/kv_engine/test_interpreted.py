@@ -32,7 +32,7 @@ def test_logits_by_the_kernels_are_those_of_transformers_modules(found: dict[str
 
 @pytest.mark.processes
 def test_products_of_one_row_are_exact_to_rounding(found: dict[str, Any]) -> None:
-    assert len(found["products"]) == 9
+    assert len(found["products"]) == 12
     assert max(found["products"].values()) < 1e-6
 
 
@@ -63,4 +63,5 @@ def test_the_checks_at_the_start_find_a_kernel_that_is_wrong(found: dict[str, An
 
     assert said["right"] == ""
     assert "attention is wrong on cpu" in said["attention"]
+    assert "products is wrong on cpu" in said["products"]
     assert "sampler gives" in said["sampler"]

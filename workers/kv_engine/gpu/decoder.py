@@ -2,7 +2,7 @@
 
     qkv ── rotate, store ── attend ── out ── add, norm ── gate, up ── silu, mul ── down ── add, norm ── next
 
-A layer takes nine launches, eight of one row, and some sixty with transformers' modules. Recorded in a CUDA
+A layer takes nine launches, six of one row, and some sixty with transformers' modules. Recorded in a CUDA
 graph (`workers.kv_engine.gpu.cuda_graphs`), a step of decodes is limited by reading its weights and not by
 its launches. Transformers' modules still compute the embedding, the angles of positions and the head.
 
@@ -79,24 +79,24 @@ class FusedDecoder(LlamaLike):
         self._eps: Final[float] = body.norm.variance_epsilon
         with torch.no_grad():
             self._layers: Final = [_layer_of(layer, text.name) for layer in body.layers]
-            self._own: Final = _own_products(self._layers)
+            self._has_rows: Final = _are_rows_faster(self._layers, self._eps)
 
     def forward(self, inputs: Inputs, step: TokenStep) -> torch.Tensor:
         pool, batch = paged.current()
         embedded = inputs.embeds if isinstance(inputs, SplicedInputs) else inputs
         # Always a copy: the layers add to it in place.
         states = embedded.to(self.dtype, copy=True) if embedded.is_floating_point() else self._embed(embedded)
+        if len(states) == 1 and self._has_rows and not isinstance(inputs, SplicedInputs):
+            return self._forward_row(states, step.positions)
         cos, sin = self._angles_of(states, step.positions)
         normed = add_rms_norm(states, None, self._layers[0].norm_in, self._eps)
         for number, layer in enumerate(self._layers):
             keys, values = pool.keys[number], pool.values[number]
-            product = self._product("qkv", normed, layer.qkv, layer.qkv_bias)
+            product = linear(normed, layer.qkv, layer.qkv_bias)
             queries = rotate_and_store(product, layer.norms, self._eps, cos, sin, batch.slots, keys, values)
             attended = paged.attend(queries, number, scaling=layer.scaling, window=layer.window)
-            added = self._product("out", attended.flatten(1), layer.out.weight, layer.out.bias)
-            normed = add_rms_norm(states, added, layer.norm_post, self._eps)
-            gated = self._gated(normed, layer.gate_up)
-            mlp = self._product("down", gated, layer.down.weight, layer.down.bias)
+            normed = add_rms_norm(states, layer.out(attended.flatten(1)), layer.norm_post, self._eps)
+            mlp = layer.down(silu_and_mul(linear(normed, layer.gate_up)))
             if isinstance(inputs, SplicedInputs) and (rows := inputs.rows_after(number)) is not None:
                 states.index_add_(0, inputs.at, rows.to(self.dtype))
             is_last = number + 1 == len(self._layers)
@@ -104,18 +104,19 @@ class FusedDecoder(LlamaLike):
             normed = add_rms_norm(states, mlp, next_norm, self._eps)
         return normed
 
-    def _product(
-        self, kind: str, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        if len(states) == 1 and kind in self._own:
-            return row_product(states, weight, bias)
-        return linear(states, weight, bias)
-
-    def _gated(self, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up of the product with the weights of both."""
-        if len(states) == 1 and "gate_up" in self._own:
-            return row_product(states, weight, is_gated=True)
-        return silu_and_mul(linear(states, weight))
+    def _forward_row(self, states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The same for one token: six launches per layer."""
+        pool, batch = paged.current()
+        cos, sin = self._angles_of(states, positions)
+        for number, layer in enumerate(self._layers):
+            keys, values = pool.keys[number], pool.values[number]
+            product = row_product(states, layer.qkv, layer.qkv_bias, norm=(layer.norm_in, self._eps))
+            queries = rotate_and_store(product, layer.norms, self._eps, cos, sin, batch.slots, keys, values)
+            attended = paged.attend(queries, number, scaling=layer.scaling, window=layer.window)
+            row_product(attended.flatten(1), layer.out.weight, layer.out.bias, added_to=states)
+            gated = row_product(states, layer.gate_up, norm=(layer.norm_post, self._eps), is_gated=True)
+            row_product(gated, layer.down.weight, layer.down.bias, added_to=states)
+        return add_rms_norm(states, None, self._norm, self._eps)
 
     def head(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self._node.head(hidden, indices)
@@ -130,39 +131,29 @@ class FusedDecoder(LlamaLike):
         return masked_logits(self._node, by_torch=True)
 
 
-def _own_products(layers: list[_Layer]) -> frozenset[str]:
-    """The products of which one row is computed by our kernel: those in which it is faster, measured here.
+def _are_rows_faster(layers: list[_Layer], eps: float) -> bool:
+    """Whether our products of one row are faster than cuBLAS' with kernels around them, measured here.
 
-    On a CPU, in Triton's interpreter, all.
+    On a CPU, in Triton's interpreter, they are used.
     """
-    kinds = {
-        "qkv": [layer.qkv for layer in layers],
-        "out": [layer.out.weight for layer in layers],
-        "gate_up": [layer.gate_up for layer in layers],
-        "down": [layer.down.weight for layer in layers],
-    }
-    if not layers[0].qkv.is_cuda:
-        return frozenset(kinds)
-    took_s = {kind: _row_seconds(weights, is_gated=kind == "gate_up") for kind, weights in kinds.items()}
-    said = ", ".join(f"{kind} {ours / theirs:.2f}" for kind, (ours, theirs) in took_s.items())
-    _LOGGER.info("products of one row, time of our kernel over cuBLAS' (the faster one is used): %s", said)
-    return frozenset(kind for kind, (ours, theirs) in took_s.items() if ours < theirs)
-
-
-def _row_seconds(weights: list[torch.Tensor], *, is_gated: bool) -> tuple[float, float]:
-    """Seconds of one product of a row with each of the weights, by our kernel and by cuBLAS."""
-    device = weights[0].device
-    row = torch.randn(1, weights[0].shape[1], device=device, dtype=weights[0].dtype)
+    device = layers[0].qkv.device
+    if device.type != "cuda":
+        return True
+    states = torch.zeros(1, layers[0].qkv.shape[1], device=device, dtype=layers[0].qkv.dtype)
+    attended = torch.zeros(1, layers[0].out.weight.shape[1], device=device, dtype=states.dtype)
 
     def ours() -> None:
-        for weight in weights:
-            row_product(row, weight, is_gated=is_gated)
+        for layer in layers:
+            row_product(states, layer.qkv, norm=(layer.norm_in, eps))
+            row_product(attended, layer.out.weight, added_to=states)
+            gated = row_product(states, layer.gate_up, norm=(layer.norm_post, eps), is_gated=True)
+            row_product(gated, layer.down.weight, added_to=states)
 
     def theirs() -> None:
-        for weight in weights:
-            product = linear(row, weight)
-            if is_gated:
-                silu_and_mul(product)
+        for layer in layers:
+            linear(add_rms_norm(states, None, layer.norm_in, eps), layer.qkv)
+            normed = add_rms_norm(states, linear(attended, layer.out.weight), layer.norm_post, eps)
+            linear(silu_and_mul(linear(normed, layer.gate_up)), layer.down.weight)
 
     # Recorded, as they run in a step; in turns, so that both see the same clocks.
     replays = [CudaCapture(device).capture(work) for work in (ours, theirs)]
@@ -174,7 +165,13 @@ def _row_seconds(weights: list[torch.Tensor], *, is_gated: bool) -> tuple[float,
             replay()
             torch.cuda.synchronize(device)
             taken.append(time.perf_counter() - begun_s)
-    return min(taken_s[0]), min(taken_s[1])
+    own_s, cublas_s = map(min, taken_s)
+    _LOGGER.info(
+        "layers of one row without attention: %.2f ms by our products, %.2f ms by cuBLAS; the faster serve",
+        1e3 * own_s,
+        1e3 * cublas_s,
+    )
+    return own_s < cublas_s
 
 
 def _layer_of(layer: Any, body: str) -> _Layer:

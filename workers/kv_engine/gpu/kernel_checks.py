@@ -10,8 +10,10 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
+from torch.nn.functional import silu
 
 from workers.kv_engine.attention.triton import attend
+from workers.kv_engine.gpu.triton_layers import row_product
 from workers.kv_engine.gpu.triton_sampler import sample_rows
 from workers.kv_engine.sampling.sampler import sample
 from workers.kv_engine.sampling.sampling_rows import SamplingRows
@@ -32,7 +34,7 @@ class KernelCheckError(RuntimeError):
 @cache
 @torch.inference_mode()
 def check_kernels(device: torch.device) -> None:
-    """Compare split attention and the sampler with torch, once per device.
+    """Compare split attention, products of one row and the sampler with torch, once per device.
 
     Raises:
         KernelCheckError: a result is wrong.
@@ -41,6 +43,11 @@ def check_kernels(device: torch.device) -> None:
         raise KernelCheckError(
             f"the Triton kernel of attention is wrong on {device} by {error:.3g} with split keys: expected "
             f"at most {_MOST_ERROR}; update the GPU's driver and torch, and report it"
+        )
+    if (error := _product_error(device)) > _MOST_ERROR:
+        raise KernelCheckError(
+            f"the Triton kernel of one row's products is wrong on {device} by {error:.3g}: expected at most "
+            f"{_MOST_ERROR}; update the GPU's driver and torch, and report it"
         )
     if (others := _other_tokens(device)) > _MOST_OTHERS:
         raise KernelCheckError(
@@ -79,6 +86,27 @@ def _attention_error(device: torch.device) -> float:
     found = [attend(queries.to(device), keys, values, step, parts=_SPLITS).cpu() for _ in range(_TIMES)]
     error = (torch.stack(found) - torch.stack(expected)).abs().max()
     return float(error) if error.isfinite() else float("inf")
+
+
+def _product_error(device: torch.device) -> float:
+    """The largest relative error of the products of a layer of one row, against float64."""
+    generator = torch.Generator().manual_seed(0)
+    outs, width, eps = 300, 700, 1e-6
+    row, scale, more = (torch.randn(n, generator=generator) for n in (width, width, outs))
+    weight, bias = torch.randn(2 * outs, width, generator=generator), torch.randn(outs, generator=generator)
+    exact = row.double()
+    normed = exact * (exact.square().mean() + eps).rsqrt() * scale.double()
+    gate, up = torch.split(weight.double() @ normed, outs)
+    expected = [silu(gate) * up, weight[:outs].double() @ exact + bias + more]
+    states, norm, by = row.to(device)[None], (scale.to(device), eps), weight.to(device)
+    found = [
+        row_product(states, by, norm=norm, is_gated=True),
+        row_product(states, by[:outs], bias.to(device), added_to=more.to(device)[None]),
+    ]
+    errors = [
+        (got.cpu() - want).abs().max() / want.abs().max() for got, want in zip(found, expected, strict=True)
+    ]
+    return max(float(error) if error.isfinite() else float("inf") for error in errors)
 
 
 def _other_tokens(device: torch.device) -> int:

@@ -4,7 +4,7 @@
     rotate_and_store   splits the qkv product; normalises heads (some models), rotates queries and keys to
                        their positions, and writes keys and values to their slots of the pool
     silu_and_mul       silu(gate) * up
-    row_product        a product of one row, which reads the weights faster than cuBLAS does
+    row_product        a product of one row, with the norm before it, and the activation or addition after it
 
 Transformers' modules take some fifty launches per layer for these, and a launch costs as much as reading
 megabytes of weights. Sums and products are in float32 and rounded to the states' dtype once. Triton's
@@ -105,36 +105,48 @@ def row_product(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
+    norm: tuple[torch.Tensor, float] | None = None,
     is_gated: bool = False,
+    added_to: torch.Tensor | None = None,
     tile: tuple[int, int] = (8, 512),
     warps: int = 4,
 ) -> torch.Tensor:
     """Return the product of one row, (1, C), and (N, C) weights: (1, N).
 
     Sums are in float32. cuBLAS computes a row as a tile of a matrix: on an H200 it reads small weights at
-    little more than half of the memory's bandwidth.
+    little more than half of the memory's bandwidth. What a decoder does before and after a product is part
+    of the launch.
 
     Args:
         states: the row.
         weight: contiguous.
         bias: (N,), added.
+        norm: multiply the RMS norm of the row, with these weights (C,) and epsilon.
         is_gated: return silu(gate) * up, (1, N / 2); the first half of the weights are the gates'.
+        added_to: add the product to this row, (1, N), in place, and return it.
         tile: the numbers of outputs and of states that a program computes at a time, powers of two.
         warps: of a program.
     """
     outs, width = weight.shape
     outs = outs // 2 if is_gated else outs
-    out = torch.empty((1, outs), dtype=states.dtype, device=states.device)
+    out = added_to
+    if out is None:
+        out = torch.empty((1, outs), dtype=states.dtype, device=states.device)
+    scale, eps = norm or (weight, 0.0)
     with device_guard(states):
         _row_product[(triton.cdiv(outs, tile[0]),)](
             out,
             states,
             weight,
             weight if bias is None else bias,
+            scale,
+            eps,
             outs=outs,
             width=width,
             has_bias=bias is not None,
+            is_normed=norm is not None,
             is_gated=is_gated,
+            is_added=added_to is not None,
             tile_outs=tile[0],
             tile_width=min(tile[1], triton.next_power_of_2(width)),
             num_warps=warps,
@@ -238,26 +250,36 @@ def _silu_and_mul(product: tl.tensor, out: tl.tensor, width: tl.constexpr, tile:
 def _sums(
     states: tl.tensor,
     weight: tl.tensor,
+    scale: tl.tensor,
+    eps: tl.tensor,
     at: tl.tensor,
     outs: tl.constexpr,
     width: tl.constexpr,
+    is_normed: tl.constexpr,
     tile_width: tl.constexpr,
 ) -> tl.tensor:
-    """The products of the row and the weights of the outputs `at`."""
+    """The products of the row, or of its norm, and the weights of the outputs `at`."""
     is_out = at < outs
     sums = tl.zeros((at.shape[0], tile_width), tl.float32)
+    squares = tl.zeros((tile_width,), tl.float32)
     for start in range(0, width, tile_width):
         place = start + tl.arange(0, tile_width)
         is_place = place < width
-        state = tl.load(states + place, mask=is_place, other=0.0).to(tl.float32)
         by = tl.load(
             weight + at.to(tl.int64)[:, None] * width + place[None, :],
             mask=is_out[:, None] & is_place[None, :],
             other=0.0,
             eviction_policy="evict_first",
         )
+        state = tl.load(states + place, mask=is_place, other=0.0).to(tl.float32)
+        if is_normed:
+            squares += state * state
+            state *= tl.load(scale + place, mask=is_place, other=0.0).to(tl.float32)
         sums += by.to(tl.float32) * state[None, :]
-    return tl.sum(sums, 1)
+    found = tl.sum(sums, 1)
+    if is_normed:
+        found *= tl.rsqrt(tl.sum(squares, 0) / width + eps)
+    return found
 
 
 @triton.jit  # type: ignore[untyped-decorator] # triton has no types
@@ -266,18 +288,27 @@ def _row_product(
     states: tl.tensor,
     weight: tl.tensor,
     bias: tl.tensor,
+    scale: tl.tensor,
+    eps: tl.tensor,
     outs: tl.constexpr,
     width: tl.constexpr,
     has_bias: tl.constexpr,
+    is_normed: tl.constexpr,
     is_gated: tl.constexpr,
+    is_added: tl.constexpr,
     tile_outs: tl.constexpr,
     tile_width: tl.constexpr,
 ) -> None:
     at = tl.program_id(0) * tile_outs + tl.arange(0, tile_outs)
-    found = _sums(states, weight, at, outs, width, tile_width)
+    found = _sums(states, weight, scale, eps, at, outs, width, is_normed, tile_width)
     if has_bias:
         found += tl.load(bias + at, mask=at < outs, other=0.0).to(tl.float32)
     if is_gated:
-        up = _sums(states, weight + outs * width, at, outs, width, tile_width)
+        ups = weight + outs * width
+        up = _sums(states, ups, scale, eps, at, outs, width, is_normed, tile_width)
         found = found * tl.sigmoid(found) * up
+    if is_added:
+        # Rounded before the addition, too, as a product of its own would be.
+        found = found.to(out.dtype.element_ty).to(tl.float32)
+        found += tl.load(out + at, mask=at < outs, other=0.0).to(tl.float32)
     tl.store(out + at, found.to(out.dtype.element_ty), mask=at < outs)
