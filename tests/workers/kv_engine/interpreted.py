@@ -172,7 +172,10 @@ def replays() -> dict[str, Any]:
             stack.enter_context(patch.object(decoder, name, watched))
         found["modules"] = answers(node, recorder)
         found["kernels"] = answers(decoder.fuse(node), recorder)
-    return {**found, "replays": recorder.replays, "prompts": sorted(set(prompts))}
+    # Of the last engine: bodies of two rows and of one, each before three samplers; two sizes of prompts.
+    of_two, *_, of_one, _, _, _, _, _ = recorder.launches[-10:]
+    sizes = {"layers": node.layout.layers, "two_rows": of_two, "one_row": of_one}
+    return {**found, **sizes, "replays": recorder.replays, "prompts": sorted(set(prompts))}
 
 
 def decoders() -> dict[str, float]:

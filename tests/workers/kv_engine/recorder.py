@@ -11,6 +11,11 @@ from workers.kv_engine.gpu.cuda_graphs import Replay
 from workers.kv_engine.gpu.host_reads import RefuseHostReads
 from workers.kv_engine.step import Step
 
+_VIEWS = tuple(
+    f"aten.{name}." for name in ("alias", "detach", "flatten", "select", "slice", "unsqueeze", "view")
+)
+"""Operations without a launch."""
+
 
 class Again:
     """A replay is the function, called again.
@@ -37,10 +42,14 @@ class SameLaunches(Again):
 
     It has to be the same operations, with the same numbers, over tensors of the same shapes; and those that
     were not made in the course of it have to be at the same addresses.
+
+    Attributes:
+        launches: of each recording, in order: how many of its operations launch a kernel, at most.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.launches: list[int] = []
         self._now: _Launches | None = None
 
     def capture(self, compute: Callable[[], None]) -> Replay:
@@ -48,6 +57,7 @@ class SameLaunches(Again):
             compute()  # until it is warm
         recorded = self._launches(compute)
         assert not [one for one in recorded if "lift_fresh" in one], "a constant is copied from the host"
+        self.launches.append(sum(not one.startswith(_VIEWS) for one in recorded))
 
         def replay() -> None:
             self.replays += 1

@@ -31,6 +31,17 @@ def test_logits_by_the_kernels_are_those_of_transformers_modules(found: dict[str
 
 
 @pytest.mark.processes
+def test_a_decode_of_a_row_takes_six_launches_per_layer_and_of_more_rows_nine(found: dict[str, Any]) -> None:
+    """So Qwen3-8B with its 36 layers takes fewer than 260 for one row."""
+    replays = found["replays"]
+    layers = replays["layers"]
+    beside = replays["one_row"] - 6 * layers
+
+    assert replays["two_rows"] - 9 * layers == beside
+    assert 36 * 6 + beside < 260
+
+
+@pytest.mark.processes
 def test_products_of_one_row_are_exact_to_rounding(found: dict[str, Any]) -> None:
     assert len(found["products"]) == 12
     assert max(found["products"].values()) < 1e-6
