@@ -30,6 +30,7 @@ from workers.kv_engine.sampling.logits_processors import LogitAdjustments
 from workers.kv_engine.sampling.sampling_rows import SamplingRows, ScoredRows
 from workers.kv_engine.sampling.sampling_state import SamplingState, UnreadTokens
 from workers.kv_engine.sequence import Sequence, Span
+from workers.machine.uploads import upload
 
 Int32s = npt.NDArray[np.int32]
 
@@ -396,7 +397,7 @@ class StepBuilder:
         rows = [row for row, index in enumerate(sampled) if wanted[index] is not None]
 
         def on_device(values: list[int]) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.int64, device=self._step.device["rows"].device)
+            return upload(np.array(values, np.int64), self._step.device["rows"].device)
 
         return ScoredRows(
             sampled=on_device(rows),
@@ -529,12 +530,12 @@ def with_prompt_parts(step: Step, spans: Items[tuple[int, Span]], indices: Int32
     device = step.slots.device
     changes: dict[str, Any] = {}
     if routes.any():
-        changes["routes"] = torch.from_numpy(routes).to(device)
+        changes["routes"] = upload(routes, device)
     if values:
         changes["row_values"] = torch.cat(values)
-        changes["row_indices"] = torch.from_numpy(np.concatenate(taking)).to(device)
+        changes["row_indices"] = upload(np.concatenate(taking), device)
     if not is_causal:
         changes["spans"] = replace(step.spans, key_ends=ends, full_starts=starts)
-        changes["key_ends"] = torch.from_numpy(ends).to(device)
-        changes["full_starts"] = torch.from_numpy(starts).to(device)
+        changes["key_ends"] = upload(ends, device)
+        changes["full_starts"] = upload(starts, device)
     return replace(step, **changes)

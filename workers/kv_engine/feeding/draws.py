@@ -16,6 +16,7 @@ from workers.kv_engine.sampling.sampler import node_key
 from workers.kv_engine.sampling.sampling_rows import SamplingRows
 from workers.kv_engine.sequence import Sequence
 from workers.kv_engine.sequence_spec import Sampling
+from workers.machine.uploads import upload
 
 _LOW: Final = np.uint64(0xFFFFFFFF)
 _GREEDY: Final = Sampling()
@@ -51,10 +52,10 @@ class InnerDraw:
         is_random = [one.temperature > 0 for one in samplings]
 
         def ints(values: object) -> torch.Tensor:
-            return torch.from_numpy(np.asarray(values, np.int32)).to(self._device)
+            return upload(np.asarray(values, np.int32), self._device)
 
         def floats(values: Items[float]) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.float32, device=self._device)
+            return upload(np.array(values, np.float32), self._device)
 
         return SamplingRows(
             temperature=floats([one.temperature for one in samplings]),

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from queue import SimpleQueue
 from typing import Final, TypeVar
 
@@ -30,6 +30,7 @@ import torch
 
 from workers.kv_engine.guide_state import GuideState
 from workers.kv_engine.sequence import Sequence, Span
+from workers.machine.uploads import upload
 
 _T = TypeVar("_T")
 
@@ -66,7 +67,7 @@ class StepMasks:
         if len(self.rows) == len(logits):
             logits.masked_fill_(forbidden, -torch.inf)
         else:
-            rows = torch.tensor(self.rows, device=logits.device)
+            rows = upload(np.array(self.rows, np.int64), logits.device)
             logits.index_copy_(0, rows, logits.index_select(0, rows).masked_fill_(forbidden, -torch.inf))
         return result.failures
 
@@ -94,8 +95,12 @@ class _MaskResult:
 
 def unpack_forbidden(bits: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """Return a flag for each bit that is not set: (G, bytes) uint8 to (G, vocab_size) bool."""
-    places = torch.tensor(_BIT_VALUES, dtype=torch.uint8, device=bits.device)
-    return (bits[:, :, None] & places == 0).flatten(1)[:, :vocab_size]
+    return (bits[:, :, None] & _bit_values(bits.device) == 0).flatten(1)[:, :vocab_size]
+
+
+@cache
+def _bit_values(device: torch.device) -> torch.Tensor:
+    return torch.tensor(_BIT_VALUES, dtype=torch.uint8, device=device)
 
 
 class _MaskDeadline:

@@ -31,6 +31,7 @@ from workers.kv_engine.sampling.logits_processors import (
     LogitAdjustments,
 )
 from workers.kv_engine.sequence import Sequence
+from workers.machine.uploads import upload
 
 _NARROWEST: Final = 64
 _MOST_GROWTH: Final = 1e9
@@ -148,11 +149,7 @@ class SamplingState:
         )
 
     def _on_device(self, values: np.ndarray) -> torch.Tensor:
-        there = self._table.device
-        if there.type != "cuda":
-            return torch.from_numpy(values)
-        # Of pageable memory the host would wait for the step under way.
-        return torch.from_numpy(values).pin_memory().to(there, non_blocking=True)
+        return upload(values, self._table.device)
 
 
 def _taken(tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
