@@ -12,11 +12,13 @@ from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from typing import Final
 
+import torch
+
 from shared.errors import BugError, ClientError, DalSegnoError
 from shared.telemetry import timeline
 from workers.data_plane.port import Array
 from workers.kv_engine.adapters import Adapters
-from workers.kv_engine.attention.kernels import AttentionKernel
+from workers.kv_engine.attention.kernels import AttentionKernel, default_kernel
 from workers.kv_engine.attention.paged import ATTENTION, observed_windows
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.cache.blocks import BlockManager
@@ -67,8 +69,9 @@ from workers.machine.gpu_context import check_context
 class KVEngine:
     """Continuous batching of `node`.
 
-    The constructor checks that the paged pool gives the logits of the stock model (`selfcheck.check_node`).
-    On a CPU it sets torch's number of threads, so construct the engine in the thread that steps it.
+    The constructor checks that the paged pool gives the logits of the stock model (`selfcheck.check_node`),
+    and our GPU kernels on the device (`gpu.kernel_checks`). On a CPU it sets torch's number of threads, so
+    construct the engine in the thread that steps it.
 
     Args:
         export_to: allocates the slots for exported keys and values; None if none are exported.
@@ -116,6 +119,7 @@ class KVEngine:
         observing = adapted.observing() if adapted is not None else nullcontext()
         with observing, observed_windows() as windows:
             check_node(node, kernel)
+        _check_kernels(node.device)
         window = None if followers is not None else _window_of_all(node, windows)
         if window is not None:
             self._scheduler.free_before(window)
@@ -479,6 +483,18 @@ def _scheduler(node: KVNode, config: KVEngineConfig) -> Scheduler:
         has_bounds=node.layout.has_indexers,
         rotary_change=rotary_change_of(node),
     )
+
+
+def _check_kernels(device: torch.device) -> None:
+    """Check our GPU kernels on the device.
+
+    Raises:
+        KernelCheckError: one is wrong.
+    """
+    if device.type == "cuda" and default_kernel("cuda") is not None:
+        from workers.kv_engine.gpu.kernel_checks import check_kernels  # noqa: PLC0415 - needs Triton
+
+        check_kernels(device)
 
 
 def _window_of_all(node: KVNode, windows: Mapping[int, int | None]) -> int | None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch.nn.functional import silu
 
+from configs.deployment import ConfigError
 from workers.kv_engine.attention.triton import attend
 from workers.kv_engine.gpu.triton_layers import row_product
 from workers.kv_engine.gpu.triton_sampler import sample_rows
@@ -27,8 +28,8 @@ _MOST_OTHERS: Final = 2
 """Tokens that may differ from torch's: its exponential may have another last bit."""
 
 
-class KernelCheckError(RuntimeError):
-    """A kernel gives wrong results on this device; the message names it."""
+class KernelCheckError(ConfigError):
+    """A kernel gives wrong results on this device; the message names it. No restart helps."""
 
 
 @cache
