@@ -66,11 +66,11 @@ class PromptGraphs:
     def forward(self, size: int, tokens: int) -> torch.Tensor:
         """Replay the step that was built with `size` tokens; return the hidden states of the first ones.
 
-        They are valid until the next replay.
+        They are a copy: the state of a pooled prompt is kept while later steps are replayed.
         """
         self._bodies[size]()
         assert self._hidden is not None
-        return self._hidden[:tokens]
+        return self._hidden[:tokens].clone()
 
     @torch.inference_mode()
     def _record(self, capture: GraphCapture, size: int) -> Replay:
