@@ -33,20 +33,21 @@ def test_messages_from_a_pipe_are_answered(deployment: Running, tmp_path: Path) 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(random_deployment: Running, tmp_path: Path) -> None:
     terminal, side = pty.openpty()
-    with subprocess.Popen(
+    process = subprocess.Popen(
         ["setsid", "--ctty", *command(random_deployment, "--max-tokens", "480", "--temperature", "1")],
         stdin=side,
         stdout=side,
         stderr=side,
         env={**os.environ, "XDG_STATE_HOME": str(tmp_path), "TERM": "dumb"},
-    ) as process:
-        os.close(side)
+    )
+    os.close(side)
+    try:
         screen = Screen(terminal)
         screen.wait_for("/help lists the commands")
         while True:  # an answer may have ended before the key is pressed: then another one is stopped
             os.write(terminal, b"hello\n")
             screen.wait_for("hello")
-            screen.wait_for_more(40)
+            screen.wait_for_answer(40)
             os.write(terminal, b"\x03")
             if screen.wait_for("stopped", "ends the session") == "stopped":
                 break
@@ -54,6 +55,9 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(random_deployment: Running,
         screen.wait_for("there is no system's message")
         os.write(terminal, b"/quit\n")
         assert process.wait(clients.PATIENCE_S) == 0
+    finally:
+        process.kill()
+        process.wait()
     os.close(terminal)
 
     lines = (tmp_path / "dalsegno" / "chat_history").read_text().splitlines()
@@ -74,8 +78,9 @@ class Screen:
         self._shown = self._shown.partition(found[0])[2]
         return found[0]
 
-    def wait_for_more(self, count: int) -> None:
-        while len(self._shown) < count:
+    def wait_for_answer(self, count: int) -> None:
+        """Wait for so many characters of an answer, or for the prompt behind a shorter one."""
+        while len(self._shown) < count and "\n> " not in self._shown:
             self._read()
 
     def _read(self) -> None:
