@@ -33,8 +33,10 @@ def test_messages_from_a_pipe_are_answered(deployment: Running, tmp_path: Path) 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(random_deployment: Running, tmp_path: Path) -> None:
     terminal, side = pty.openpty()
+    # Python has no Ctrl-C where the parent ignores the signal, as shells do for jobs in the background.
+    with_signal = ["env", "--default-signal=INT", "setsid", "--ctty"]
     process = subprocess.Popen(
-        ["setsid", "--ctty", *command(random_deployment, "--max-tokens", "480", "--temperature", "1")],
+        [*with_signal, *command(random_deployment, "--max-tokens", "480", "--temperature", "1")],
         stdin=side,
         stdout=side,
         stderr=side,
