@@ -26,7 +26,7 @@ from workers.kv_engine.sampling.sampling_rows import SamplingRows
 LISTED: Final = 4096
 """The most tokens of a list."""
 _TILE: Final = 4096
-"""With more, registers are spilled to memory (Triton 3.6, 3.7; sm_80, sm_90, sm_100)."""
+"""With 8192, 150 bytes of registers per thread are spilled to memory (Triton 3.6 and 3.7)."""
 
 
 def sample_rows(
@@ -63,7 +63,6 @@ def sample_rows(
             node,
             width,
             logits.stride(0),
-            is_random=rows.is_random,
             is_listing=is_listing,
             listed=listed,
             tile=tile,
@@ -95,6 +94,12 @@ def _unit(
     bits = _mix(bits) ^ sample.to(tl.int64).to(tl.uint64, bitcast=True)
     bits = _mix(bits) ^ draw.to(tl.int64).to(tl.uint64, bitcast=True)
     return (_mix(bits) >> 11).to(tl.int64).to(tl.float64) * 1.1102230246251565e-16
+
+
+@triton.jit  # type: ignore[untyped-decorator] # triton has no types
+def _point(unit: tl.tensor, total: tl.tensor) -> tl.tensor:
+    """An integer below the total of the weights, `unit` of the way; both are exact in float64."""
+    return tl.minimum((unit * total.to(tl.float64)).to(tl.int64), total - 1)
 
 
 @triton.jit  # type: ignore[untyped-decorator] # triton has no types
@@ -135,6 +140,26 @@ def _all_from(
 
 
 @triton.jit  # type: ignore[untyped-decorator] # triton has no types
+def _amount(
+    kept: tl.tensor,
+    is_listed: tl.tensor,
+    least: tl.tensor,
+    row: tl.tensor,
+    width: tl.tensor,
+    top: tl.tensor,
+    temperature: tl.tensor,
+    by_weight: tl.constexpr,
+    tile: tl.constexpr,
+) -> tl.tensor:
+    """The same of the list, if the row has one, else of the row."""
+    if is_listed:
+        amount = _from(kept, least, by_weight)
+    else:
+        amount = _all_from(row, width, top, temperature, least, by_weight, tile)
+    return amount
+
+
+@triton.jit  # type: ignore[untyped-decorator] # triton has no types
 def _threshold(
     kept: tl.tensor,
     is_listed: tl.tensor,
@@ -151,14 +176,95 @@ def _threshold(
     high = low * 0 + 4294967297  # one more than the greatest weight
     for _ in range(33):
         middle = (low + high) >> 1
-        if is_listed:
-            amount = _from(kept, middle, by_weight)
-        else:
-            amount = _all_from(row, width, top, temperature, middle, by_weight, tile)
+        amount = _amount(kept, is_listed, middle, row, width, top, temperature, by_weight, tile)
         is_enough = amount >= needed
         low = tl.where(is_enough, middle, low)
         high = tl.where(is_enough, high, middle)
     return low
+
+
+@triton.jit  # type: ignore[untyped-decorator] # triton has no types
+def _marked(
+    row: tl.tensor,
+    width: tl.tensor,
+    top: tl.tensor,
+    temperature: tl.tensor,
+    listed: tl.constexpr,
+    tile: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """The row's weight; the number and weight of its tokens above a mark, and that mark.
+
+    Of two marks, 2**-6 and 2**-12 of the likeliest token's weight, it is the lower one if the list has room.
+    """
+    near: tl.constexpr = 1 << 26
+    far: tl.constexpr = 1 << 20
+    sums = tl.zeros((tile,), tl.int64)
+    near_sums = tl.zeros((tile,), tl.int64)
+    far_sums = tl.zeros((tile,), tl.int64)
+    near_counts = tl.zeros((tile,), tl.int32)
+    far_counts = tl.zeros((tile,), tl.int32)
+    for start in range(0, width, tile):
+        weight = _weights(row, start + tl.arange(0, tile), width, top, temperature)
+        sums += weight
+        near_sums += tl.where(weight >= near, weight, 0)
+        far_sums += tl.where(weight >= far, weight, 0)
+        near_counts += (weight >= near).to(tl.int32)
+        far_counts += (weight >= far).to(tl.int32)
+    count = tl.sum(far_counts, 0)
+    is_far = count <= listed
+    count = tl.where(is_far, count, tl.sum(near_counts, 0))
+    above = tl.where(is_far, tl.sum(far_sums, 0), tl.sum(near_sums, 0))
+    return tl.sum(sums, 0), count, above, tl.where(is_far, far, near).to(tl.int64)
+
+
+@triton.jit  # type: ignore[untyped-decorator] # triton has no types
+def _listed(
+    list_weights: tl.tensor,
+    list_ids: tl.tensor,
+    mark: tl.tensor,
+    row: tl.tensor,
+    width: tl.tensor,
+    top: tl.tensor,
+    temperature: tl.tensor,
+    listed: tl.constexpr,
+    tile: tl.constexpr,
+) -> tl.tensor:
+    """List the tokens of at least the weight `mark`; return their weights, and 0 behind them."""
+    found = tl.zeros((), tl.int32)
+    for start in range(0, width, tile):
+        place = start + tl.arange(0, tile)
+        weight = _weights(row, place, width, top, temperature)
+        is_above = weight >= mark
+        to = found + tl.cumsum(is_above.to(tl.int32), 0) - 1
+        tl.store(list_weights + to, weight, mask=is_above)
+        tl.store(list_ids + to, place, mask=is_above)
+        found += tl.sum(is_above.to(tl.int32), 0)
+    tl.debug_barrier()  # all threads have stored before one of them reads
+    at = tl.arange(0, listed)
+    return tl.load(list_weights + at, mask=at < found, other=0)
+
+
+@triton.jit  # type: ignore[untyped-decorator] # triton has no types
+def _picked(
+    point: tl.tensor,
+    least: tl.tensor,
+    row: tl.tensor,
+    width: tl.tensor,
+    top: tl.tensor,
+    temperature: tl.tensor,
+    tile: tl.constexpr,
+) -> tl.tensor:
+    """The first token of the row at which the sum of weights of at least `least` exceeds `point`."""
+    token = tl.zeros((), tl.int32)
+    running = tl.zeros((), tl.int64)
+    for start in range(0, width, tile):
+        weight = _weights(row, start + tl.arange(0, tile), width, top, temperature)
+        weight = tl.where(weight >= least, weight, 0)
+        here = tl.sum(weight, 0)
+        if (running <= point) & (running + here > point):
+            token = start + tl.sum((running + tl.cumsum(weight, 0) <= point).to(tl.int32), 0)
+        running += here
+    return token
 
 
 @triton.jit(do_not_specialize=["node", "width"])  # type: ignore[untyped-decorator] # triton has no types
@@ -178,7 +284,6 @@ def _sample(
     node: tl.tensor,
     width: tl.tensor,
     stride: tl.tensor,
-    is_random: tl.constexpr,
     is_listing: tl.constexpr,
     listed: tl.constexpr,
     tile: tl.constexpr,
@@ -198,95 +303,60 @@ def _sample(
     token = tl.min(tl.where(best == top, best_id, width), 0)
     is_valid = (tl.max(is_nan, 0) == 0) & (top > float("-inf")) & (top < float("inf"))
     temperature = tl.load(temperatures + at)
-    if is_random:  # noqa: SIM102 - decided when it is compiled
-        if is_valid & (temperature > 0):
-            least = tl.zeros((), tl.int64)
-            is_listed = False
-            kept = tl.zeros((listed,), tl.int64)
-            kept_at = at.to(tl.int64) * listed + tl.arange(0, listed)
-            if is_listing:
-                top_k = tl.minimum(tl.load(top_ks + at), width)
-                top_p = tl.load(top_ps + at).to(tl.float64)
-                if (top_k > 0) | (top_p < 1):
-                    # Two marks, 2**-6 and 2**-12 of the likeliest token's weight.
-                    near: tl.constexpr = 1 << 26
-                    far: tl.constexpr = 1 << 20
-                    sums = tl.zeros((tile,), tl.int64)
-                    near_sums = tl.zeros((tile,), tl.int64)
-                    far_sums = tl.zeros((tile,), tl.int64)
-                    near_counts = tl.zeros((tile,), tl.int32)
-                    far_counts = tl.zeros((tile,), tl.int32)
-                    for start in range(0, width, tile):
-                        weight = _weights(row, start + place, width, top, temperature)
-                        sums += weight
-                        near_sums += tl.where(weight >= near, weight, 0)
-                        far_sums += tl.where(weight >= far, weight, 0)
-                        near_counts += (weight >= near).to(tl.int32)
-                        far_counts += (weight >= far).to(tl.int32)
-                    total = tl.sum(sums, 0)
-                    count = tl.sum(far_counts, 0)
-                    is_far = count <= listed
-                    count = tl.where(is_far, count, tl.sum(near_counts, 0))
-                    sum_above = tl.where(is_far, tl.sum(far_sums, 0), tl.sum(near_sums, 0))
-                    mark = tl.where(is_far, far, near).to(tl.int64)
-                    # With a top-k, top-p needs at most that share of all weights.
-                    most = tl.ceil(top_p * total.to(tl.float64)).to(tl.int64)
-                    has_enough = (top_k <= 0) | (count >= top_k)
-                    has_enough &= (top_k > 0) | (top_p >= 1) | (sum_above >= most)
-                    is_listed = (count <= listed) & has_enough
-                    if is_listed:
-                        found = tl.zeros((), tl.int32)
-                        for start in range(0, width, tile):
-                            weight = _weights(row, start + place, width, top, temperature)
-                            is_above = weight >= mark
-                            to = at.to(tl.int64) * listed + found + tl.cumsum(is_above.to(tl.int32), 0) - 1
-                            tl.store(list_weights + to, weight, mask=is_above)
-                            tl.store(list_ids + to, start + place, mask=is_above)
-                            found += tl.sum(is_above.to(tl.int32), 0)
-                        tl.debug_barrier()
-                        kept = tl.load(list_weights + kept_at, mask=tl.arange(0, listed) < found, other=0)
-                    low = tl.where(is_listed, mark, 0)
+    if is_valid & (temperature > 0):
+        least = tl.zeros((), tl.int64)
+        is_listed = False
+        kept = tl.zeros((listed,), tl.int64)
+        begin = at.to(tl.int64) * listed  # of the row's list
+        if is_listing:
+            top_k = tl.minimum(tl.load(top_ks + at), width)
+            top_p = tl.load(top_ps + at).to(tl.float64)
+            if (top_k > 0) | (top_p < 1):
+                total, count, above, mark = _marked(row, width, top, temperature, listed, tile)
+                # With a top-k, top-p needs at most that share of all weights.
+                most = tl.ceil(top_p * total.to(tl.float64)).to(tl.int64)
+                has_enough = (top_k <= 0) | (count >= top_k)
+                has_enough &= (top_k > 0) | (top_p >= 1) | (above >= most)
+                is_listed = (count <= listed) & has_enough
+                if is_listed:
+                    kept = _listed(
+                        list_weights + begin,
+                        list_ids + begin,
+                        mark,
+                        row,
+                        width,
+                        top,
+                        temperature,
+                        listed,
+                        tile,
+                    )
+                low = tl.where(is_listed, mark, 0)
+                if top_k > 0:
+                    least = _threshold(kept, is_listed, low, top_k, row, width, top, temperature, False, tile)
+                if top_p < 1:
+                    held = total
                     if top_k > 0:
-                        least = _threshold(
-                            kept, is_listed, low, top_k, row, width, top, temperature, False, tile
+                        held = _amount(kept, is_listed, least, row, width, top, temperature, True, tile)
+                    needed = tl.ceil(top_p * held.to(tl.float64)).to(tl.int64)
+                    if needed > 0:
+                        nucleus = _threshold(
+                            kept, is_listed, low, needed, row, width, top, temperature, True, tile
                         )
-                    if top_p < 1:
-                        held = total
-                        if top_k > 0:
-                            if is_listed:
-                                held = _from(kept, least, True)
-                            else:
-                                held = _all_from(row, width, top, temperature, least, True, tile)
-                        needed = tl.ceil(top_p * held.to(tl.float64)).to(tl.int64)
-                        if needed > 0:
-                            nucleus = _threshold(
-                                kept, is_listed, low, needed, row, width, top, temperature, True, tile
-                            )
-                            least = tl.maximum(least, nucleus)
-            relative = (tl.load(min_ps + at).to(tl.float64) * 4294967296.0).to(tl.int64)
-            least = tl.maximum(least, relative)
-            unit = _unit(
-                tl.load(seed_low + at),
-                tl.load(seed_high + at),
-                node,
-                tl.load(sample_index + at),
-                tl.load(draw_index + at),
-            )
-            if is_listed:
-                kept = tl.where(kept >= least, kept, 0)
-                total = tl.sum(kept, 0)
-                point = tl.minimum((unit * total.to(tl.float64)).to(tl.int64), total - 1)
-                slot = tl.sum((tl.cumsum(kept, 0) <= point).to(tl.int32), 0)
-                token = tl.load(list_ids + at.to(tl.int64) * listed + slot)
-            else:
-                total = _all_from(row, width, top, temperature, least, True, tile)
-                point = tl.minimum((unit * total.to(tl.float64)).to(tl.int64), total - 1)
-                running = tl.zeros((), tl.int64)
-                for start in range(0, width, tile):
-                    weight = _weights(row, start + place, width, top, temperature)
-                    weight = tl.where(weight >= least, weight, 0)
-                    here = tl.sum(weight, 0)
-                    if (running <= point) & (running + here > point):
-                        token = start + tl.sum((running + tl.cumsum(weight, 0) <= point).to(tl.int32), 0)
-                    running += here
+                        least = tl.maximum(least, nucleus)
+        relative = (tl.load(min_ps + at).to(tl.float64) * 4294967296.0).to(tl.int64)
+        least = tl.maximum(least, relative)
+        unit = _unit(
+            tl.load(seed_low + at),
+            tl.load(seed_high + at),
+            node,
+            tl.load(sample_index + at),
+            tl.load(draw_index + at),
+        )
+        if is_listed:
+            kept = tl.where(kept >= least, kept, 0)
+            slot = tl.sum((tl.cumsum(kept, 0) <= _point(unit, tl.sum(kept, 0))).to(tl.int32), 0)
+            token = tl.load(list_ids + begin + slot)
+        else:
+            point = _point(unit, _all_from(row, width, top, temperature, least, True, tile))
+            token = _picked(point, least, row, width, top, temperature, tile)
     tl.store(tokens + at, tl.where(is_valid, token, -1).to(tl.int64))

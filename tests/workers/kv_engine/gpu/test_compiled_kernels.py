@@ -138,7 +138,7 @@ KERNELS: Final[dict[str, Kernel]] = {
         | {"temperatures": F, "top_ps": F, "top_ks": I, "min_ps": F}
         | dict.fromkeys(("seed_low", "seed_high", "sample_index", "draw_index"), I)
         | {"node": "i64", "width": "i32", "stride": "i32"},
-        constants={"is_random": True, "is_listing": True, "listed": 4096, "tile": 4096},
+        constants={"is_listing": True, "listed": 4096, "tile": 4096},
         warps=16,
         registers=128,
     ),
@@ -171,7 +171,7 @@ def test_a_kernel_compiles_within_its_bounds(
 
 
 def _resources(code: bytes, folder: Path) -> dict[str, int]:
-    """What the machine code of one kernel takes: registers of a thread, and bytes."""
+    """The registers of a thread and the bytes of stack that the machine code of one kernel takes."""
     file = folder / "kernel.cubin"
     file.write_bytes(code)
     tool = next(Path(triton.__file__).parent.glob("**/cuobjdump"))
