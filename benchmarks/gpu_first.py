@@ -4,8 +4,9 @@
     python -m benchmarks gpu-first attention engines   some of it
     python -m benchmarks gpu-first --budget 240        begin nothing after four minutes
 
-Each check prints at once and fails alone. The exit status is 1 if a check failed, and 2 without a GPU.
-Behind each figure stands what it decides. `python -m benchmarks gpu` then compares with other engines.
+Each check says what its figures decide, prints at once and fails alone. The exit status is 1 if a check
+failed, and 2 without a GPU. Nothing begins after eight minutes, or `--budget`. `python -m benchmarks gpu`
+then compares with other engines.
 """
 
 import argparse
@@ -32,20 +33,20 @@ from workers.kv_engine.attention.kernels import default_kernel
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.gpu.cuda_graphs import CudaCapture
 from workers.kv_engine.gpu.fusion import use_gpu_kernels
+from workers.kv_engine.gpu.host_reads import HostReadError
 from workers.kv_engine.gpu.token_sampler import sample
 from workers.kv_engine.outputs import TokenOutput
 from workers.kv_engine.sampling.sampling_rows import SamplingRows
 from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
 
-_ORPHEUS: Final = Sampling(temperature=0.6, top_p=0.8, repetition_penalty=1.3, seed=3)
-"""How Orpheus' speech is sampled."""
 _SAMPLINGS: Final = {
     "greedy": Sampling(),
     "random": Sampling(temperature=1.0, seed=1),
     "filtered": Sampling(temperature=0.9, top_p=0.8, top_k=40, seed=2),
-    "Orpheus": _ORPHEUS,
+    "Orpheus": Sampling(temperature=0.6, top_p=0.8, repetition_penalty=1.3, seed=3),
 }
-_LEAST_ERROR: Final = {torch.float32: 5e-3, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+_MOST_ERROR: Final = {torch.float32: 5e-3, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+_BUDGET_S: Final = 480.0
 _L2_BYTES: Final = 400 << 20
 """Several times a GPU's cache."""
 
@@ -54,7 +55,7 @@ def main(options: Sequence[str] = ()) -> None:
     """Run the checks that are asked for, in their order."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks gpu-first")
     parser.add_argument("names", nargs="*", metavar="CHECK", help=f"of {', '.join(CHECKS)}; default: all")
-    parser.add_argument("--budget", type=float, default=math.inf, metavar="SECONDS")
+    parser.add_argument("--budget", type=float, default=_BUDGET_S, metavar="SECONDS")
     asked = parser.parse_args(options)
     if unknown := sorted(set(asked.names) - CHECKS.keys()):
         parser.error(f"unknown {unknown}: expected some of {', '.join(CHECKS)}")
@@ -77,6 +78,7 @@ def run(names: Sequence[str], device: torch.device, *, budget_s: float = math.in
             print(f"== {name}: left out, the time is used up", flush=True)
             failed.append(name)
             continue
+        print(f"== {name}: {CHECKS[name].__doc__}", flush=True)
         try:
             CHECKS[name](device)
             verdict = "done"
@@ -127,7 +129,7 @@ def attention(device: torch.device) -> None:
             split_keys=case.split_keys,
         )
         error = float((found.cpu().float() - want).abs().max())
-        if not error < _LEAST_ERROR[dtype]:
+        if not error < _MOST_ERROR[dtype]:
             wrong.append(f"{name} in {dtype}: {error:.3g}")
     assert not wrong, f"expected the definition of attention, found errors of {wrong}"
     print(f"attention: {len(cases)} cases are right")
@@ -159,8 +161,10 @@ def failed_capture(device: torch.device) -> None:
 
     try:
         CudaCapture(device).capture(reads)
-    except RuntimeError as error:
+    except HostReadError as error:
         print(f"failed capture: said {str(error).splitlines()[0]!r}")
+    else:
+        raise AssertionError("expected a refusal of the read on the host")
     assert torch.cuda.current_stream(device) == before, "expected the stream of before"
     torch.cuda.empty_cache()
     numbers = torch.zeros(8, device=device)
@@ -180,7 +184,7 @@ def failed_capture(device: torch.device) -> None:
 def products(device: torch.device) -> None:
     """Matrix products of Qwen3-8B; their bandwidth is the most that a decode can reach.
 
-    Of one row, ours is to be faster than cuBLAS' (`workers.kv_engine.gpu.triton_layers.row_product`).
+    Of one row, the fastest tile and warps decide the defaults of our `row_product`.
     """
     from workers.kv_engine.gpu.triton_layers import row_product  # noqa: PLC0415 - where there is Triton
 
@@ -232,7 +236,7 @@ def _multiply(states: torch.Tensor, weights: Iterator[torch.Tensor]) -> torch.Te
 
 
 def sampler(device: torch.device) -> None:
-    """Recorded samplers over 152k logits: more than 0.1 ms is worth a kernel of our own."""
+    """Recorded samplers over 152k logits. More than 0.2 ms is worth another look at the kernel."""
     for rows in (1, 16, 64):
         logits = torch.randn(rows, 151_936, device=device) * 3
         for kind, (is_random, is_filtered) in {
@@ -247,7 +251,10 @@ def sampler(device: torch.device) -> None:
 
 
 def attention_speed(device: torch.device) -> None:
-    """Decodes of Qwen3-8B's shape over 40,960 tokens of room: bytes read per second."""
+    """Decodes of Qwen3-8B's shape over 40,960 tokens of room, by the most parts of a span.
+
+    The fastest number decides `split_count`, and whether FlashInfer is worth its weight.
+    """
     from workers.kv_engine.attention.triton import attend  # noqa: PLC0415 - where there is Triton
 
     heads, kv_heads, dim, size = 32, 8, 128, 16
@@ -280,7 +287,11 @@ def attention_speed(device: torch.device) -> None:
 
 
 def steps(device: torch.device) -> None:
-    """Decodes of Qwen3-8B's and Orpheus-3B's shapes: duration by sampling, kernels; and first tokens."""
+    """Decodes of Qwen3-8B's and Orpheus-3B's shapes by sampling, their kernels; and first tokens.
+
+    Goals on an H200: 210 and 415 tok/s of one row, greedy and as Orpheus; 70 % of the limit at 64. The
+    kernels say where the rest of the time goes.
+    """
     for shape, batches in zip(gpu.shapes(), ((1, 64), (1, 16)), strict=True):
         node = _node(gpu.random_weights(shape, device))
         for rows in batches:
@@ -314,18 +325,7 @@ def _first_token_s(engine: KVEngine, prompt: int) -> float:
 
 def _decode(engine: KVEngine, rows: int, sampling: Sampling, *, steps: int) -> float:
     """Seconds per step of decodes alone."""
-    for number in range(rows):
-        spec = SequenceSpec(
-            key=str(number),
-            prompt_ids=_ids(128, number),
-            max_tokens=steps + 8,
-            ignore_eos=True,
-            sampling=replace(sampling, seed=number),
-        )
-        engine.add(spec)
-    begun = set[str]()
-    while len(begun) < rows:
-        begun.update(output.key for output in engine.step())
+    _begin(engine, rows, sampling, tokens=steps + 8)
     engine.step()
     engine.step()
     begun_s = time.perf_counter()
@@ -337,20 +337,29 @@ def _decode(engine: KVEngine, rows: int, sampling: Sampling, *, steps: int) -> f
     return took_s
 
 
-def _profile(engine: KVEngine, rows: int) -> None:
-    """Print the kernels of decodes that take the most time, per step."""
-    from torch.profiler import ProfilerActivity, profile  # noqa: PLC0415 - slow to import
-
-    count = 16
+def _begin(engine: KVEngine, rows: int, sampling: Sampling, *, tokens: int) -> None:
+    """Compute prompts of 128 tokens until all answers have begun."""
     for number in range(rows):
         engine.add(
             SequenceSpec(
-                key=str(number), prompt_ids=_ids(128, number), max_tokens=count + 20, ignore_eos=True
+                key=str(number),
+                prompt_ids=_ids(128, number),
+                max_tokens=tokens,
+                ignore_eos=True,
+                sampling=replace(sampling, seed=number),
             )
         )
     begun = set[str]()
     while len(begun) < rows:
         begun.update(output.key for output in engine.step())
+
+
+def _profile(engine: KVEngine, rows: int) -> None:
+    """Print the kernels of decodes that take the most time, per step."""
+    from torch.profiler import ProfilerActivity, profile  # noqa: PLC0415 - slow to import
+
+    count = 16
+    _begin(engine, rows, Sampling(), tokens=count + 20)
     engine.step()
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         for _ in range(count):

@@ -266,7 +266,7 @@ def samplers() -> dict[str, int]:
 
 
 def device_checks() -> dict[str, str]:
-    """What the checks at the start say of the kernels, and of kernels that are wrong."""
+    """The messages of the checks at the start, for the kernels and for ones that are wrong."""
     from workers.kv_engine.attention.triton import attend  # noqa: PLC0415 - only where it is interpreted
     from workers.kv_engine.gpu import kernel_checks as checks  # noqa: PLC0415 - likewise
     from workers.kv_engine.gpu.triton_layers import row_product  # noqa: PLC0415 - likewise

@@ -36,6 +36,9 @@ MIN_SPLIT_KEYS: Final = 256
 """Splits of fewer keys cost more than they save."""
 _PROGRAMS_PER_PROCESSOR: Final = 8
 """Most of them end at once: a span has no more splits than its keys need."""
+_COUNTERS: Final = 4096
+"""The fewest counters of ended programs that are made."""
+_LOCAL: Final = threading.local()
 _MIN_TILE_ROWS: Final = 16
 """The least number of rows, columns and depth of a GPU's matrix product."""
 _PREFILL_TILE_ROWS: Final = 64
@@ -127,9 +130,6 @@ def attend(
     return out
 
 
-_LOCAL: Final = threading.local()
-
-
 def _arrived(count: int, device: torch.device) -> torch.Tensor:
     """Return `count` int32 counters of ended programs, all 0; each launch leaves them at 0.
 
@@ -141,10 +141,6 @@ def _arrived(count: int, device: torch.device) -> torch.Tensor:
     if not counters or len(counters[-1]) < count:
         counters.append(torch.zeros(max(count, _COUNTERS), dtype=torch.int32, device=device))
     return counters[-1]
-
-
-_COUNTERS: Final = 4096
-"""The fewest that are made."""
 
 
 def device_guard(tensor: torch.Tensor) -> AbstractContextManager[None]:

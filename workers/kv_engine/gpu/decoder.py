@@ -79,14 +79,14 @@ class FusedDecoder(LlamaLike):
         self._eps: Final[float] = body.norm.variance_epsilon
         with torch.no_grad():
             self._layers: Final = [_layer_of(layer, text.name) for layer in body.layers]
-            self._has_rows: Final = _are_rows_faster(self._layers, self._eps)
+            self._uses_row_product: Final = _are_rows_faster(self._layers, self._eps)
 
     def forward(self, inputs: Inputs, step: TokenStep) -> torch.Tensor:
         pool, batch = paged.current()
         embedded = inputs.embeds if isinstance(inputs, SplicedInputs) else inputs
         # Always a copy: the layers add to it in place.
         states = embedded.to(self.dtype, copy=True) if embedded.is_floating_point() else self._embed(embedded)
-        if len(states) == 1 and self._has_rows and not isinstance(inputs, SplicedInputs):
+        if len(states) == 1 and self._uses_row_product and not isinstance(inputs, SplicedInputs):
             return self._forward_row(states, step.positions)
         cos, sin = self._angles_of(states, step.positions)
         normed = add_rms_norm(states, None, self._layers[0].norm_in, self._eps)
@@ -132,7 +132,7 @@ class FusedDecoder(LlamaLike):
 
 
 def _are_rows_faster(layers: list[_Layer], eps: float) -> bool:
-    """Whether our products of one row are faster than cuBLAS' with kernels around them, measured here.
+    """True if our products of one row are faster than cuBLAS' with kernels around them, measured here.
 
     On a CPU, in Triton's interpreter, they are used.
     """

@@ -1,4 +1,4 @@
-"""How the Triton kernel of attention splits keys; its results are in `test_interpreted`."""
+"""The splits of keys of the Triton kernel of attention; its results are in `test_interpreted`."""
 
 import pytest
 
