@@ -5,6 +5,7 @@ from typing import Any, Final
 from gateway.batches.live import LiveBatches
 from gateway.batches.state import BatchState
 from gateway.media.sources import FILE_PREFIX
+from shared.events import Usage
 
 _TIMES: Final = (
     "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled",
@@ -12,7 +13,10 @@ _TIMES: Final = (
 
 
 def batch_object(state: BatchState, live: LiveBatches) -> dict[str, Any]:
-    """The batch object; the counts of a running batch include the lines of segments that are not stored."""
+    """The batch object.
+
+    Of a running batch, the counts include the lines of segments that are not stored; `usage` does not.
+    """
     created, ended = state.created, state.ended
     assert created is not None, "a batch that is shown was created"
     completed, failed = state.completed, state.failed
@@ -33,8 +37,20 @@ def batch_object(state: BatchState, live: LiveBatches) -> dict[str, Any]:
         "created_at": created.created_s,
         "expires_at": created.expires_s,
         **{f"{name}_at": state.times_s.get(name) for name in _TIMES},
+        "model": min(state.models) if len(state.models) == 1 else None,
+        "usage": None if (usage := state.usage) is None else _usage(usage),
         "request_counts": {"total": state.lines or 0, "completed": completed, "failed": failed},
         "metadata": created.metadata or None,
+    }
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.total_tokens,
     }
 
 

@@ -11,6 +11,10 @@ from typing import IO, Any, Final
 
 import msgspec
 
+from gateway.batches.answer_usage import answer_usage
+from gateway.requests.usage import UsageTally
+from shared.events import Usage
+
 SEGMENT_LINES: Final = 500
 """The lines of a segment. After a crash, only lines of segments that are not stored are asked for again."""
 CANCELLED: Final = "batch_cancelled"
@@ -72,14 +76,26 @@ def segment_of(line: int) -> int:
     return (line - 1) // SEGMENT_LINES
 
 
+def lines_of_segment(segment: int, lines: int) -> int:
+    """The number of lines of a segment of a batch with `lines` lines."""
+    return min(SEGMENT_LINES, lines - segment * SEGMENT_LINES)
+
+
 class SegmentResults:
-    """The results of one segment, which has `lines` lines; `expired` of them were too late for an answer."""
+    """The results of one segment, which has `lines` lines.
+
+    Attributes:
+        expired: the number of lines that were too late for an answer.
+        models: the names of the models that answered.
+    """
 
     def __init__(self, segment: int, lines: int) -> None:
         self.segment = segment
         self.lines = lines
         self._file: IO[bytes] = SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES)  # noqa: SIM115 - `close` does
         self.expired = 0
+        self.models: set[str] = set()
+        self._usage = UsageTally(n=1)
         self._places: dict[int, tuple[int, int, bool]] = {}  # by line: position, size, is an error
 
     @property
@@ -93,6 +109,11 @@ class SegmentResults:
         return len(self._places) - self.failed
 
     @property
+    def usage(self) -> Usage:
+        """The tokens of the answers."""
+        return self._usage.usage
+
+    @property
     def is_complete(self) -> bool:
         """True if every line has its result."""
         return len(self._places) == self.lines
@@ -103,6 +124,10 @@ class SegmentResults:
         self.expired += result.code == EXPIRED
         self._places[result.number] = self._file.seek(0, 2), len(data), result.is_error
         self._file.write(data)
+        if not result.is_error:
+            found = answer_usage(result.body)
+            self.models |= {found.model} - {""}
+            self._usage.add(0, found.usage)
 
     async def part(self, *, is_error: bool) -> AsyncGenerator[bytes, None]:
         """Iterate over the errors, or the answers, in the order of the lines."""

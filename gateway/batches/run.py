@@ -28,9 +28,9 @@ from gateway.batches.live import BatchBeat
 from gateway.batches.results import (
     CANCELLED,
     EXPIRED,
-    SEGMENT_LINES,
     LineResult,
     SegmentResults,
+    lines_of_segment,
     segment_of,
 )
 from gateway.batches.slots import LOW_PRIORITY, LineSlots
@@ -53,7 +53,7 @@ from shared.events import (
 )
 from shared.ids import RequestId
 from shared.log.port import Log, WrongLastSequenceError
-from shared.media.store import MediaCorruptError, MediaGoneError
+from shared.media.store import MediaCorruptError, MediaGoneError, gone
 from shared.telemetry.log_fields import MAY_QUOTE
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -105,6 +105,7 @@ class BatchRun:
         self._stopped = asyncio.Event()
         self._lines: AsyncGenerator[BatchLine | LineResult, None] | None = None
         self._reading = asyncio.Lock()
+        self._unreadable: MediaGoneError | MediaCorruptError | None = None
         self._open: dict[int, SegmentResults] = {}
 
     def folded(self) -> None:
@@ -164,6 +165,7 @@ class BatchRun:
 
     async def _run_once(self) -> None:
         self._free()
+        self._unreadable = None
         self.folded()
         if self.state.ended is not None:  # by an event whose ack was lost
             raise _TakenOverError
@@ -175,8 +177,12 @@ class BatchRun:
                     await self._finish("failed", [_wrong_number(lines)])
                     return
                 await self._publish(BatchChecked(id=self._event_id(), writer=self._origin, lines=lines))
+            if self.state.has_partial_segment:  # an earlier run found no file, and this one found it again
+                raise gone(self._created.input)
             await self._run_lines()
         except (MediaGoneError, MediaCorruptError) as error:
+            for segment in list(self._open.values()):
+                await self._store(segment)
             problem = BatchProblem(code=error.failure_code, message=f"input_file_id: {error.message}")
             await self._finish("failed", [problem])
         else:
@@ -235,6 +241,11 @@ class BatchRun:
                     yield found
 
     async def _run_lines(self) -> None:
+        """Run the lines that have no stored result.
+
+        Raises:
+            MediaGoneError, MediaCorruptError: the file ends early. The lines before have their results.
+        """
         async with aclosing(self._unfinished()) as lines:
             self._lines = lines
             try:
@@ -243,6 +254,8 @@ class BatchRun:
                         tasks.create_task(self._run_lane(tasks), name=f"batch {self.state.id}")
             except BaseExceptionGroup as group:
                 raise group.exceptions[0] from group
+        if self._unreadable is not None:
+            raise self._unreadable
 
     async def _run_lane(self, tasks: asyncio.TaskGroup) -> None:
         while (line := await self._next_line()) is not None:
@@ -278,7 +291,11 @@ class BatchRun:
     async def _next_line(self) -> BatchLine | LineResult | None:
         assert self._lines is not None, "the lines are open while lanes run"
         async with self._reading:
-            return await anext(self._lines, None)
+            try:
+                return await anext(self._lines, None)
+            except (MediaGoneError, MediaCorruptError) as error:
+                self._unreadable = error  # the lines that run get their answers
+                return None
 
     def _request_id(self, line: int, attempt: int = 1) -> RequestId:
         again = f"-r{attempt}" if attempt > 1 else ""
@@ -364,7 +381,7 @@ class BatchRun:
         lines = self.state.lines
         assert lines is not None, "the lines are counted before they run"
         if number not in self._open:
-            self._open[number] = SegmentResults(number, min(SEGMENT_LINES, lines - number * SEGMENT_LINES))
+            self._open[number] = SegmentResults(number, lines_of_segment(number, lines))
         return self._open[number]
 
     async def _store(self, segment: SegmentResults) -> None:
@@ -379,6 +396,8 @@ class BatchRun:
                 expired=segment.expired,
                 output=await self._put_part(segment, is_error=False) if segment.completed else None,
                 errors=await self._put_part(segment, is_error=True) if segment.failed else None,
+                models=sorted(segment.models),
+                usage=segment.usage,
             )
         )
         del self._open[segment.segment]

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from gateway.batches.results import lines_of_segment
+from gateway.requests.usage import UsageTally
 from shared.events import (
     AnyEvent,
     BatchCancelled,
@@ -20,6 +22,7 @@ from shared.events import (
     BatchEnded,
     MalformedEventError,
     SegmentStored,
+    Usage,
 )
 from shared.log.port import StoredRecord
 from shared.subject_rules import read_event
@@ -76,6 +79,29 @@ class BatchState:
     def failed(self) -> int:
         """The number of lines of stored segments that have an error."""
         return sum(one.failed for one in self.segments.values())
+
+    @property
+    def models(self) -> set[str]:
+        """The names of the models that answered lines of stored segments."""
+        return {name for one in self.segments.values() for name in one.models}
+
+    @property
+    def usage(self) -> Usage | None:
+        """The tokens of the answers of stored segments; None if an older log does not tell."""
+        tally = UsageTally(n=1)
+        for one in self.segments.values():
+            if one.usage is None:
+                return None
+            tally.add(0, one.usage)
+        return tally.usage
+
+    @property
+    def has_partial_segment(self) -> bool:
+        """True if lines of a stored segment have no result: the file was deleted before they were read."""
+        return self.lines is not None and any(
+            one.completed + one.failed < lines_of_segment(one.segment, self.lines)
+            for one in self.segments.values()
+        )
 
     def fold(self, seq: int, time_ns: int, event: AnyEvent) -> None:
         """Apply an event, in the log's order. A repeated one, and one after the end, changes nothing."""

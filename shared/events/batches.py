@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.events.base import Event
+from shared.events.decisions import Usage
 
 Digest: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
@@ -69,12 +70,16 @@ class SegmentStored(
 ):
     """All lines of a segment have their results, and these are in the media store.
 
+    A segment with fewer results is the last one of a batch whose file was deleted while it ran.
+
     Attributes:
         segment: the segment's number, from 0.
         completed: the number of lines with an answer.
         failed: the number of lines with an error; `expired` of those among them whose time was over.
         output: the digest of the answers; None if there are none.
         errors: the digest of the errors; None if there are none.
+        models: the names of the models that answered, each once.
+        usage: the tokens of the answers; None in older logs.
     """
 
     segment: Annotated[int, Meta(ge=0)]
@@ -83,6 +88,8 @@ class SegmentStored(
     expired: Annotated[int, Meta(ge=0)] = 0
     output: Digest | None = None
     errors: Digest | None = None
+    models: list[str] = []
+    usage: Usage | None = None
 
 
 class BatchCancelled(

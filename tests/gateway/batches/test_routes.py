@@ -10,6 +10,7 @@ from configs.deployment import GatewaySettings
 from configs.secrets import ApiKey
 from gateway.batches import results as batch_results
 from shared.events import Failure, RequestSubmitted
+from shared.media.store import PIECE_BYTES
 from tests.gateway.batches.running import (
     CHAT,
     created,
@@ -152,8 +153,7 @@ async def test_a_file_without_a_line_is_refused_and_one_with_too_many_fails(
 async def test_a_batch_whose_file_is_deleted_fails_and_keeps_what_is_stored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in ("run", "results"):
-        monkeypatch.setattr(f"gateway.batches.{module}.SEGMENT_LINES", 1)
+    monkeypatch.setattr("gateway.batches.results.SEGMENT_LINES", 1)
     hold = asyncio.Event()
 
     async def script(performance: Performance) -> None:
@@ -174,6 +174,57 @@ async def test_a_batch_whose_file_is_deleted_fails_and_keeps_what_is_stored(
     assert done["status"] == "failed"
     assert [one["code"] for one in done["errors"]["data"]] == ["media_gone"]
     assert [one["custom_id"] for one in found] == ["a"]
+
+
+async def test_lines_that_run_when_the_file_is_deleted_keep_their_answers() -> None:
+    hold = asyncio.Event()
+
+    async def script(performance: Performance) -> None:
+        await hold.wait()
+        await echo(performance)
+
+    pad = {"metadata": {"pad": "x" * PIECE_BYTES}}  # each line needs another piece of the file
+    lines = [line(f"c{number}", body=line("x", f"{number}.")["body"] | pad) for number in range(12)]
+    settings = GatewaySettings(batch_lines=2, max_body_bytes=2 * PIECE_BYTES)
+    async with deployment(script, settings=settings) as world, running(world):
+        batch = await created(world, lines)
+        await world.performance(1)
+        await world.client.delete(f"/v1/files/{batch['input_file_id']}")
+        hold.set()
+        done = await ended(world, batch["id"])
+        found = await results(world, done["output_file_id"])
+
+    assert done["status"] == "failed"
+    assert [one["code"] for one in done["errors"]["data"]] == ["media_gone"]
+    assert 2 <= len(found) < 12
+    assert [said(one) for one in found] == [f"{number}." for number in range(len(found))]
+    assert done["request_counts"] == {"total": 12, "completed": len(found), "failed": 0}
+    assert not any(one.cancelled.is_set() for one in world.performances.values())
+
+
+async def test_a_batch_names_its_model_and_sums_the_tokens_of_its_answers() -> None:
+    async def script(performance: Performance) -> None:
+        if performance.event.inputs.messages == [{"role": "user", "content": "poison"}]:
+            performance.fail(Failure(code="worker_crashed", message="it crashed", status=500))
+        else:
+            await echo(performance)
+
+    async with deployment(script) as world, running(world):
+        batch = await created(world, [line("a", "one two"), line("b", "poison"), line("c", "three")])
+        done = await ended(world, batch["id"])
+        answers = [one["response"]["body"]["usage"] for one in await results(world, done["output_file_id"])]
+
+    asked, written = (sum(one[name] for one in answers) for name in ("prompt_tokens", "completion_tokens"))
+    assert written > 0
+    assert (batch["model"], batch["usage"]["total_tokens"]) == (None, 0)
+    assert done["model"] == "demo"
+    assert done["usage"] == {
+        "input_tokens": asked,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": written,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": asked + written,
+    }
 
 
 async def test_a_cancelled_batch_keeps_its_answers_and_cancels_its_requests() -> None:

@@ -12,7 +12,7 @@ from gateway.batches.live import LiveBatches
 from gateway.batches.store import StoredBatches
 from gateway.requests.second_log import SecondLog
 from gateway.requests.service import Gateway
-from shared.events import BatchClaimed, BatchEnded, SegmentStored, encode
+from shared.events import BatchChecked, BatchClaimed, BatchEnded, SegmentStored, encode
 from shared.log.memory import MemoryLog
 from tests.gateway.batches.running import created, ended, line, results, running, said, states
 from tests.gateway.world import SERVED, Performance, World, deployment, echo
@@ -24,8 +24,7 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_BEAT_S", 0.01)
     monkeypatch.setattr(runner, "_RECONNECT_S", 0.01)
     monkeypatch.setattr("gateway.batches.live.SILENT_S", 0.4)
-    for module in ("run", "results"):
-        monkeypatch.setattr(f"gateway.batches.{module}.SEGMENT_LINES", 5)
+    monkeypatch.setattr("gateway.batches.results.SEGMENT_LINES", 5)
 
 
 class Other:
@@ -253,6 +252,27 @@ async def test_two_batches_run_beside_each_other() -> None:
 
     assert not is_first_done
     assert done["request_counts"]["completed"] == 200
+
+
+async def test_a_batch_that_lost_its_file_midway_ends_although_the_file_is_back() -> None:
+    """Its gateway died between the last segment, which lacks lines, and the end."""
+    async with deployment() as world, AsyncExitStack() as stack:
+        batch = await created(world, [line(f"c{number}") for number in range(8)])
+        subject = world.subjects.batch(batch["id"])
+        owner = states(world)[batch["id"]].owner
+        for event in (
+            BatchChecked(id="1", writer=owner, lines=8),
+            SegmentStored(id="2", writer=owner, segment=0, completed=3, failed=1),
+        ):
+            world.server.append(subject, encode(event))
+        await stack.enter_async_context(running(world))
+        done = await ended(world, batch["id"])
+
+    assert done["status"] == "failed"
+    assert [one["code"] for one in done["errors"]["data"]] == ["media_gone"]
+    assert done["request_counts"] == {"total": 8, "completed": 3, "failed": 1}
+    assert done["usage"] is None
+    assert not world.performances
 
 
 async def test_a_log_that_is_lost_interrupts_a_batch_and_no_more() -> None:
