@@ -4,7 +4,8 @@ A browser sends a form, or text, to any server without asking it first, from a p
 types make it send a preflight. So a body of such a type is not read as JSON.
 
 `curl -d` declares its body as a form, and is what people type first. It is excepted: a page cannot send
-curl's `User-Agent` without a preflight.
+curl's `User-Agent` without a preflight. `application/octet-stream` is what HTTP libraries declare for bytes
+(aiohttp, and so LiteLLM's client of Ollama); a page cannot send it without a preflight either.
 """
 
 from typing import Final
@@ -17,6 +18,7 @@ URL_ENCODED: Final = "application/x-www-form-urlencoded"
 MULTIPART: Final = "multipart/form-data"
 FORMS: Final = (MULTIPART, URL_ENCODED)
 _JSON: Final = "application/json"
+_BYTES: Final = "application/octet-stream"
 _CURL: Final = "curl/"
 _OF_BROWSERS: Final = ("origin", "referer", "sec-")
 """Prefixes of the headers that browsers send, and curl does not."""
@@ -47,8 +49,8 @@ def content_type(request: Request) -> str:
 def check_json(request: Request) -> None:
     """Refuse a body that is not declared as JSON.
 
-    A body without a type is read: a browser sends one, but names the page's origin, which
-    `gateway.middleware.origins` has checked.
+    One that is declared as bytes is read, and so is one without a type: that a browser sends too, but names
+    the page's origin, which `gateway.middleware.origins` has checked.
 
     Raises:
         ContentTypeError: the body has another type.
@@ -56,7 +58,7 @@ def check_json(request: Request) -> None:
     found = content_type(request)
     if found == URL_ENCODED and _is_curl(request):
         return
-    if found and found != _JSON and not found.endswith("+json"):
+    if found not in ("", _BYTES, _JSON) and not found.endswith("+json"):
         raise ContentTypeError(
             f"content-type: expected {_JSON}, found {found[:80]!r}; send the header "
             f"`content-type: {_JSON}` (curl: -H 'content-type: {_JSON}')"

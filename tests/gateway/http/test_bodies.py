@@ -96,7 +96,14 @@ async def test_a_form_is_not_read_as_json(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["application/json", "Application/JSON; charset=utf-8", "application/vnd.api+json", None]
+    "kind",
+    [
+        "application/json",
+        "Application/JSON; charset=utf-8",
+        "application/vnd.api+json",
+        "application/octet-stream",
+        None,
+    ],
 )
 async def test_json_is_read(kind: str | None) -> None:
     headers = {} if kind is None else {"content-type": kind}
