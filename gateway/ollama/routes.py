@@ -31,6 +31,8 @@ from shared.errors import ClientError
 CHAT: Final = "/api/chat"
 GENERATE: Final = "/api/generate"
 EMBED: Final = "/api/embed"
+OLLAMA_VERSION: Final = "0.14.2"
+"""The version of Ollama whose routes these are: its clients refuse older ones (Copilot in VS Code, 0.6.4)."""
 NOT_SERVED: Final = ("embeddings", "create", "copy", "delete", "pull", "push", "blobs")
 """Ollama's other routes, by their path after `/api/`."""
 
@@ -93,9 +95,9 @@ def ollama_routes(gateway: Gateway) -> APIRouter:
         models.known_name(gateway, name)
         return models.described(gateway)
 
-    @router.get("/version", summary="The version of this server")
-    async def own_version() -> dict[str, str]:
-        return {"version": version("dalsegno")}
+    @router.get("/version", summary="The version of Ollama's API, and that of this server")
+    async def versions() -> dict[str, str]:
+        return {"version": OLLAMA_VERSION, "dalsegno": version("dalsegno")}
 
     for name in NOT_SERVED:
         for path in (f"/{name}", f"/{name}/{{rest:path}}"):
