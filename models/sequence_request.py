@@ -101,7 +101,7 @@ class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     Attributes:
         prompt_tokens: the number of tokens of the prompt.
-        prompt_text: the prompt as text, for an echo.
+        prompt_text: the prompt as text, for an echo; empty if only its ids are echoed.
         pooling: for an embedding, or for hidden states.
         guide: for a chat with tools, or of a model that thinks: the guide of the answer, None if it is free.
             Absent where it is that of the request.
@@ -156,7 +156,8 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         logprobs: the number of likeliest tokens to report with each token; None reports nothing.
         guide: constrains the answer.
         exhausts_guide: the answer does not end while the guide allows another token.
-        echo: the prompt's text, which is emitted before the answer.
+        echo: the prompt's text, which is emitted before the answer, with the ids of its tokens.
+        echoes_ids: the echo has the ids alone: no text, and no log probabilities.
         pooling: emit an embedding of the prompt, or its hidden states; nothing is generated.
         warm: compute the prompt for the prefix cache; nothing is generated.
         parts: the runs of prompt tokens that stand for media, in order.
@@ -180,6 +181,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     guide: Guide | None = None
     exhausts_guide: bool = False
     echo: str | None = None
+    echoes_ids: bool = False
     pooling: PoolingParams | None = None
     warm: bool = False
     parts: list[PromptPart] = []
@@ -190,6 +192,11 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     options: dict[str, Any] = {}
     reports_ids: bool = False
     reasoning: PromptReasoning | None = None
+
+    @property
+    def echo_logprobs(self) -> int | None:
+        """As `logprobs`, for the tokens of an echo."""
+        return None if self.echoes_ids else self.logprobs
 
     @classmethod
     def of(cls, call: WalkCall) -> Self:

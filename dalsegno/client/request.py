@@ -59,7 +59,7 @@ class RequestOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     logprobs: int | None
-    echo: bool
+    echo: bool | Literal["ids"]
     voice: str | None
     guide: Mapping[str, Any] | None
     dimensions: int | None

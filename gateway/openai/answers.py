@@ -6,6 +6,7 @@ bytes that the uninterrupted stream would have had. A stream that fails midway e
 without `[DONE]`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
@@ -17,6 +18,7 @@ from gateway.openai.answer_reader import TEXT_ALONE, AnswerParts, WholeMessage
 from gateway.openai.logprobs import ListedToken, TokenList, chat_logprobs, completion_logprobs
 from gateway.openai.outputs import ImageParts
 from gateway.openai.sound import ChatSound, SoundReader
+from gateway.openai.token_ids import ChoiceTokens, StreamUsage, ids_of
 from gateway.requests.response import DocumentFormat
 from gateway.requests.resume import StreamPosition
 from gateway.requests.usage import parallel_tokens, usage_object
@@ -34,6 +36,8 @@ class AnswerHead:
         with_logprobs: tokens are listed with their log probabilities.
         parts: what an answer may have besides text.
         sound: that of the answer; None for an answer without.
+        shows_prompt: an echo of the prompt is a part of the text.
+        with_token_ids: the ids of the tokens are listed.
     """
 
     request_id: str
@@ -43,6 +47,8 @@ class AnswerHead:
     with_logprobs: bool = False
     parts: AnswerParts = TEXT_ALONE
     sound: ChatSound | None = None
+    shows_prompt: bool = False
+    with_token_ids: bool = False
 
     def of(self, object_name: str) -> dict[str, Any]:
         return {
@@ -59,24 +65,35 @@ class _Stream:
     object_name: ClassVar[str]
 
     def __init__(
-        self, head: AnswerHead, *, includes_usage: bool = False, position: StreamPosition | None = None
+        self,
+        head: AnswerHead,
+        *,
+        usage: StreamUsage = StreamUsage.NONE,
+        position: StreamPosition | None = None,
     ) -> None:
         self.media_type = "text/event-stream; charset=utf-8"
         self._head = head
-        self._includes_usage = includes_usage
+        self._usage = usage
+        self._ids = [ChoiceTokens() for _ in range(head.choices)]
         self._position = position or StreamPosition.start(head.choices)
         self._tokens = [TokenList() for _ in range(head.choices)] if head.with_logprobs else None
 
     def chunk(self, choice: int, chunk: OutputChunk) -> bytes:
+        if chunk.is_echo and not self._head.shows_prompt:
+            self._ids[choice].add(chunk)
+            return b""
         listed = [] if self._tokens is None else self._tokens[choice].add(chunk)
         piece = self._read(choice, chunk)
-        if self._position.has(choice, chunk.index):
+        is_sent = self._position.has(choice, chunk.index)
+        begin = b"" if is_sent else self._begin(choice)
+        self._ids[choice].add(chunk)
+        if is_sent:
             return b""
-        begin = self._begin(choice)
+        ids = self._ids_with(choice, chunk)
         self._position.advance(choice, chunk.index)
-        if piece is None and not listed:
+        if piece is None and not listed and not ids:
             return begin
-        return begin + self._choice_event(choice, piece or self._piece(""), listed=listed)
+        return begin + self._choice_event(choice, (piece or self._piece("")) | ids, listed=listed)
 
     def ended(self, choice: int, finish_reason: str) -> bytes:
         rest = [] if self._tokens is None else self._tokens[choice].end(finish_reason)
@@ -85,10 +102,12 @@ class _Stream:
             return b""
         begin = self._begin(choice)
         self._position.end(choice)
+        if self._head.with_token_ids:
+            piece["token_ids"] = []
         return begin + self._choice_event(choice, piece, listed=rest, finish_reason=reason)
 
     def complete(self, usage: Usage) -> bytes:
-        if not self._includes_usage or self._position.is_complete:
+        if self._usage is StreamUsage.NONE or self._position.is_complete:
             return _DONE
         self._position.complete()
         body = self._head.of(self.object_name) | {
@@ -108,16 +127,21 @@ class _Stream:
         *,
         listed: list[ListedToken] | None = None,
         finish_reason: str | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> bytes:
         found = _choice(choice, piece, finish_reason, self._logprobs(listed) if listed else None)
-        body = self._head.of(self.object_name) | {"choices": [found]}
-        if self._includes_usage:
-            body["usage"] = None
+        body = self._head.of(self.object_name) | {"choices": [found], **(more or {})}
+        if self._usage is not StreamUsage.NONE:
+            body["usage"] = self._ids[choice].usage() if self._usage is StreamUsage.ALL else None
         return server_sent_event(body, self._position)
 
     def _begin(self, choice: int) -> bytes:
         """The event before the first piece of a choice, if any."""
         return b""
+
+    def _ids_with(self, choice: int, chunk: OutputChunk) -> dict[str, Any]:
+        """The ids that the event of a chunk lists, beside its piece."""
+        return {"token_ids": ids_of(chunk)} if self._head.with_token_ids else {}
 
     def _read(self, choice: int, chunk: OutputChunk) -> dict[str, Any] | None:
         """The piece for the next chunk of a choice; None if nothing is sent yet."""
@@ -140,9 +164,13 @@ class ChatStream(_Stream):
     object_name = "chat.completion.chunk"
 
     def __init__(
-        self, head: AnswerHead, *, includes_usage: bool = False, position: StreamPosition | None = None
+        self,
+        head: AnswerHead,
+        *,
+        usage: StreamUsage = StreamUsage.NONE,
+        position: StreamPosition | None = None,
     ) -> None:
-        super().__init__(head, includes_usage=includes_usage, position=position)
+        super().__init__(head, usage=usage, position=position)
         self._readers = [head.parts.reader(head.request_id, n) for n in range(head.choices)]
         self._images = [ImageParts() for _ in range(head.choices)]
         self._sounds = [head.sound.reader(n) for n in range(head.choices)] if head.sound else []
@@ -171,7 +199,11 @@ class ChatStream(_Stream):
         if self._position.has_any(choice):
             return b""
         self._position.begin(choice)
-        return self._choice_event(choice, {"delta": {"role": "assistant", "content": ""}})
+        found: dict[str, Any] = {"delta": {"role": "assistant", "content": ""}}
+        if not self._head.with_token_ids:
+            return self._choice_event(choice, found)
+        more = {"prompt_token_ids": self._ids[choice].prompt}
+        return self._choice_event(choice, found | {"token_ids": []}, more=more)
 
     def _piece(self, text: str) -> dict[str, Any]:
         return {"delta": {"content": text} if text else {}}
@@ -184,6 +216,15 @@ class CompletionStream(_Stream):
     """A completion."""
 
     object_name = "text_completion"
+
+    def _ids_with(self, choice: int, chunk: OutputChunk) -> dict[str, Any]:
+        if not self._head.with_token_ids:
+            return {}
+        if chunk.is_echo:
+            return {"prompt_token_ids": ids_of(chunk), "token_ids": []}
+        found: dict[str, Any] = {"token_ids": ids_of(chunk)}
+        is_first = not self._position.has_any(choice)
+        return found | ({"prompt_token_ids": self._ids[choice].prompt} if is_first else {})
 
     def _piece(self, text: str) -> dict[str, Any]:
         return {"text": text}
@@ -203,6 +244,7 @@ class _ChoiceParts:
     reader: ImageParts = field(default_factory=ImageParts)
     sound: SoundReader | None = None
     finish_reason: str = ""
+    ids: ChoiceTokens = field(default_factory=ChoiceTokens)
 
 
 class _Document(DocumentFormat):
@@ -223,6 +265,9 @@ class _Document(DocumentFormat):
 
     def chunk(self, choice: int, chunk: OutputChunk) -> bytes:
         parts = self._choices[choice]
+        parts.ids.add(chunk)
+        if chunk.is_echo and not self._head.shows_prompt:
+            return b""
         parts.message.push(chunk)
         if (image := parts.reader.push(chunk)) is not None:
             parts.images.append(image)
@@ -242,7 +287,7 @@ class _Document(DocumentFormat):
         choices = [
             _choice(
                 number,
-                self._content(parts),
+                self._content(parts) | ({"token_ids": parts.ids.answer} if self._head.with_token_ids else {}),
                 parts.finish_reason,
                 self._logprobs(parts.listed) if self._head.with_logprobs else None,
             )
@@ -252,7 +297,11 @@ class _Document(DocumentFormat):
             "choices": choices,
             "usage": usage_object(usage, is_openais=True),
         }
-        return msgspec.json.encode(body | parallel_tokens(usage))
+        return msgspec.json.encode(body | parallel_tokens(usage) | self._more())
+
+    def _more(self) -> dict[str, Any]:
+        """Further fields of the document."""
+        return {}
 
     def _content(self, parts: _ChoiceParts) -> dict[str, Any]:
         """The content of a choice."""
@@ -266,6 +315,9 @@ class ChatDocument(_Document):
     """A chat completion."""
 
     object_name = "chat.completion"
+
+    def _more(self) -> dict[str, Any]:
+        return {"prompt_token_ids": self._choices[0].ids.prompt} if self._head.with_token_ids else {}
 
     def _content(self, parts: _ChoiceParts) -> dict[str, Any]:
         content = parts.message.content()
@@ -286,7 +338,8 @@ class CompletionDocument(_Document):
     object_name = "text_completion"
 
     def _content(self, parts: _ChoiceParts) -> dict[str, Any]:
-        return {"text": parts.message.content()["content"]}
+        found = {"text": parts.message.content()["content"]}
+        return found | ({"prompt_token_ids": parts.ids.prompt} if self._head.with_token_ids else {})
 
     def _logprobs(self, listed: list[ListedToken]) -> dict[str, Any]:
         return completion_logprobs(listed)

@@ -115,7 +115,7 @@ def check_stream_options(found: object, *, is_stream: bool) -> None:
         )
     if found.get("include_obfuscation"):
         raise NotSupportedError("stream_options.include_obfuscation", found["include_obfuscation"], "false")
-    check_names("stream_options", found, ("include_usage", "include_obfuscation"))
+    check_names("stream_options", found, ("include_usage", "include_obfuscation", "continuous_usage_stats"))
 
 
 def _objects(found: object) -> list[tuple[int, dict[str, Any]]]:

@@ -157,7 +157,15 @@ FIELDS: Final = (
     _supported(
         "stream", _ALL, "server-sent events; their `id` is for [resuming](http.md#resuming-a-stream)"
     ),
-    _supported("stream_options", _ALL, "`include_usage`; needs `stream`"),
+    _supported(
+        "stream_options", _ALL,
+        "`include_usage`, and beside it vLLM's `continuous_usage_stats`: every event has the counts so far; "
+        "needs `stream`",
+    ),
+    _supported(
+        "return_token_ids", _OTHERS,
+        "`prompt_token_ids` of the prompt, and `token_ids` of each answer: [token ids](http.md#token-ids)",
+    ),
     # ---- the request -----------------------------------------------------------------------------------
     _supported(
         "request_id", "vLLM",
@@ -219,7 +227,6 @@ FIELDS: Final = (
     _refused("return_mm_kwargs", "vLLM", False),
     _refused("prompt_embeds", "vLLM", routes=(COMPLETIONS,)),
     _refused("input_ids", "SGLang", note="use `/v1/completions` with token ids", routes=(CHAT,)),
-    _refused("return_token_ids", _OTHERS, False),
     _refused("return_tokens_as_token_ids", "vLLM", False),
     _refused("return_token_offsets", "vLLM", False),
     _refused("return_prompt_text", "vLLM", False, routes=(CHAT,)),

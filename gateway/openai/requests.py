@@ -27,6 +27,7 @@ from gateway.openai.known_fields import (
 )
 from gateway.openai.prompts import prompt_inputs, prompt_list
 from gateway.openai.sound import SoundFields
+from gateway.openai.token_ids import StreamUsage
 from gateway.requests.parsed_request import ModelRequest
 from models import options
 from models.options import Options
@@ -39,9 +40,10 @@ ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Further contents of a stream."""
+    """Further contents of a stream. `continuous_usage_stats` is vLLM's."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class TextFormat(msgspec.Struct, frozen=True, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -84,8 +86,9 @@ class _Request(ModelRequest, frozen=True, kw_only=True):
     """The fields that both routes have in common.
 
     `guide`, `top_k`, `min_p`, `repetition_penalty`, `bad_words`, `allowed_token_ids`, `min_tokens`,
-    `stop_token_ids`, `ignore_eos`, `truncate_prompt_tokens`, `truncation_side`, `cache_salt` and `options`
-    are not OpenAI's; each of the model's options may also be a field of its own.
+    `stop_token_ids`, `ignore_eos`, `truncate_prompt_tokens`, `truncation_side`, `cache_salt`,
+    `return_token_ids` and `options` are not OpenAI's; each of the model's options may also be a field of its
+    own.
     `neutral` maps each unsupported field to the values that it may have.
     """
 
@@ -113,6 +116,7 @@ class _Request(ModelRequest, frozen=True, kw_only=True):
     truncate_prompt_tokens: int | None = None
     truncation_side: str | None = None
     cache_salt: str | None = None
+    return_token_ids: bool | None = None
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
     guide: dict[str, Any] | None = None
     options: dict[str, Any] | None = None
@@ -151,8 +155,24 @@ class _Request(ModelRequest, frozen=True, kw_only=True):
         return 1 if self.n is None else self.n
 
     @property
-    def includes_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+    def stream_usage(self) -> StreamUsage:
+        """Which events of the stream have a usage. vLLM's option adds nothing without OpenAI's."""
+        asked = self.stream_options
+        if not self.stream or asked is None or not asked.include_usage:
+            return StreamUsage.NONE
+        return StreamUsage.ALL if asked.continuous_usage_stats else StreamUsage.LAST
+
+    @property
+    def shows_prompt(self) -> bool:
+        """The answer begins with the prompt's text."""
+        return False
+
+    @property
+    def wanted_echo(self) -> bool | Literal["ids"]:
+        """The echo of the prompt on the log."""
+        if self.shows_prompt:
+            return True
+        return "ids" if self.return_token_ids or self.stream_usage is StreamUsage.ALL else False
 
     def prompts(self, settings: GatewaySettings) -> list[Inputs]:
         """The prompts.
@@ -181,6 +201,7 @@ class _Request(ModelRequest, frozen=True, kw_only=True):
                 stop=[self.stop] if isinstance(self.stop, str) else self.stop,
                 logprobs=logprobs,
                 guide=guide,
+                echo=self.wanted_echo,
             )
         except InvalidParamError as error:
             name = error.param or ""
@@ -307,6 +328,10 @@ class CompletionRequest(_Request, frozen=True, kw_only=True):
     @property
     def wanted_logprobs(self) -> int | None:
         return self.logprobs
+
+    @property
+    def shows_prompt(self) -> bool:
+        return bool(self.echo)
 
     def prompts(self, settings: GatewaySettings) -> list[Inputs]:
         if self.best_of is not None and self.best_of != self.answers:

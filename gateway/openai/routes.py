@@ -166,7 +166,7 @@ def _answer(
     def make_format(recorded: SubmissionRecord) -> AnswerFormat:
         head = _head(gateway, group, recorded, body)
         if body.stream:
-            return stream(head, includes_usage=body.includes_usage, position=position)
+            return stream(head, usage=body.stream_usage, position=position)
         return document(head)
 
     return AnswerResponse(gateway, group, make_format)
@@ -229,6 +229,8 @@ def _head(
         with_logprobs=group.requests[0].params.logprobs is not None,
         parts=_parts(gateway, group, body),
         sound=None if body.sound is None else _sound(gateway, group, recorded, body.sound),
+        shows_prompt=body.shows_prompt,
+        with_token_ids=bool(body.return_token_ids),
     )
 
 

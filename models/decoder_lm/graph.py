@@ -156,6 +156,7 @@ def _first_walk_args(
         guide=guide if is_guided else None,
         exhausts_guide=is_guided and params.ignore_eos,
         echo=prepared.prompt_text if params.echo else None,
+        echoes_ids=params.echo == "ids",
         reasoning=prepared.reasoning,
     )
 

@@ -46,7 +46,7 @@ def prepare_prompt(
     facts = PreparedPrompt(
         prompt_tokens=len(ids),
         sampling=effective_sampling(params, defaults, tokenizer),
-        prompt_text=(text if text is not None else tokenizer.decode(ids)) if params.echo else None,
+        prompt_text=_echoed(params, ids, text, tokenizer),
         pooling=pooling,
         guide=guide,
         stop=[] if params.stop else defaults.stop,
@@ -57,3 +57,12 @@ def prepare_prompt(
         outputs={"token_ids": inline_ids(f"{key}/token_ids", ids)},
         guide=GuideToCheck(guide=params.guide, param=guide_param) if params.guide is not None else None,
     )
+
+
+def _echoed(params: Params, ids: list[int], text: str | None, tokenizer: PromptTokenizer) -> str | None:
+    """The text of the echo; None if the prompt is not echoed."""
+    if not params.echo:
+        return None
+    if params.echo == "ids":
+        return ""
+    return tokenizer.decode(ids) if text is None else text

@@ -114,6 +114,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
         logprobs: report the log probability of each token (raw log-softmax), and of so many of the likeliest
             tokens; None reports none.
         echo: put the prompt before the answer, as text; with `logprobs`, with its tokens' log probabilities.
+            `ids`: put the ids of its tokens before the answer, without text and log probabilities.
         voice: the voice of a speech model; None is its first one.
         guide: a constraint on the answer; reasoning before it is free.
         thinking_budget: the most tokens of reasoning, for a model that thinks; then the answer has to begin.
@@ -158,7 +159,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     ignore_eos: bool = False
     choice: Annotated[int, Meta(ge=0, lt=MAX_CHOICES)] = 0
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    echo: bool = False
+    echo: bool | Literal["ids"] = False
     voice: Annotated[str, Meta(max_length=64)] | None = None
     guide: Guide | None = None
     thinking_budget: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None

@@ -174,6 +174,24 @@ async def test_an_echoed_prompt_is_scored_as_an_answer_is(deployment: Running) -
     assert found["token_logprobs"][-4:] == pytest.approx(generated["token_logprobs"], abs=1e-4)
 
 
+async def test_token_ids_are_those_of_the_tokenizer(deployment: Running) -> None:
+    asked = {"temperature": 0, "max_tokens": 4, "return_token_ids": True, "logprobs": True}
+    messages = [{"role": "user", "content": "What does len do?"}]
+    said = await post(deployment, "/v1/chat/completions", asked | {"messages": messages})
+    [choice] = said["choices"]
+    whole = await post(
+        deployment, "/v1/completions",
+        {"prompt": said["prompt_token_ids"] + choice["token_ids"], "max_tokens": 0, "echo": True},
+    )  # fmt: skip
+
+    assert len(said["prompt_token_ids"]) == said["usage"]["prompt_tokens"]
+    assert len(choice["token_ids"]) == said["usage"]["completion_tokens"] == 4
+    assert len(choice["logprobs"]["content"]) == 4
+    assert choice["message"]["content"] == "Return the number of"
+    assert "What does len do?" in whole["choices"][0]["text"]
+    assert whole["choices"][0]["text"].endswith("Return the number of")
+
+
 async def test_prompts_as_lists_and_as_tokens(deployment: Running) -> None:
     asked: dict[str, Any] = {"model": "demo", "temperature": 0, "max_tokens": 3}
     ids = {"prompt": "len:", "max_tokens": 0, "echo": True}

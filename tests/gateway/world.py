@@ -86,7 +86,7 @@ class Performance:
         text: str,
         token_ids: Sequence[int] = (1,),
         logprobs: list[TokenLogprobs] | None = None,
-        metadata: dict[str, bool] | None = None,
+        metadata: dict[str, Any] | None = None,
     ) -> OutputChunk:
         index = self.transcript.next_index
         chunk = OutputChunk(

@@ -342,7 +342,7 @@ class KvNodes:
             sequence.resume(recovered.prefix_ids)
         if sequence.ended.done():
             return sequence
-        wants_scores = request.echo is not None and request.logprobs is not None
+        wants_scores = request.echo is not None and request.echo_logprobs is not None
         tokens = len(recovered.prefix_ids)
         spec = self._spec(start, min(start.max_tokens, tokens + 1), [*recovered.prefix_ids], work)
         publish = self._tensors.publisher(f"{key}/kv", self._placement.peer_ranks)
@@ -407,7 +407,7 @@ class KvNodes:
             return None
         waiting = [
             piece
-            for piece in echo_pieces(start.prompt_ids, request.echo, request.logprobs)
+            for piece in echo_pieces(start.prompt_ids, request.echo, request.echo_logprobs)
             if not self._tracks.consume_released(node, piece.content)
         ]
         if waiting and self._recovered_track(node).prefix_ids:
@@ -416,7 +416,7 @@ class KvNodes:
                 f"{len(waiting)} pieces of it are missing"
             )
         output = self._tracks.of(node)
-        if request.logprobs is None:
+        if request.echo_logprobs is None:
             for piece in waiting:
                 output.add_content(piece.content)
             return None

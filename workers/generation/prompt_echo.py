@@ -34,7 +34,8 @@ class EchoPiece:
 def echo_pieces(prompt_ids: Sequence[int], text: str, top: int | None) -> list[EchoPiece]:
     """Cut a prompt into pieces.
 
-    `top` is the number of alternatives listed with each token's log probability; None without any.
+    `text` is empty if only the ids are asked for. `top` is the number of alternatives listed with each
+    token's log probability; None without any.
     """
     most = _MAX_TOKENS if top is None else tokens_per_chunk(top)
     count = max(-(-len(prompt_ids) // most), -(-len(text) // _MAX_CHARS))

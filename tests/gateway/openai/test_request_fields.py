@@ -60,6 +60,7 @@ VALUES: dict[str, Any] = {
     "stop_token_ids": [3],
     "ignore_eos": True,
     "echo": True,
+    "return_token_ids": True,
     "stream": True,
     "priority": 5,
     "timeout_s": 60,

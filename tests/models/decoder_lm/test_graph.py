@@ -61,6 +61,7 @@ def test_the_stop_texts_of_a_checkpoint_are_for_requests_without_any() -> None:
         ({"stop_token_ids": [4, 5]}, {"stop_token_ids": [4, 5]}),
         ({"logprobs": 0}, {"logprobs": 0}),
         ({"logprobs": 5, "echo": True}, {"logprobs": 5, "echo": "hi"}),
+        ({"logprobs": 5, "echo": "ids"}, {"logprobs": 5, "echo": "hi", "echoes_ids": True}),
         ({"guide": Guide(regex="a+")}, {"guide": {"regex": "a+"}}),
     ],
 )

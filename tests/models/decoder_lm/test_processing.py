@@ -3,7 +3,7 @@
 import shutil
 import unicodedata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -166,8 +166,8 @@ def test_padding_and_truncation_of_the_tokenizer_file_do_not_apply(tmp_path: Pat
     assert prepare(load(folder), Inputs(text="What does len do?", chat=False)) == expected
 
 
-def text_of(loaded: DecoderLmProcessing, inputs: Inputs) -> object:
-    args = msgspec.to_builtins({"inputs": inputs, "params": Params(echo=True)})
+def text_of(loaded: DecoderLmProcessing, inputs: Inputs, echo: bool | Literal["ids"] = True) -> object:
+    args = msgspec.to_builtins({"inputs": inputs, "params": Params(echo=echo)})
     return loaded.run("prepare", "k", {}, args).facts["prompt_text"]
 
 
@@ -189,6 +189,10 @@ def test_the_echoed_text_of_a_chat_is_the_rendered_prompt(chatml: Path) -> None:
 
     assert isinstance(found, str)
     assert found.endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_an_echo_of_ids_has_no_text(chatml: Path) -> None:
+    assert text_of(load(chatml), Inputs(token_ids=[5]), "ids") == ""
 
 
 def test_without_an_echo_no_text_is_reported(chatml: Path) -> None:

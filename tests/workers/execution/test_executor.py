@@ -662,6 +662,24 @@ async def test_an_echo_is_the_first_chunk_and_does_not_wait_for_the_engine() -> 
         assert done.output == totals_of(rig.events(OutputChunk))
 
 
+async def test_an_echo_of_ids_is_not_scored() -> None:
+    async with rigged() as rig:
+        rig.engine.says["r"] = [*bytes_of("Hi"), EOS]
+        rig.start(ready("r", *chat([5, 6], echo="", echoes_ids=True, logprobs=1)))
+        await rig.engine.has()
+        await turns()
+        [first] = rig.events(OutputChunk)
+        assert (first.text, first.token_ids, first.logprobs) == ("", [], None)
+        assert first.metadata == {"echo": True, "token_ids": [5, 6]}
+        rig.engine.run_out()
+        await rig.event(WalkCompleted)
+
+        assert not rig.engine.submitted[0].scores_prompt
+        told = [one.id for chunk in rig.events(OutputChunk)[1:] for one in chunk.logprobs or []]
+        assert told == [*bytes_of("Hi"), EOS]
+        assert rig.released() == "Hi"
+
+
 async def test_an_echo_with_log_probabilities_waits_until_its_tokens_are_scored() -> None:
     async with rigged() as rig:
         rig.engine.says["r"] = [*bytes_of("Hi"), EOS]
