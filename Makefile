@@ -91,7 +91,8 @@ attack: setup
 
 # The pictures in docs/, in Debian's chromium; `make test` says which ones are old.
 screenshots: setup
-	DRAW_SCREENSHOTS=1 $(BIN)/python -m pytest -q tests/dalsegno/studio/test_screenshots.py
+	DRAW_SCREENSHOTS=1 $(BIN)/python -m pytest -q tests/dalsegno/studio/test_screenshots.py \
+		tests/gateway/page/test_screenshot.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -106,6 +106,12 @@ export class Answer {
       steps ? h("progress", { value: step, max: steps, "aria-label": "Progress" }) : null);
   }
 
+  /** Say what the answer waits for; nothing, if it goes on. */
+  wait(message) {
+    this.#status.hidden = !message;
+    this.#status.textContent = message;
+  }
+
   /** The end: a message if it failed, or was stopped. */
   end(error = "", { isStopped = false } = {}) {
     this.seconds = performance.now() / 1000 - this.#startS;

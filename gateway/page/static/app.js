@@ -122,6 +122,7 @@ async function written(answer, body, ended) {
     await generate(body, {
       signal,
       begun: (id) => (answer.id = id),
+      broken: (is) => answer.wait(is ? "The connection broke. Trying again …" : ""),
       line: (one) => {
         const isAtEnd = messages.scrollHeight - messages.scrollTop - messages.clientHeight < 60;
         answer.take(one);
@@ -129,7 +130,6 @@ async function written(answer, body, ended) {
         draw();
       },
     });
-    if (!answer.finishReason) error = "The answer broke off.";
   } catch (found) {
     isStopped = signal.aborted;
     if (!isStopped) error = found.message;
@@ -172,6 +172,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") running?.abort();
 });
 stop.addEventListener("click", () => running?.abort());
+addEventListener("pagehide", () => running?.abort());
 by("files").addEventListener("change", (event) => {
   attachments.add(event.target.files);
   event.target.value = "";

@@ -1,20 +1,18 @@
 """The pictures in docs/studio.md show the screens as they are: `make screenshots` draws them.
 
-A picture keeps the digest of the pages' files and of the history that it shows. Fonts differ between
-machines, so that pixels are not compared; after a change of the pages, their pictures are drawn again.
+A picture keeps the digest of the pages' files and of the history that it shows (`tests.pictures`).
 """
 
 import hashlib
-import os
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
-from PIL import Image, PngImagePlugin
 
 from dalsegno.studio import server
 from tests.dalsegno.studio.pages import HISTORIES, shelf_of
 from tests.dalsegno.studio.test_browser import ALTERED, CHROMIUM, Opener, chromium, opened
+from tests.pictures import draws, is_drawn_from, keep
 
 pytestmark = [
     pytest.mark.processes,
@@ -24,10 +22,7 @@ __all__ = ["chromium", "opened"]
 
 DOCS: Final = Path(__file__).parents[3] / "docs"
 PICTURES: Final = DOCS / "images"
-DRAWS: Final = bool(os.environ.get("DRAW_SCREENSHOTS"))
 SIZE: Final = {"width": 1280, "height": 720}
-DIGEST: Final = "drawn from"
-"""The key of the digest in a picture."""
 
 
 class Picture(NamedTuple):
@@ -66,18 +61,11 @@ def test_a_picture_shows_its_screen_as_it_is(picture: Picture, opened: Opener) -
     window.open(picture.screen, source="b1", id=request_id, **picture.values)
     if "field" in picture.values:
         window.page.wait_for_selector(".past ol")
-    if DRAWS:
+    if draws():
         picture.file.parent.mkdir(exist_ok=True)
         window.page.screenshot(path=picture.file)
-        kept = PngImagePlugin.PngInfo()
-        kept.add_text(DIGEST, picture.digest)
-        with Image.open(picture.file) as drawn:
-            drawn.quantize(128).save(picture.file, optimize=True, pnginfo=kept)
-    with Image.open(picture.file) as found:
-        assert found.size == (SIZE["width"], SIZE["height"])
-        assert found.info.get(DIGEST) == picture.digest, (
-            f"{picture.file.name} is old: `make screenshots` draws it"
-        )
+        keep(picture.file, picture.digest)
+    is_drawn_from(picture.file, (SIZE["width"], SIZE["height"]), picture.digest)
 
 
 def test_each_picture_is_on_the_page_and_each_one_there_is_drawn() -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from configs.secrets import ApiKey
 from shared.events import Failure, RequestSubmitted
+from tests.gateway.cable import Cable, cable
 from tests.gateway.media.world import SEES, png
 from tests.gateway.world import SERVED, Performance, Script, World, deployment, echo, listening
 
@@ -46,9 +47,10 @@ HOSTILE: Final = (
 
 @dataclass(slots=True)
 class Window:
-    """A page; what goes wrong in it is collected."""
+    """A page, and the cable between it and its gateway; what goes wrong in it is collected."""
 
     page: Any
+    cable: Cable
     wrong: list[str] = field(default_factory=list)
 
     async def ask(self, text: str, number: int = 0) -> Any:
@@ -70,13 +72,14 @@ async def opened(
     """A gateway with the page open in a browser, in which nothing went wrong at the end."""
     async with (
         deployment(script, keys=keys, **how) as world,
-        listening(world, keys) as url,
+        listening(world, keys) as own_url,
+        cable(own_url) as wire,
         playwright.async_playwright() as started,
     ):
         browser = await started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = await browser.new_page(viewport={"width": 1280, "height": 800})
         page.set_default_timeout(PATIENCE_MS)
-        window = Window(page)
+        url, window = wire.url, Window(page, wire)
         own = re.compile(rf"{re.escape(url)}/|data:|blob:")
         note = window.wrong.append
         page.on("console", lambda message: note(f"{message.type}: {message.text}"))
@@ -145,6 +148,37 @@ async def test_tokens_are_seen_as_they_arrive_and_escape_stops_the_answer() -> N
 
     assert "seen early" in text
     assert "Stopped." in text
+
+
+async def test_an_answer_goes_on_after_its_connection_broke() -> None:
+    go_on = asyncio.Event()
+
+    async def script(performance: Performance) -> None:
+        performance.say("before ", [7])
+        await go_on.wait()
+        performance.say("after", [8])
+        performance.finish()
+
+    async with opened(script) as (world, window):
+        page = window.page
+        await page.fill("#prompt", "x")
+        await page.press("#prompt", "Enter")
+        await page.locator(".tokens span", has_text="before").wait_for()
+        window.cable.cut()
+        notice = page.get_by_role("alert").filter(has_text="The connection broke")
+        await notice.wait_for()
+        go_on.set()
+        window.cable.mend()
+        await page.locator(DONE).wait_for()
+        text = await page.locator(DONE).inner_text()
+        told = await notice.count()
+        events = submitted(world)
+        window.wrong = [one for one in window.wrong if "ERR_" not in one]  # the browser tells of it, too
+
+    assert text == "before after"
+    assert told == 0
+    assert len(events) == len(world.performances) == 1
+    assert not any(one.cancelled.is_set() for one in world.performances.values())
 
 
 async def test_the_way_of_a_request_is_shown_with_the_commands_that_take_it_apart() -> None:
