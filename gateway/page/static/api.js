@@ -119,7 +119,7 @@ function cancelled(id) {
 }
 
 function randomHex() {
-  return Array.from(crypto.getRandomValues(new Uint8Array(12)), (one) => one.toString(16).padStart(2, "0")).join("");
+  return Array.from(crypto.getRandomValues(new Uint8Array(8)), (one) => one.toString(16).padStart(2, "0")).join("");
 }
 
 function pause(ms, signal) {

@@ -38,6 +38,9 @@ def digest() -> str:
 async def test_the_picture_shows_the_page_as_it_is() -> None:
     async with opened(script) as (_, window):
         await window.page.set_viewport_size(SIZE)
+        # A gateway alone, without a conductor, is not ready.
+        await window.page.route("**/health", lambda route: route.fulfill(json={"status": "healthy"}))
+        await window.page.reload()
         await window.ask("What does len do?")
         await window.page.locator(".way p", has_text="finished after").wait_for()
         if draws():
