@@ -126,7 +126,7 @@ class HttpError:
 
     def json(self, path: str) -> bytes:
         """The body for a request to a path."""
-        if path == ANTHROPIC or path.startswith(f"{ANTHROPIC}/"):
+        if is_anthropics(path):
             return msgspec.json.encode(anthropic_body(self))
         return msgspec.json.encode(ollama_body(self) if path.startswith(OLLAMA) else self.body)
 
@@ -136,6 +136,11 @@ class HttpError:
             return {"x-should-retry": "false"}
         seconds = self.retry_after_s or RETRY_AFTER_S.get(self.status)
         return {} if seconds is None else {"retry-after": str(seconds)}
+
+
+def is_anthropics(path: str) -> bool:
+    """True for a route whose errors have Anthropic's schema."""
+    return path == ANTHROPIC or path.startswith(f"{ANTHROPIC}/")
 
 
 def anthropic_body(error: HttpError) -> dict[str, Any]:

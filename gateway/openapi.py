@@ -10,7 +10,7 @@ from typing import Any, Final
 import fastapi
 from fastapi.openapi.utils import get_openapi
 
-from gateway.errors import ANTHROPIC, OLLAMA
+from gateway.errors import OLLAMA, is_anthropics
 from gateway.middleware.paths import is_open
 
 _METHODS: Final = frozenset({"get", "post", "put", "delete"})
@@ -87,7 +87,7 @@ def _completed(app: fastapi.FastAPI, *, needs_key: bool) -> dict[str, Any]:
 
 
 def _error_of(path: str) -> str:
-    if path == ANTHROPIC:
+    if is_anthropics(path):
         return "AnthropicError"
     return "OllamaError" if path.startswith(OLLAMA) else "Error"
 

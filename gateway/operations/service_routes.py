@@ -36,7 +36,12 @@ def service_routes(gateway: Gateway) -> APIRouter:
     async def live() -> dict[str, str]:
         return {"status": "live"}
 
-    @router.get("/health/ready", summary="200 if a request can be answered now, else 503", tags=["health"])
+    @router.get(
+        "/health/ready",
+        summary="200 if a request can be answered now, else 503",
+        tags=["health"],
+        responses={503: {"description": "Not ready: the same document", "content": {"application/json": {}}}},
+    )
     async def ready() -> Response:
         state = await gateway.health()
         is_ready = not state["missing"]

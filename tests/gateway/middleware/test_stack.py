@@ -1,6 +1,9 @@
 """CORS, security headers, the order of the middleware, and its headers."""
 
+import re
+
 import pytest
+from jsonschema import Draft202012Validator
 
 from configs.deployment import GatewaySettings
 from gateway.errors import ANTHROPIC, OLLAMA
@@ -69,7 +72,11 @@ async def test_the_schema_tells_every_error_and_none_of_the_frameworks() -> None
 
     for path, operations in told["paths"].items():
         schema = (
-            "AnthropicError" if path == ANTHROPIC else "OllamaError" if path.startswith(OLLAMA) else "Error"
+            "AnthropicError"
+            if path.startswith(ANTHROPIC)
+            else "OllamaError"
+            if path.startswith(OLLAMA)
+            else "Error"
         )
         assert schema in told["components"]["schemas"]
         for method, operation in operations.items():
@@ -79,6 +86,21 @@ async def test_the_schema_tells_every_error_and_none_of_the_frameworks() -> None
                 content = operation["responses"][status]["content"]["application/json"]
                 assert content["schema"] == {"$ref": f"#/components/schemas/{schema}"}, (path, status)
     assert "HTTPValidationError" not in str(told)
+
+
+async def test_the_error_of_every_route_has_the_schema_that_is_told() -> None:
+    async with deployment() as world:
+        told = (await world.client.get("/openapi.json")).json()
+        for path, operations in told["paths"].items():
+            for method in operations:
+                answer = await world.client.request(
+                    method, re.sub(r"\{.*?\}", "x", path), content=b"{", headers={"content-type": "text/x"}
+                )
+                if answer.is_success:
+                    continue
+                response = operations[method]["responses"][str(answer.status_code)]
+                schema = response["content"]["application/json"].get("schema", {})
+                Draft202012Validator(schema | {"components": told["components"]}).validate(answer.json())
 
 
 async def test_what_this_is_is_told_at_the_root() -> None:
