@@ -151,7 +151,8 @@ class BatchRun:
     @asynccontextmanager
     async def _place(self) -> AsyncGenerator[None, None]:
         """Wait for a place among the batches that run; one that only has to be ended needs none."""
-        waiting = asyncio.ensure_future(self._slots.batches.acquire())
+        places = self._slots.batches_of(self._created.tenant)
+        waiting = asyncio.ensure_future(places.acquire())
         stopped = asyncio.ensure_future(self._stopped.wait())
         try:
             await asyncio.wait({waiting, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -159,7 +160,7 @@ class BatchRun:
         finally:
             stopped.cancel()
             if waiting.done() and not waiting.cancelled():
-                self._slots.batches.release()
+                places.release()
             else:
                 waiting.cancel()
 
@@ -339,7 +340,9 @@ class BatchRun:
         if recorded is not None:
             return await self._ask(line, request_id, LOW_PRIORITY, self._stopped)
         await self._room()
-        async with self._slots.taken(line.requests, may_be_usual=not line.has_low_priority) as priority:
+        async with self._slots.taken(
+            line.requests, may_be_usual=not line.has_low_priority, tenant=self._created.tenant
+        ) as priority:
             if self._stopped.is_set():
                 return None
             return await self._ask(line, request_id, priority, self._stopped)

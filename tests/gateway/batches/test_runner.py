@@ -6,15 +6,35 @@ from contextlib import AsyncExitStack
 import pytest
 
 from configs.deployment import GatewaySettings
+from configs.secrets import ApiKey
 from gateway.app import create_app
 from gateway.batches import runner
 from gateway.batches.live import LiveBatches
 from gateway.batches.store import StoredBatches
 from gateway.requests.second_log import SecondLog
 from gateway.requests.service import Gateway
-from shared.events import BatchChecked, BatchClaimed, BatchEnded, SegmentStored, encode
+from shared.events import (
+    BatchChecked,
+    BatchClaimed,
+    BatchEnded,
+    RequestSubmitted,
+    SegmentStored,
+    encode,
+)
 from shared.log.memory import MemoryLog
-from tests.gateway.batches.running import created, ended, line, results, running, said, states
+from tests.gateway.batches.running import (
+    CHAT,
+    created,
+    ended,
+    jsonl,
+    line,
+    results,
+    running,
+    said,
+    states,
+    until_ended,
+    uploaded,
+)
 from tests.gateway.world import SERVED, Performance, World, deployment, echo
 
 
@@ -273,6 +293,36 @@ async def test_a_batch_that_lost_its_file_midway_ends_although_the_file_is_back(
     assert done["request_counts"] == {"total": 8, "completed": 3, "failed": 1}
     assert done["usage"] is None
     assert not world.performances
+
+
+async def test_a_key_with_many_batches_does_not_slow_down_another_one() -> None:
+    hold = asyncio.Event()
+
+    async def script(performance: Performance) -> None:
+        await hold.wait()
+        await echo(performance)
+
+    keys = [ApiKey(name="many", secret="a" * 20), ApiKey(name="few", secret="b" * 20)]
+    async with (
+        deployment(script, settings=GatewaySettings(batch_lines=1), keys=keys) as world,
+        running(world),
+    ):
+        batches = []
+        for key in (*[keys[0]] * 3, keys[1]):
+            header = {"authorization": f"Bearer {key.secret}"}
+            file_id = await uploaded(world, jsonl([line(f"c{number}") for number in range(4)]), **header)
+            body = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
+            answer = await world.client.post("/v1/batches", json=body, headers=header)
+            batches.append(answer.json()["id"])
+        await world.until(lambda: all(one.lines for one in states(world).values()))
+        await world.performance(0)
+        hold.set()
+        for batch in batches:
+            await until_ended(world, batch)
+        order = [one.tenant for one in world.events("request") if isinstance(one, RequestSubmitted)]
+
+    assert order.count("few") == 4
+    assert order[:10].count("few") == 4  # line by line, three batches would have three turns of four
 
 
 async def test_a_log_that_is_lost_interrupts_a_batch_and_no_more() -> None:
