@@ -9,6 +9,7 @@ from tests.workers.kv_engine import interpreted
 from tests.workers.kv_engine.interpreted import CASES, DECODERS
 
 pytest.importorskip("triton", reason="Triton is made for Linux only")
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]  # the first test computes for all
 
 
 @pytest.fixture(scope="module")
@@ -17,20 +18,17 @@ def found() -> dict[str, Any]:
     return interpreted.found()
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("name", CASES)
 def test_every_token_gets_what_the_definition_of_attention_says(found: dict[str, Any], name: str) -> None:
     rounding = 2e-5 if CASES[name].dtype is torch.float32 else 5e-3
     assert found["errors"][name] < rounding  # not a number is not less
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("name", DECODERS)
 def test_logits_by_the_kernels_are_those_of_transformers_modules(found: dict[str, Any], name: str) -> None:
     assert found["decoders"][name] < 5e-5  # standard deviations
 
 
-@pytest.mark.processes
 def test_a_decode_of_a_row_takes_six_launches_per_layer_and_of_more_rows_nine(found: dict[str, Any]) -> None:
     """So Qwen3-8B with its 36 layers takes fewer than 260 for one row."""
     replays = found["replays"]
@@ -41,13 +39,11 @@ def test_a_decode_of_a_row_takes_six_launches_per_layer_and_of_more_rows_nine(fo
     assert 36 * 6 + beside < 260
 
 
-@pytest.mark.processes
 def test_products_of_one_row_are_exact_to_rounding(found: dict[str, Any]) -> None:
     assert len(found["products"]) == 12
     assert max(found["products"].values()) < 1e-6
 
 
-@pytest.mark.processes
 def test_a_replayed_step_launches_what_was_recorded_over_the_same_memory(found: dict[str, Any]) -> None:
     """Whatever the order of arrival and the length of the sequences."""
     replays = found["replays"]
@@ -59,7 +55,6 @@ def test_a_replayed_step_launches_what_was_recorded_over_the_same_memory(found: 
     assert len(replays["prompts"]) > 3
 
 
-@pytest.mark.processes
 def test_the_kernel_samples_the_tokens_that_torch_samples(found: dict[str, Any]) -> None:
     """With any filter, in a list or in the whole row, with equal, infinite and invalid logits."""
     samplers = found["samplers"]
@@ -68,7 +63,6 @@ def test_the_kernel_samples_the_tokens_that_torch_samples(found: dict[str, Any])
     assert samplers["different"] > 50
 
 
-@pytest.mark.processes
 def test_the_checks_at_the_start_find_a_kernel_that_is_wrong(found: dict[str, Any]) -> None:
     said = found["device_checks"]
 
