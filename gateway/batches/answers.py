@@ -5,7 +5,7 @@ from typing import Any, Final
 from gateway.batches.live import LiveBatches
 from gateway.batches.state import BatchState
 from gateway.media.sources import FILE_PREFIX
-from shared.events import Usage
+from gateway.requests.usage import input_output_usage
 
 _TIMES: Final = (
     "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled",
@@ -38,19 +38,9 @@ def batch_object(state: BatchState, live: LiveBatches) -> dict[str, Any]:
         "expires_at": created.expires_s,
         **{f"{name}_at": state.times_s.get(name) for name in _TIMES},
         "model": min(state.models) if len(state.models) == 1 else None,
-        "usage": None if (usage := state.usage) is None else _usage(usage),
+        "usage": None if (usage := state.usage) is None else input_output_usage(usage),
         "request_counts": {"total": state.lines or 0, "completed": completed, "failed": failed},
         "metadata": created.metadata or None,
-    }
-
-
-def _usage(usage: Usage) -> dict[str, Any]:
-    return {
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-        "total_tokens": usage.total_tokens,
     }
 
 

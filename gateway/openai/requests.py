@@ -156,7 +156,7 @@ class _Request(ModelRequest, frozen=True, kw_only=True):
 
     @property
     def stream_usage(self) -> StreamUsage:
-        """Which events of the stream have a usage. vLLM's option adds nothing without OpenAI's."""
+        """The events of the stream that have a usage. vLLM's option adds nothing without OpenAI's."""
         asked = self.stream_options
         if not self.stream or asked is None or not asked.include_usage:
             return StreamUsage.NONE

@@ -1,4 +1,4 @@
-"""What vLLM adds to OpenAI's answers: the ids of the tokens, and the counts so far of a stream.
+"""vLLM's additions to OpenAI's answers: the ids of the tokens, and the counts so far of a stream.
 
     return_token_ids                        `prompt_token_ids` once, `token_ids` with each piece of a choice
     stream_options.continuous_usage_stats   `usage` with each event
@@ -15,7 +15,7 @@ from shared.events import OutputChunk, Usage
 
 
 class StreamUsage(Enum):
-    """Which events of a stream have a usage: the last one, or each that of its choice so far, too."""
+    """The events of a stream that have a usage: none, the last one, or each one, of its choice so far."""
 
     NONE = auto()
     LAST = auto()

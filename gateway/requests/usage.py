@@ -56,6 +56,17 @@ def usage_object(usage: Usage, *, is_openais: bool = False) -> dict[str, Any]:
     return {**found, "counts": usage.counts} if usage.counts else found
 
 
+def input_output_usage(usage: Usage) -> dict[str, Any]:
+    """Usage as OpenAI's newer routes write it: of responses, and of batches."""
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.total_tokens,
+    }
+
+
 def parallel_tokens(usage: Usage) -> dict[str, int]:
     """The field of dfastllm's answers with the tokens decoded in parallel, for models that do so."""
     found = usage.counts.get(PARALLEL_TOKENS)

@@ -24,6 +24,7 @@ from gateway.openai.answer_reader import TEXT_ALONE, AnswerParts
 from gateway.requests.parsed_request import ParsedRequest
 from gateway.requests.response import DocumentFormat
 from gateway.requests.service import Gateway
+from gateway.requests.usage import input_output_usage
 from gateway.responses.items import call_item, reasoning_item
 from shared.events import (
     Failure,
@@ -135,13 +136,9 @@ def _choice(inputs: Inputs) -> Any:
 
 def usage_of(usage: Usage) -> dict[str, Any]:
     """Usage under the names of this route."""
-    return {
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-        "total_tokens": usage.total_tokens,
-    }
+    found = input_output_usage(usage)
+    found["input_tokens_details"]["cache_write_tokens"] = 0
+    return found
 
 
 def failed_document(head: ResponseHead, failure: Failure | HttpError) -> dict[str, Any]:

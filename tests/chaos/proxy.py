@@ -1,4 +1,4 @@
-"""A TCP proxy between one role and NATS: it cuts, stalls, slows and heals, and reports what passes.
+"""A TCP proxy, mostly between one role and NATS: it cuts, stalls, slows and heals, and reports what passes.
 
 A cut resets all connections and every new one. A stall keeps connections and forwards nothing, like a network
 that loses every packet; stalled data continues afterwards. Slowed, it forwards one piece at a time in each

@@ -1,4 +1,4 @@
-"""What programs that people use send, with nothing but the address set: recorded, or as their sources say.
+"""Calls of programs that people use, with nothing but the address set: recorded, or as their sources say.
 
 To record another: put a proxy between the program and `dalsegno serve`, and add what it sends to
 recorded_calls.json, with long texts cut.

@@ -21,7 +21,7 @@ export const key = {
 /** The connection broke, or there is none. */
 class LostError extends Error {}
 
-/** What comes over the network; the browser's errors of it are of no type of their own. */
+/** Wait for something from the network. Browsers have no type of error for it: a TypeError becomes a LostError. */
 async function received(promise) {
   try {
     return await promise;

@@ -66,18 +66,18 @@ async def test_every_answer_has_security_headers_unless_they_are_off() -> None:
         assert not set(security_headers.HEADERS) & set(answer.headers)
 
 
+def error_schema_of(path: str) -> str:
+    if path.startswith(ANTHROPIC):
+        return "AnthropicError"
+    return "OllamaError" if path.startswith(OLLAMA) else "Error"
+
+
 async def test_the_schema_tells_every_error_and_none_of_the_frameworks() -> None:
     async with deployment() as world:
         told = (await world.client.get("/openapi.json")).json()
 
     for path, operations in told["paths"].items():
-        schema = (
-            "AnthropicError"
-            if path.startswith(ANTHROPIC)
-            else "OllamaError"
-            if path.startswith(OLLAMA)
-            else "Error"
-        )
+        schema = error_schema_of(path)
         assert schema in told["components"]["schemas"]
         for method, operation in operations.items():
             errors = {status for status in operation["responses"] if status >= "400"}
@@ -91,16 +91,23 @@ async def test_the_schema_tells_every_error_and_none_of_the_frameworks() -> None
 async def test_the_error_of_every_route_has_the_schema_that_is_told() -> None:
     async with deployment() as world:
         told = (await world.client.get("/openapi.json")).json()
-        for path, operations in told["paths"].items():
-            for method in operations:
-                answer = await world.client.request(
-                    method, re.sub(r"\{.*?\}", "x", path), content=b"{", headers={"content-type": "text/x"}
-                )
-                if answer.is_success:
-                    continue
-                response = operations[method]["responses"][str(answer.status_code)]
-                schema = response["content"]["application/json"].get("schema", {})
-                Draft202012Validator(schema | {"components": told["components"]}).validate(answer.json())
+        operations = [(method, path) for path, found in told["paths"].items() for method in found]
+        answers = [
+            await world.client.request(
+                method, re.sub(r"\{.*?\}", "x", path), content=b"{", headers={"content-type": "text/x"}
+            )
+            for method, path in operations
+        ]
+
+    refused = 0
+    for (method, path), answer in zip(operations, answers, strict=True):
+        if answer.is_success:
+            continue
+        refused += 1
+        response = told["paths"][path][method]["responses"][str(answer.status_code)]
+        schema = response["content"]["application/json"].get("schema", {})
+        Draft202012Validator(schema | {"components": told["components"]}).validate(answer.json())
+    assert refused > 50  # all but those that need nothing
 
 
 async def test_what_this_is_is_told_at_the_root() -> None:

@@ -11,12 +11,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import pytest
 
 from configs.secrets import ApiKey
 from shared.events import Failure, RequestSubmitted
-from tests.gateway.cable import Cable, cable
+from tests.chaos.proxy import Proxy
 from tests.gateway.media.world import SEES, png
 from tests.gateway.world import SERVED, Performance, Script, World, deployment, echo, listening
 
@@ -47,10 +48,10 @@ HOSTILE: Final = (
 
 @dataclass(slots=True)
 class Window:
-    """A page, and the cable between it and its gateway; what goes wrong in it is collected."""
+    """A page, and a proxy that may be between it and its gateway; what goes wrong in it is collected."""
 
     page: Any
-    cable: Cable
+    proxy: Proxy
     wrong: list[str] = field(default_factory=list)
 
     async def ask(self, text: str, number: int = 0) -> Any:
@@ -67,19 +68,20 @@ class Window:
 
 @asynccontextmanager
 async def opened(
-    script: Script = echo, keys: tuple[ApiKey, ...] = (), **how: Any
+    script: Script = echo, keys: tuple[ApiKey, ...] = (), *, is_proxied: bool = False, **how: Any
 ) -> AsyncIterator[tuple[World, Window]]:
     """A gateway with the page open in a browser, in which nothing went wrong at the end."""
     async with (
         deployment(script, keys=keys, **how) as world,
         listening(world, keys) as own_url,
-        cable(own_url) as wire,
+        Proxy(urlsplit(own_url).port or 0) as proxy,
         playwright.async_playwright() as started,
     ):
         browser = await started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = await browser.new_page(viewport={"width": 1280, "height": 800})
         page.set_default_timeout(PATIENCE_MS)
-        url, window = wire.url, Window(page, wire)
+        url = f"http://127.0.0.1:{proxy.port}" if is_proxied else own_url
+        window = Window(page, proxy)
         own = re.compile(rf"{re.escape(url)}/|data:|blob:")
         note = window.wrong.append
         page.on("console", lambda message: note(f"{message.type}: {message.text}"))
@@ -159,16 +161,16 @@ async def test_an_answer_goes_on_after_its_connection_broke() -> None:
         performance.say("after", [8])
         performance.finish()
 
-    async with opened(script) as (world, window):
+    async with opened(script, is_proxied=True) as (world, window):
         page = window.page
         await page.fill("#prompt", "x")
         await page.press("#prompt", "Enter")
         await page.locator(".tokens span", has_text="before").wait_for()
-        window.cable.cut()
+        window.proxy.cut()
         notice = page.get_by_role("alert").filter(has_text="The connection broke")
         await notice.wait_for()
         go_on.set()
-        window.cable.mend()
+        window.proxy.heal()
         await page.locator(DONE).wait_for()
         text = await page.locator(DONE).inner_text()
         told = await notice.count()
