@@ -68,6 +68,12 @@ class AnswerReader:
         self._shows_reasoning = shows_reasoning
         self._reasoning: ReasoningParser | HarmonyParser | None = None
 
+    @property
+    def held(self) -> int:
+        """The number of the last characters that are not yet known to belong to a part."""
+        reasoning = 0 if self._reasoning is None else self._reasoning.held
+        return reasoning + (0 if self._calls is None else self._calls.held)
+
     def push(self, chunk: OutputChunk) -> dict[str, Any]:
         """The delta for the next chunk; empty if nothing is sent yet."""
         if self._format is None:

@@ -24,9 +24,15 @@ _STOP: Final = "stop"
 
 @dataclass(frozen=True, slots=True)
 class ListedToken:
-    """A token of the text that was sent. `offset` is the number of characters before it."""
+    """A token of the text that was sent.
+
+    Attributes:
+        offset: the number of characters before it.
+        end: the number of characters up to its end, those of the characters that it completes.
+    """
 
     offset: int
+    end: int
     token: TokenLogprobs
 
 
@@ -87,7 +93,7 @@ class TokenList:
 
     def _list(self) -> ListedToken:
         token, spelt = self._waiting.popleft()
-        listed = ListedToken(self.chars - len(self._text) + len(self._ahead), token)
+        offset = self._offset
         for text in (spelt, spelt.removeprefix(" ")):  # some tokenizers drop the first space of a text
             if self._text.startswith(text):
                 self._text = self._text[len(text) :]
@@ -96,17 +102,25 @@ class TokenList:
                 self._ahead += text[len(self._text) :]
                 self._text = ""
                 break
-        return listed  # a special token is not in the text, and consumes nothing
+        return ListedToken(offset, self._offset, token)  # a special token consumes no text
+
+    @property
+    def _offset(self) -> int:
+        return self.chars - len(self._text) + len(self._ahead)
 
 
 def chat_logprobs(listed: Iterable[ListedToken]) -> dict[str, Any]:
     """The `logprobs` of a chat's choice."""
-    content = [
+    return {"content": token_objects(listed), "refusal": None}
+
+
+def token_objects(listed: Iterable[ListedToken]) -> list[dict[str, Any]]:
+    """Tokens as chats and responses list them."""
+    return [
         _chat_token(one.token.token, one.token.logprob)
         | {"top_logprobs": [_chat_token(top.token, top.logprob) for top in one.token.top]}
         for one in listed
     ]
-    return {"content": content, "refusal": None}
 
 
 def completion_logprobs(listed: Iterable[ListedToken]) -> dict[str, Any]:

@@ -40,6 +40,11 @@ class ChoiceReader:
         self._request_id = request_id
         self._choice = choice
 
+    @property
+    def held(self) -> int:
+        """The number of the last characters that are not yet known to be text or part of a call."""
+        return self._reader.held
+
     def push(self, text: str) -> dict[str, Any]:
         """The delta for the next text; empty if nothing is sent yet."""
         return self._delta(self._reader.push(text))

@@ -1,6 +1,6 @@
 """Responses as OpenAI shows them: events with numbers, or one document. Both are one fold over the chunks.
 
-    response.created, response.in_progress
+    response.created, response.in_progress           in the background response.queued between them
     response.output_item.added                       a message, reasoning, or a function call
       response.content_part.added                    of messages and reasoning
         response.output_text.delta ... .done         or reasoning_text, or function_call_arguments
@@ -21,6 +21,8 @@ import msgspec
 from gateway.errors import HttpError
 from gateway.http.lines import server_sent_event
 from gateway.openai.answer_reader import TEXT_ALONE, AnswerParts
+from gateway.openai.content_tokens import ContentTokens
+from gateway.openai.logprobs import ListedToken, token_objects
 from gateway.requests.parsed_request import ParsedRequest
 from gateway.requests.response import DocumentFormat
 from gateway.requests.service import Gateway
@@ -111,7 +113,7 @@ class ResponseHead:
             "text": {"format": fields.get("format") or {"type": "text"}, "verbosity": "medium"},
             "tool_choice": _choice(inputs),
             "tools": [_tool(tool.function) for tool in inputs.tools],
-            "top_logprobs": 0,
+            "top_logprobs": params.logprobs or 0,
             "top_p": params.top_p,
             "truncation": "disabled",
         }
@@ -157,6 +159,7 @@ class _Open:
     index: int
     item: dict[str, Any]
     texts: list[str] = field(default_factory=list)
+    tokens: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def place(self) -> dict[str, Any]:
@@ -173,6 +176,9 @@ class ResponseBuilder:
     def __init__(self, head: ResponseHead) -> None:
         self._head = head
         self._reader = head.parts.reader(head.request_id, _CHOICE)
+        self._tokens = None
+        if head.params.logprobs is not None:
+            self._tokens = ContentTokens(head.parts.reader(head.request_id, _CHOICE))
         self._events: list[dict[str, Any]] = []
         self._count = 0
         self._output: list[dict[str, Any]] = []
@@ -181,23 +187,26 @@ class ResponseBuilder:
 
     def begin(self) -> list[dict[str, Any]]:
         """The events before the first chunk."""
-        document = self._head.document("in_progress")
-        self._event("response.created", response=document)
-        self._event("response.in_progress", response=document)
+        running = self._head.document("in_progress")
+        if self._head.api_fields.get("background"):
+            queued = self._head.document("queued")
+            self._event("response.created", response=queued)
+            self._event("response.queued", response=queued)
+        else:
+            self._event("response.created", response=running)
+        self._event("response.in_progress", response=running)
         return self._take()
 
     def push(self, chunk: OutputChunk) -> list[dict[str, Any]]:
         """The events for a chunk."""
-        if self._reader is not None:
-            self._add(self._reader.push(chunk))
-        elif chunk.text:
-            self._add({"content": chunk.text})
+        listed = [] if self._tokens is None else self._tokens.push(chunk)
+        self._add({"content": chunk.text} if self._reader is None else self._reader.push(chunk), listed)
         return self._take()
 
     def end(self, finish_reason: str) -> list[dict[str, Any]]:
         """The events for the end of the text."""
-        if self._reader is not None:
-            self._add(self._reader.end())
+        listed = [] if self._tokens is None else self._tokens.end(finish_reason)
+        self._add({} if self._reader is None else self._reader.end(), listed)
         self._finish_reason = finish_reason
         is_cut = finish_reason in _INCOMPLETE
         self._close("incomplete" if is_cut else "completed")
@@ -234,11 +243,14 @@ class ResponseBuilder:
         self._events.append({"type": kind, "sequence_number": self._count, **fields})
         self._count += 1
 
-    def _add(self, delta: dict[str, Any]) -> None:
+    def _add(self, delta: dict[str, Any], listed: list[ListedToken]) -> None:
+        """Add a delta; `listed` are the tokens of its content."""
         if thought := delta.get("reasoning_content"):
-            self._text("reasoning", thought)
+            self._text("reasoning", thought, [])
         if text := delta.get("content"):
-            self._text("message", text)
+            self._text("message", text, token_objects(listed))
+        elif self._open is not None and self._open.item["type"] == "message":
+            self._open.tokens += token_objects(listed)  # those of a character that the limit cut off
         for call in delta.get("tool_calls", ()):
             function = call["function"]
             if "id" in call:
@@ -250,7 +262,7 @@ class ResponseBuilder:
                 self._open.texts.append(arguments)
                 self._event("response.function_call_arguments.delta", **self._open.place, delta=arguments)
 
-    def _text(self, kind: str, text: str) -> None:
+    def _text(self, kind: str, text: str, tokens: list[dict[str, Any]]) -> None:
         if self._open is None or self._open.item["type"] != kind:
             self._close()
             if kind == "reasoning":
@@ -261,14 +273,20 @@ class ResponseBuilder:
                     "content": [],
                 }  # fmt: skip
             opened = self._begin(item)
-            self._event("response.content_part.added", **opened.place, content_index=0, part=_part(kind, ""))
+            part = _part(kind, "", [])
+            self._event("response.content_part.added", **opened.place, content_index=0, part=part)
         assert self._open is not None
         self._open.texts.append(text)
+        self._open.tokens += tokens
         if kind == "reasoning":
             self._event("response.reasoning_text.delta", **self._open.place, content_index=0, delta=text)
         else:
             self._event(
-                "response.output_text.delta", **self._open.place, content_index=0, delta=text, logprobs=[]
+                "response.output_text.delta",
+                **self._open.place,
+                content_index=0,
+                delta=text,
+                logprobs=tokens,
             )
 
     def _begin(self, item: dict[str, Any]) -> _Open:
@@ -291,13 +309,17 @@ class ResponseBuilder:
                 arguments=text,
             )
         else:
-            part = _part(kind, text)
+            part = _part(kind, text, opened.tokens)
             item = {**opened.item, "content": [part], "status": status}
             if kind == "reasoning":
                 self._event("response.reasoning_text.done", **opened.place, content_index=0, text=text)
             else:
                 self._event(
-                    "response.output_text.done", **opened.place, content_index=0, text=text, logprobs=[]
+                    "response.output_text.done",
+                    **opened.place,
+                    content_index=0,
+                    text=text,
+                    logprobs=opened.tokens,
                 )
             self._event("response.content_part.done", **opened.place, content_index=0, part=part)
         self._output.append(item)
@@ -312,10 +334,10 @@ def response_of(item_id: str) -> str:
     return item_id.partition("-")[2].rpartition("-")[0]
 
 
-def _part(kind: str, text: str) -> dict[str, Any]:
+def _part(kind: str, text: str, tokens: list[dict[str, Any]]) -> dict[str, Any]:
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": tokens}
 
 
 # ---- formats -----------------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "prompt": (),
     "context_management": ([],),
     "max_tool_calls": (),
-    "top_logprobs": (0,),
     "truncation": ("disabled",),
     "service_tier": ("auto", "default"),
     "stream_options": ({}, {"include_obfuscation": False}),
@@ -29,8 +28,9 @@ NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
 _ABOUT_THE_CLIENT: Final = frozenset(
     {"user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"}
 )
-_INCLUDED: Final = ("reasoning.encrypted_content",)
-"""Accepted: the reasoning is in the response as it is."""
+_LOGPROBS: Final = "message.output_text.logprobs"
+_INCLUDED: Final = (_LOGPROBS, "reasoning.encrypted_content")
+"""What may be included. The reasoning is in the response as it is, so including it changes nothing."""
 _OF_CHATS: Final = (
     "temperature", "top_p", "parallel_tool_calls", "seed", "stop", "top_k", "min_p", "repetition_penalty",
     "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "stop_token_ids", "ignore_eos",
@@ -92,6 +92,7 @@ class ResponsesRequest(DeliveryFields, frozen=True, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     include: list[str] | None = None
+    top_logprobs: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     parallel_tool_calls: bool | None = None
@@ -115,6 +116,11 @@ class ResponsesRequest(DeliveryFields, frozen=True, kw_only=True):
     thinking_budget: int | None = None
     guide: dict[str, Any] | None = None
     options: dict[str, Any] | None = None
+
+    @property
+    def has_logprobs(self) -> bool:
+        """The tokens of the answer are listed with their log probabilities."""
+        return _LOGPROBS in (self.include or ())
 
     @property
     def conversation_id(self) -> str | None:
@@ -186,6 +192,10 @@ def parse(body: dict[str, Any], model: str) -> ResponsesRequest:
     for number, name in enumerate(asked.include or ()):
         if name not in _INCLUDED:
             raise NotSupportedError(f"include[{number}]", name, " or ".join(_INCLUDED))
+    if asked.top_logprobs and not asked.has_logprobs:
+        raise InvalidParamError(
+            "top_logprobs", f"top_logprobs: expected none, or 0, unless include has {_LOGPROBS!r}"
+        )
     if asked.background and asked.store is False:
         raise InvalidParamError("store", "store: expected true, or none, for a response in the background")
     if asked.conversation_id is not None and asked.store is False:
@@ -221,6 +231,8 @@ def as_chat(asked: ResponsesRequest, earlier: list[dict[str, Any]]) -> AsChat:
         "model": asked.model,
         "stream": asked.stream,
         "max_completion_tokens": asked.max_output_tokens,
+        "logprobs": asked.has_logprobs or None,
+        "top_logprobs": asked.top_logprobs if asked.has_logprobs else None,
         "reasoning_effort": None if asked.reasoning is None else asked.reasoning.effort,
         "response_format": _response_format(asked.text),
         "tools": [_tool(n, one) for n, one in enumerate(asked.tools)] if asked.tools else None,

@@ -164,7 +164,7 @@ async def _group(
 
 
 async def _in_background(gateway: Gateway, http: Request, group: RequestGroup) -> Response:
-    """Store a response on the log; return it as it is then."""
+    """Store a response on the log; return it as OpenAI does, queued."""
     [parsed] = group.requests
     await submit_without_reader(gateway, http, parsed)
     responses = StoredResponses(gateway, parsed.tenant)
@@ -172,7 +172,9 @@ async def _in_background(gateway: Gateway, http: Request, group: RequestGroup) -
     failure = found.part.failure
     if failure is not None and failure.status < _SERVER_ERRORS:
         return ErrorResponse(errors.of_failure(failure, {"files": group.media_places}, {}))
-    return _json(await responses.document(found))
+    if failure is not None or parsed.id_is_chosen:  # one with a chosen id may have run before
+        return _json(await responses.document(found))
+    return _json(found.head(gateway).document("queued"))
 
 
 def _json(document: dict[str, Any]) -> Response:

@@ -59,6 +59,11 @@ class HarmonyParser:
         """All further text is content."""
         return self._kind in (_Kind.FINAL, _Kind.CALL)
 
+    @property
+    def held(self) -> int:
+        """The number of the last characters that belong to no part yet."""
+        return len(self._held)
+
     def push(self, text: str) -> Parted:
         """The new parts after the next piece."""
         self._held += text

@@ -52,6 +52,11 @@ class ReasoningParser:
         """All further text is content."""
         return self._state in (_State.CLOSED, _State.CONTENT)
 
+    @property
+    def held(self) -> int:
+        """The number of the last characters that belong to no part yet."""
+        return len(self._held)
+
     def push(self, text: str) -> Parted:
         """The new parts after the next piece."""
         self._held += text

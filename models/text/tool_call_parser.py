@@ -66,6 +66,11 @@ class ToolCallParser:
         self._parsing = self._read()
         next(self._parsing)
 
+    @property
+    def held(self) -> int:
+        """The number of the last characters that are neither emitted nor dropped."""
+        return len(self._held) + len(self._ahead)
+
     def push(self, text: str) -> ParsedPiece:
         """Parse the next piece of the answer; return what is new."""
         for character in text:

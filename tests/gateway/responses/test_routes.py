@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from configs.secrets import ApiKey
 from shared.events import Failure, Guide, RequestCancel, RequestSubmitted
+from tests.gateway.openai.test_logprobs import token
 from tests.gateway.openai.test_reasoning import PIECES, THOUGHT, thinking
 from tests.gateway.world import Performance, Script, World, deployment, echo, listening, named_events
 
@@ -100,6 +101,8 @@ async def test_a_format_is_a_guide(form: dict[str, Any], guide: Guide | None) ->
         ({"truncation": "auto"}, "truncation"),
         ({"background": True, "store": False}, "store"),
         ({"include": ["file_search_call.results"]}, "include[0]"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": 21, "include": ["message.output_text.logprobs"]}, "top_logprobs"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": -1}, "temperature"),
         ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
@@ -161,6 +164,40 @@ async def test_the_events_add_up_to_the_response(script: Script) -> None:
     for item in output:
         whole = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
         assert texts[item["id"]] == whole
+
+
+async def test_tokens_of_the_text_are_listed_with_their_log_probabilities() -> None:
+    async def think(performance: Performance) -> None:
+        performance.say_tokens("<think>", [token("<think>")])
+        performance.say_tokens("é</think>", [token(b"\xc3"), token(b"\xa9"), token("</think>")])
+        performance.say_tokens(
+            "\n\nYé", [token("\n\n"), token("Y", -0.25, Y=-0.25, N=-2.0), token("é", -1.0)]
+        )
+        performance.say_tokens("s.", [token("s"), token("."), token("<|im_end|>")])
+        performance.finish()
+
+    async with deployment(think, reasoning="think") as world:
+        response = await made(world, include=["message.output_text.logprobs"], top_logprobs=2)
+        body = {"input": "x", "include": ["message.output_text.logprobs"], "stream": True}
+        events = named_events(await world.client.post(PATH, json=body))
+        again = (await world.client.get(f"{PATH}/{response['id']}")).json()
+        params = [event.params.logprobs for event in submitted(world)]
+
+    assert params == [2, 0]
+    assert response["top_logprobs"] == 2
+    assert again == response
+    [_, message] = response["output"]
+    listed = message["content"][0]["logprobs"]
+    assert [one["token"] for one in listed] == ["Y", "é", "s", "."]
+    assert listed[0]["top_logprobs"] == [
+        {"token": "Y", "bytes": [89], "logprob": -0.25}, {"token": "N", "bytes": [78], "logprob": -2.0},
+    ]  # fmt: skip
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    [done] = [event for event in events if event["type"] == "response.output_text.done"]
+    assert [[one["token"] for one in event["logprobs"]] for event in deltas] == [["Y", "é"], ["s", "."]]
+    assert [one for event in deltas for one in event["logprobs"]] == done["logprobs"]
+    part = events[-1]["response"]["output"][1]["content"][0]
+    assert (part["logprobs"], part["text"]) == (done["logprobs"], "Yés.")
 
 
 async def test_an_answer_that_is_cut_off_is_incomplete() -> None:
@@ -333,6 +370,28 @@ async def test_a_response_in_the_background_needs_no_client() -> None:
     assert response["background"] is True
     assert response["status"] == waiting["status"] == "queued"
     assert (found["status"], found["output"][0]["content"][0]["text"]) == ("completed", "done")
+
+
+async def test_a_response_in_the_background_begins_queued() -> None:
+    async with deployment() as world:
+        response = await made(world, background=True)
+        named = await made(world, background=True, request_id="r1")
+        repeated = await made(world, background=True, request_id="r1")
+        body = {"input": "x", "background": True, "stream": True}
+        events = named_events(await world.client.post(PATH, json=body))
+        path = f"{PATH}/{response['id']}?stream=true&starting_after=0"
+        again = named_events(await world.client.get(path))
+
+    assert response["status"] == "queued"
+    assert named == repeated, "one with a chosen id may have run before"
+    assert named["status"] == "completed"
+    first = [(event["type"], event["response"]["status"]) for event in events[:3]]
+    assert first == [
+        ("response.created", "queued"),
+        ("response.queued", "queued"),
+        ("response.in_progress", "in_progress"),
+    ]
+    assert [event["type"] for event in again] == [event["type"] for event in events[1:]]
 
 
 async def test_only_responses_in_the_background_are_cancelled() -> None:
