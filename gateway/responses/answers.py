@@ -209,6 +209,8 @@ class ResponseBuilder:
         self._add({} if self._reader is None else self._reader.end(), listed)
         self._finish_reason = finish_reason
         is_cut = finish_reason in _INCOMPLETE
+        if self._open is None and not self._output:
+            self._begin_text("message")  # clients read the first item, also of an answer without text
         self._close("incomplete" if is_cut else "completed")
         return self._take()
 
@@ -265,16 +267,7 @@ class ResponseBuilder:
     def _text(self, kind: str, text: str, tokens: list[dict[str, Any]]) -> None:
         if self._open is None or self._open.item["type"] != kind:
             self._close()
-            if kind == "reasoning":
-                item = reasoning_item(self._id("rs"), "", status="in_progress")
-            else:
-                item = {
-                    "type": "message", "id": self._id("msg"), "role": "assistant", "status": "in_progress",
-                    "content": [],
-                }  # fmt: skip
-            opened = self._begin(item)
-            part = _part(kind, "", [])
-            self._event("response.content_part.added", **opened.place, content_index=0, part=part)
+            self._begin_text(kind)
         assert self._open is not None
         self._open.texts.append(text)
         self._open.tokens += tokens
@@ -288,6 +281,18 @@ class ResponseBuilder:
                 delta=text,
                 logprobs=tokens,
             )
+
+    def _begin_text(self, kind: str) -> None:
+        if kind == "reasoning":
+            item = reasoning_item(self._id("rs"), "", status="in_progress")
+        else:
+            item = {
+                "type": "message", "id": self._id("msg"), "role": "assistant", "status": "in_progress",
+                "content": [],
+            }  # fmt: skip
+        opened = self._begin(item)
+        part = _part(kind, "", [])
+        self._event("response.content_part.added", **opened.place, content_index=0, part=part)
 
     def _begin(self, item: dict[str, Any]) -> _Open:
         self._open = _Open(len(self._output), item)

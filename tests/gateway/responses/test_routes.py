@@ -200,6 +200,22 @@ async def test_tokens_of_the_text_are_listed_with_their_log_probabilities() -> N
     assert (part["logprobs"], part["text"]) == (done["logprobs"], "Yés.")
 
 
+async def test_an_answer_without_text_is_an_empty_message() -> None:
+    async def end(performance: Performance) -> None:
+        performance.finish()
+
+    async with deployment(end) as world:
+        response = await made(world)
+        events = named_events(await world.client.post(PATH, json={"input": "x", "stream": True}))
+
+    [message] = response["output"]
+    assert [part["text"] for part in message["content"]] == [""]
+    assert [event["type"].removeprefix("response.") for event in events[2:]] == [
+        "output_item.added", "content_part.added", "output_text.done", "content_part.done",
+        "output_item.done", "completed",
+    ]  # fmt: skip
+
+
 async def test_an_answer_that_is_cut_off_is_incomplete() -> None:
     async def cut(performance: Performance) -> None:
         performance.say("a")
