@@ -184,15 +184,19 @@ def _nouns(kind: inspect.Type, found: object) -> Iterator[str]:
                 pass
 
 
+def _number(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
+
+
 def _bound(kind: inspect.IntType | inspect.FloatType, found: object) -> str:
     if isinstance(found, bool) or not isinstance(found, int | float):
         return ""
     if kind.ge is not None and found < kind.ge:
-        return f" >= {kind.ge:g}"
+        return f" >= {_number(kind.ge)}"
     if kind.gt is not None and found <= kind.gt:
-        return f" > {kind.gt:g}"
+        return f" > {_number(kind.gt)}"
     if kind.le is not None and found > kind.le:
-        return f" <= {kind.le}"
+        return f" <= {_number(kind.le)}"
     if kind.multiple_of is not None and found % kind.multiple_of:
         return f" that is a multiple of {kind.multiple_of} (the nearest is {_nearest(kind, found):g})"
     return ""

@@ -65,12 +65,6 @@ def chat_of(system: object, messages: Sequence[Mapping[str, Any]]) -> Chat:
         else:
             chat.add(place, {"role": "system", "content": _joined(blocks)})
         last = role
-    if last == "assistant":
-        raise NotSupportedError(
-            f"messages[{len(messages) - 1}].role",
-            "assistant",
-            "a last message of the user: a begun answer is not continued",
-        )
     return chat
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from gateway.anthropic.content import chat_of
+from gateway.anthropic.content import Chat, chat_of
 from gateway.errors import InvalidParamError, NotSupportedError
 from gateway.http.bodies import check_names, converted
 from gateway.openai.body_words import BodyWords
@@ -146,6 +146,7 @@ def parse(body: dict[str, Any]) -> AsChat:
     fields: dict[str, Any] = {
         "model": asked.model,
         "messages": chat.messages,
+        "continue_final_message": _is_begun(chat) or None,
         "max_tokens": asked.max_tokens,
         "stop": asked.stop_sequences or None,
         "stream": asked.stream,
@@ -171,6 +172,25 @@ def parse(body: dict[str, Any]) -> AsChat:
         frozenset(asked.stop_sequences or ()),
         shows_thoughts=not is_omitted,
     )
+
+
+def _is_begun(chat: Chat) -> bool:
+    """True if the last message is the beginning of the answer.
+
+    Raises:
+        InvalidParamError: it has no text, or calls a tool.
+    """
+    last = chat.messages[-1]
+    if last.get("role") != "assistant":
+        return False
+    if last.get("tool_calls") or not last.get("content"):
+        found = "a tool_use" if last.get("tool_calls") else "none"
+        raise InvalidParamError(
+            f"{chat.places[-1]}.content",
+            f"{chat.places[-1]}.content: expected a text in the assistant's last message, which the answer "
+            f"continues; found {found}",
+        )
+    return True
 
 
 def parse_count(body: dict[str, Any]) -> AsChat:

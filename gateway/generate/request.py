@@ -61,6 +61,7 @@ FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
         "type": "array",
         "items": {"anyOf": [{"type": "string", "format": "binary"}, {"type": "object"}]},
     },
+    "continue_final_message": {"type": "boolean", "default": False},
     "input_modalities": {"type": "string"},
     "output_modalities": {"type": "string"},
     "streaming": {"type": "boolean", "default": True},
@@ -262,6 +263,11 @@ def _prompt(fields: Mapping[str, Any], placed: PlacedMedia, served: ServedModel,
 
 def _with_template_options(inputs: Inputs, fields: Mapping[str, Any]) -> Inputs:
     """The prompt with what its chat template is asked for."""
+    if _boolean(fields, "continue_final_message", default=False):
+        try:
+            inputs = msgspec.structs.replace(inputs, continue_final_message=True)
+        except ValueError as error:
+            raise InvalidParamError("continue_final_message", str(error)) from error
     options = fields.get("chat_template_kwargs") or {}
     if isinstance(options, str):
         try:

@@ -98,7 +98,10 @@ def parse_chat(body: dict[str, Any]) -> tuple[ChatBody, dict[str, Any]]:
     """
     asked = converted(_given(body, ChatBody), ChatBody)
     fields = _common(asked)
-    fields["messages"] = _messages(asked.messages)
+    fields["messages"] = messages = _messages(asked.messages)
+    last = messages[-1] if messages else {}
+    if last.get("role") == "assistant" and last["content"] and "tool_calls" not in last:
+        fields["continue_final_message"] = True  # as Ollama does
     if asked.tools:
         fields["tools"] = asked.tools
     return asked, fields

@@ -113,6 +113,17 @@ FIELDS: Final = (
     _supported("thinking_token_budget", "vLLM", "the same as `thinking_budget`", (CHAT,)),
     _supported("separate_reasoning", "SGLang", f"a boolean: where the {_REASONING} is", (CHAT,)),
     _supported("include_reasoning", "vLLM", f"a boolean: where the {_REASONING} is", (CHAT,)),
+    # ---- the end of the prompt -------------------------------------------------------------------------
+    _supported(
+        "continue_final_message", _OTHERS,
+        "`true`: the last message is the assistant's, and the answer [continues it](http.md#begun-answers)",
+        (CHAT,),
+    ),
+    _supported(
+        "add_generation_prompt", "vLLM",
+        "`false`: the prompt ends behind the last message; not `true` with `continue_final_message`",
+        (CHAT,),
+    ),
     # ---- structured outputs ----------------------------------------------------------------------------
     _supported("response_format", _ALL, f"`text`, `json_object` or `json_schema`: {_GUIDES}"),
     _supported("guide", "ours", f"more {_GUIDES} than `response_format` has"),
@@ -205,8 +216,6 @@ FIELDS: Final = (
     _refused("spaces_between_special_tokens", "vLLM", True),
     _refused("prompt_logprobs", "vLLM", note="use `echo` with `logprobs`"),
     _refused("logprob_token_ids", "vLLM"),
-    _refused("add_generation_prompt", "vLLM", True, routes=(CHAT,)),
-    _refused("continue_final_message", _OTHERS, False, routes=(CHAT,)),
     _refused("add_special_tokens", "vLLM", False, note="a chat template writes them", routes=(CHAT,)),
     _refused("add_special_tokens", "vLLM", True, note="send token ids for other ones", routes=(COMPLETIONS,)),
     _refused("echo", "vLLM", False, routes=(CHAT,)),

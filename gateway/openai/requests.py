@@ -250,6 +250,8 @@ class ChatRequest(_Request, frozen=True, kw_only=True):
     thinking_budget: int | None = None
     separate_reasoning: bool | None = None
     include_reasoning: bool | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     modalities: Annotated[list[str], Meta(min_length=1)] | None = None
     audio: SoundFields | None = None
 
@@ -286,6 +288,11 @@ class ChatRequest(_Request, frozen=True, kw_only=True):
         Raises:
             ClientError: a message is malformed or not text, or its tools are inconsistent.
         """
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidParamError(
+                "add_generation_prompt",
+                "add_generation_prompt: expected false, or none, with continue_final_message",
+            )
         calls: set[str] = set()
         for number, message in enumerate(self.messages):
             _check_message(f"messages[{number}]", message, calls)
@@ -298,6 +305,8 @@ class ChatRequest(_Request, frozen=True, kw_only=True):
                 parallel_tool_calls=self.parallel_tool_calls is not False,
                 template_options=self._template_options(),
                 reasoning_effort=self.reasoning_effort,
+                continue_final_message=bool(self.continue_final_message),
+                add_generation_prompt=self.add_generation_prompt is not False,
             )
         except ValueError as error:  # its message begins with the field's name
             problem = str(error).replace("template_options", _TEMPLATE_OPTIONS, 1)

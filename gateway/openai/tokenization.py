@@ -28,15 +28,16 @@ from shared.validation_errors import described
 TOKENIZE: Final = "/tokenize"
 DETOKENIZE: Final = "/detokenize"
 _PREFIX: Final = "tok"
-_OF_CHATS: Final = ("messages", "tools", "chat_template_kwargs", "enable_thinking", "reasoning_effort")
+_OF_CHATS: Final = (
+    "messages", "tools", "chat_template_kwargs", "enable_thinking", "reasoning_effort",
+    "continue_final_message", "add_generation_prompt",
+)  # fmt: skip
 
 
 class TokenizeRequest(DeliveryFields, frozen=True, kw_only=True):
     """A prompt, or a chat with what changes its prompt."""
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "add_generation_prompt": (True,),
-        "continue_final_message": (False,),
         "return_token_strs": (False,),
         "chat_template": (),
     }
@@ -48,6 +49,8 @@ class TokenizeRequest(DeliveryFields, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
     reasoning_effort: str | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     add_special_tokens: bool | None = None
 
 

@@ -205,6 +205,8 @@ def _refuse_others(request: PlanRequest, options: BagelOptions) -> None:
         "template_options": request.inputs.template_options or None,
         "reasoning_effort": request.inputs.reasoning_effort,
         "thinking_budget": request.params.thinking_budget,
+        "continue_final_message": request.inputs.continue_final_message or None,
+        "add_generation_prompt": None if request.inputs.add_generation_prompt else False,
     }
     for name, value in of_templates.items():
         if value is not None:

@@ -90,8 +90,11 @@ def _prompt(inputs: Inputs) -> str:
     """The prompt: a text, or the texts of a chat's last message of a user.
 
     Raises:
-        ClientError: there is none.
+        ClientError: there is none, or it is to be continued.
     """
+    if inputs.continue_final_message or not inputs.add_generation_prompt:
+        name = "continue_final_message" if inputs.continue_final_message else "add_generation_prompt"
+        raise ClientError(f"{name}: this model has no chat template", code="not_supported")
     if inputs.text is not None:
         return inputs.text
     users = [one for one in inputs.messages or () if one.get("role") == "user"]

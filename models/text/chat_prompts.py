@@ -81,6 +81,8 @@ class ChatPrompts:
         if self.reasoning is None or text is None or (request.messages is None and not request.chat):
             return None
         is_inside = reasoning.begins_inside(self.reasoning, text)
+        if request.continue_final_message and not is_inside:
+            return None  # what follows a begun answer is content
         return None if is_inside is None else PromptReasoning(self.reasoning.name, is_inside=is_inside)
 
     def with_reasoning(self, request: Inputs, params: Params, found: PromptReasoning | None) -> Params:
@@ -161,7 +163,13 @@ class ChatPrompts:
             )
         except ValueError as error:
             raise ClientError(str(error), code="not_supported") from error
-        return template.render(plain, tools, options)
+        return template.render(
+            plain,
+            tools,
+            options,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+        )
 
 
 def _with_thoughts(message: dict[str, Any], key: str) -> dict[str, Any]:

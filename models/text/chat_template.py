@@ -76,17 +76,21 @@ class ChatTemplate:
         options: Mapping[str, Any] | None = None,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> str:
         """The prompt for `messages` and `tools`, by default up to the start of the assistant's answer.
 
-        `options` are values of the variables in `ChatTemplate.options`.
+        `options` are values of the variables in `ChatTemplate.options`. With `continue_final_message` the
+        prompt ends with the text of the last message.
 
         Raises:
             ChatTemplateError: the template refuses these messages.
         """
+        if continue_final_message:
+            messages, add_generation_prompt = [*messages[:-1], _marked(messages[-1])], False
         try:
             with self._environment.bounded():
-                return self._template.render(
+                text: str = self._template.render(
                     messages=[_without_nulls(message) for message in messages],
                     tools=tools,
                     documents=None,
@@ -100,6 +104,7 @@ class ChatTemplate:
             raise ChatTemplateError(
                 f"the model's chat template cannot render these messages: {type(error).__name__}: {error}"
             ) from error
+        return _up_to_mark(text) if continue_final_message else text
 
 
 _OWN: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
@@ -140,6 +145,33 @@ def find_template(
 def _without_nulls(message: Mapping[str, Any]) -> dict[str, Any]:
     """The message without null values: clients write `"tool_calls": null`, templates test for the key."""
     return {key: value for key, value in message.items() if value is not None}
+
+
+_MARK: Final = "[the answer goes on here]"
+"""Stands behind the text of a message that is continued; what the template writes behind it is cut off."""
+
+
+def _marked(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message with the mark, and a space that tells whether the template strips texts."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": f"{content}{_MARK} "}
+    parts = list(content or ())
+    last = max((n for n, part in enumerate(parts) if "text" in part), default=None)
+    if last is None:
+        raise ChatTemplateError("continue_final_message: expected a last message with a text, found none")
+    parts[last] = {**parts[last], "text": f"{parts[last]['text']}{_MARK} "}
+    return {**message, "content": parts}
+
+
+def _up_to_mark(text: str) -> str:
+    before, mark, behind = text.rpartition(_MARK)
+    if not mark:
+        raise ChatTemplateError(
+            "continue_final_message: the model's chat template does not write the text of the last message, "
+            "so it cannot be continued"
+        )
+    return before if behind.startswith(" ") else before.rstrip()
 
 
 def _raise_exception(message: str) -> NoReturn:

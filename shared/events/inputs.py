@@ -119,6 +119,10 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
             format (`models.text.tool_calls`).
         template_options: further variables of the chat template, such as `enable_thinking`.
         reasoning_effort: how much a model that thinks is to think; `none` is not at all. None is its default.
+        continue_final_message: the last message is the beginning of the answer. The prompt ends with its
+            text, and the answer is what follows.
+        add_generation_prompt: the prompt ends with the beginning of the assistant's turn, as it does unless
+            the final message is continued.
     """
 
     messages: list[dict[str, Any]] | None = None
@@ -135,6 +139,8 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     parallel_tool_calls: bool = True
     template_options: dict[str, Any] = {}
     reasoning_effort: Effort | None = None
+    continue_final_message: bool = False
+    add_generation_prompt: bool = True
 
     def __post_init__(self) -> None:
         given = [n for n in PROMPTS if getattr(self, n) is not None]
@@ -149,6 +155,19 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
             raise ValueError("tool_choice: expected 'auto' or 'none', because the request has no tools")
         if self.template_options or self.reasoning_effort is not None:
             self._check_template()
+        if self.continue_final_message:
+            self._check_final_message()
+        if not self.add_generation_prompt and (self.messages is None and not self.chat):
+            raise ValueError("add_generation_prompt: expected true for a raw prompt, found false")
+
+    def _check_final_message(self) -> None:
+        last = self.messages[-1] if self.messages else {}
+        found = "a last message with tool calls" if last.get("tool_calls") else f"{last.get('role')!r:.80}"
+        if last.get("role") != "assistant" or last.get("tool_calls") or not last.get("content"):
+            raise ValueError(
+                "continue_final_message: expected a chat whose last message is the assistant's, with a text; "
+                f"found {found if last else 'none'}"
+            )
 
     def _check_template(self) -> None:
         if self.token_ids is not None or self.texts is not None or not self.chat:

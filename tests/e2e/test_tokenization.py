@@ -51,6 +51,23 @@ async def test_a_chat_has_the_tokens_of_its_template(deployment: Running, tokeni
     assert found["tokens"] == tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("said", ["Sure,", "Sure, ", "Sure"])
+async def test_the_end_of_a_chat_is_as_transformers_has_it(
+    deployment: Running, tokenizer: Any, said: str, *, begins: bool
+) -> None:
+    turns = [*TURNS, {"role": "assistant", "content": said}]
+
+    _, ended = await post(deployment, "/tokenize", messages=turns, add_generation_prompt=begins)
+    _, continued = await post(deployment, "/tokenize", messages=turns, continue_final_message=True)
+
+    text = tokenizer.apply_chat_template(turns, add_generation_prompt=begins, tokenize=False)
+    assert ended["tokens"] == tokenizer(text, add_special_tokens=False)["input_ids"]
+    text = tokenizer.apply_chat_template(turns, continue_final_message=True, tokenize=False)
+    assert continued["tokens"] == tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert text.endswith(said)
+
+
 async def test_token_ids_have_a_text(deployment: Running, tokenizer: Any) -> None:
     ids = tokenizer("What does sörted do? 你好")["input_ids"]
 

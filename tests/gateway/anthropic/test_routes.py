@@ -268,7 +268,7 @@ async def test_the_published_schema_has_the_stream_and_anthropics_errors() -> No
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "messages[0].name"),
-        ({"messages": [*ASKED["messages"], {"role": "assistant", "content": "{"}]}, "messages[1].role"),
+        ({"messages": [*ASKED["messages"], {"role": "assistant", "content": ""}]}, "messages[1].content"),
         ({"stop_sequences": ["a"] * 100}, "stop_sequences"),
         ({"temperature": -1}, "temperature"),
         ({"thinking": {"type": "adaptive", "budget_tokens": 1024}}, "thinking.budget_tokens"),

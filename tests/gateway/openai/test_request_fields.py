@@ -31,6 +31,7 @@ VALUES: dict[str, Any] = {
     "thinking_token_budget": 9,
     "separate_reasoning": False,
     "include_reasoning": False,
+    "add_generation_prompt": False,
     "response_format": {"type": "json_object"},
     "guide": {"regex": "a"},
     "structured_outputs": {"regex": "a"},
@@ -79,7 +80,7 @@ OF_THE_RESPONSE = {
 """Fields that change the response, or when it ends, and not the submitted event."""
 WITH_OTHERS = {
     "model", "audio", "tool_choice", "parallel_tool_calls", "best_of", "logprobs", "top_logprobs",
-    "stream_options", "request_id", "options",
+    "stream_options", "request_id", "options", "continue_final_message",
 }  # fmt: skip
 """Fields that need others, or have another type on each route; other tests have them."""
 

@@ -88,6 +88,15 @@ def test_an_image_alone_takes_no_option_of_texts(name: str, params: dict[str, An
         next(GRAPH.plan(request(*outputs, params=params, options=options)))
 
 
+def test_a_begun_answer_is_not_continued() -> None:
+    asked = request("text")
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    begun = msgspec.structs.replace(asked.inputs, text=None, messages=messages, continue_final_message=True)
+
+    with pytest.raises(ClientError, match="continue_final_message: this model has no chat template"):
+        next(GRAPH.plan(msgspec.structs.replace(asked, inputs=begun)))
+
+
 def test_three_ranks_need_the_room_of_the_largest_branch() -> None:
     # Alone: both prompts, of which the first 3 tokens are shared, and twice 6 latents between 2 brackets.
     assert first_walk(request("image", kv_tokens=8 + 16), DRAW).name == "image_gen"

@@ -70,6 +70,50 @@ def test_options_reach_the_template_as_in_transformers(
     assert prompt == theirs
 
 
+STRIPPED = TURNS.replace("{{ m.content }}", "{{ m.content | trim }}")
+PARTS = NEVER.replace("{{ m.content }}", "{{ m.content[0].text if m.content is not string else m.content }}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", [TURNS, STRIPPED, SWITCHED, ALWAYS, PARTS])
+@pytest.mark.parametrize("said", ["No, because", "No, ", " [the answer", "<think>7 * ", "a<|im_end|>b"])
+def test_a_begun_answer_is_the_end_of_the_prompt_as_in_transformers(
+    tmp_path: Path, template: str, said: str
+) -> None:
+    loaded = load(tmp_path, template)
+    turns = [*ASKED["messages"], {"role": "assistant", "content": said}]
+
+    prompt = prompt_of(loaded, tmp_path, {"messages": turns, "continue_final_message": True})
+
+    theirs = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(
+        turns, tokenize=False, continue_final_message=True
+    )
+    assert prompt == theirs
+
+
+@pytest.mark.parametrize(
+    ("said", "reasoning"),
+    [("No.", None), ("<think>", {"format": "think", "is_inside": True}), ("<think>a</think>", None)],
+)
+def test_what_follows_a_begun_answer_is_content_unless_that_is_reasoning(
+    tmp_path: Path, said: str, reasoning: Any
+) -> None:
+    turns = [*ASKED["messages"], {"role": "assistant", "content": said}]
+    inputs = {"messages": turns, "continue_final_message": True}
+
+    facts = prepare(load(tmp_path, SWITCHED), inputs, Params(guide=Guide(json_object=True))).facts
+
+    assert facts.get("reasoning") == reasoning
+
+
+def test_a_template_that_drops_the_last_message_cannot_continue_it(tmp_path: Path) -> None:
+    loaded = load(tmp_path, "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}")
+    turns = [*ASKED["messages"], {"role": "assistant", "content": "No"}]
+
+    with pytest.raises(ClientError, match="does not write the text of the last message"):
+        prepare(loaded, {"messages": turns, "continue_final_message": True})
+
+
 @pytest.mark.parametrize(
     ("template", "inputs", "reasoning"),
     [

@@ -119,6 +119,12 @@ def test_the_prompt_of_a_chat_is_the_text_of_its_last_user() -> None:
     assert args["prompt"] == "a\ncat"
 
 
+def begun(request: PlanRequest) -> PlanRequest:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    inputs = Inputs(messages=messages, output_modalities=["image"], continue_final_message=True)
+    return msgspec.structs.replace(request, inputs=inputs)
+
+
 @pytest.mark.parametrize(
     ("family", "request_", "message"),
     [
@@ -126,6 +132,7 @@ def test_the_prompt_of_a_chat_is_the_text_of_its_last_user() -> None:
         ("image_pipeline", asked("video"), "expected one of image, found .'video'."),
         ("video_pipeline", asked("video", "image"), "expected one of video"),
         ("image_pipeline", asked("image", max_tokens=3), "max_tokens: this model writes no text"),
+        ("image_pipeline", begun(asked("image")), "continue_final_message: this model has no chat template"),
         ("image_pipeline", asked("image", guide=Guide(regex="a")), "response_format: "),
     ],
 )

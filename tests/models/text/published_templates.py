@@ -37,7 +37,7 @@ def fetch(folder: Path) -> None:
     if any(folder.glob("*.jinja")):
         return
     for page, (name, expected, place) in _SOURCES.items():
-        data = _archive(page, name)
+        data = archive(page, name)
         found = hashlib.sha256(data).hexdigest()
         if found != expected:
             raise ValueError(f"{name}: expected the SHA-256 {expected}, found {found}")
@@ -50,7 +50,8 @@ def fetch(folder: Path) -> None:
                     (folder / path.name).write_bytes(content.read())
 
 
-def _archive(page: str, name: str) -> bytes:
+def archive(page: str, name: str) -> bytes:
+    """Fetch an archive from the page of a package."""
     asked = urllib.request.Request(page, headers={"Accept": "application/vnd.pypi.simple.v1+json"})
     with urllib.request.urlopen(asked, timeout=60) as answer:
         files = json.load(answer)["files"]
