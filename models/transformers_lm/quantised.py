@@ -1,14 +1,15 @@
-"""Quantised weights of eight bits and of MXFP4, loaded as floats. Other quantised checkpoints are refused.
+"""Quantised weights, loaded as floats. Kinds of quantised checkpoints that are not known here are refused.
 
 Only arithmetic is needed, so they run on every device without a library. They take the memory of floats, in
 addition to the pages of the file. A weight is `(q - zero point) * scale`, with
 
     fp8                 q.weight: float8, q.weight_scale_inv: a scale per block of `weight_block_size`
     fbgemm_fp8          q.weight: float8, q.weight_scale: a scale per row
-    compressed-tensors  q.weight: float8 or int8, or q.weight_packed: four int8 in an int32, with an offset;
-                        q.weight_scale: one, a row's, or one per group of columns or per block;
-                        q.weight_zero_point
-    bitsandbytes        q.weight: int8, q.SCB: the largest absolute value of a row, stored as 127
+    compressed-tensors  q.weight: float8 or int8; q.weight_scale: one, a row's, or one per group of columns
+                        or per block; q.weight_zero_point. Or q.weight_packed (`packed_integers`)
+    gptq, awq           q.qweight (`packed_integers`)
+    bitsandbytes        q.weight: int8, q.SCB: the largest absolute value of a row, stored as 127. Or four
+                        bits (`four_bit_floats`)
     mxfp4               experts of four bits (`mxfp4`)
 
 Activations are not quantised, even if the checkpoint has parameters for it: that serves 8-bit kernels, and
@@ -27,7 +28,9 @@ import torch
 from models.checkpoints.files import CheckpointError, UnsupportedArchitectureError
 from models.checkpoints.weights import Shard, TensorInfo
 from models.transformers_lm import mxfp4
+from models.transformers_lm.four_bit_floats import FourBitParts, four_bit_parts, is_state
 from models.transformers_lm.mxfp4 import Mxfp4Parts
+from models.transformers_lm.packed_integers import LAYOUTS, PackedParts, packed_parts
 
 _SCALES: Final = MappingProxyType(
     {
@@ -44,13 +47,14 @@ _EIGHT_BITS: Final = frozenset({"F8_E4M3", "F8_E5M2", "I8"})
 _FLOATS: Final = frozenset({"F32", "F16", "BF16", "F8_E8M0"})
 """The dtypes of scales."""
 _ITEM_BYTES: Final = MappingProxyType({"F32": 4, "F16": 2, "BF16": 2})
-_PACKED: Final = "weight_packed"
+_PACKED: Final = "pack-quantized"
+_PACKED_BITS: Final = frozenset({2, 4, 8})
+"""Those of numbers that do not lie across words."""
 _ZEROS: Final = "weight_zero_point"
 _IGNORED: Final = frozenset(
     {"activation_scale", "input_scale", "input_zero_point", "input_scale_ub", "weight_shape", "weight_format"}
 )
 """Tensors of activations, or with information that is known already."""
-_INT8_OFFSET: Final = 128
 _LARGEST_INT8: Final = 127
 
 
@@ -82,13 +86,7 @@ class _Parts:
 
     def floats(self, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
         """Return the weight, float32 of `shape`."""
-        stored = read(self.weight)
-        if self.weight.endswith(_PACKED):
-            # The first weight is the lowest byte of an int32, so the bytes are in order.
-            stored = stored.view(torch.uint8)[:, : self.shape[1]]
-            weight = stored.to(torch.float32).sub_(_INT8_OFFSET)
-        else:
-            weight = stored.to(torch.float32)
+        weight = read(self.weight).to(torch.float32)
         if self.zeros is not None:
             weight -= self._spread(read(self.zeros))
         weight *= self._spread(read(self.scale)) / self.divisor
@@ -104,11 +102,14 @@ class _Parts:
         return found.repeat_interleave(wide, 1)[:, :columns] if 1 < wide < columns else found
 
 
+_AnyParts = _Parts | Mxfp4Parts | PackedParts | FourBitParts
+
+
 @dataclass(frozen=True, slots=True)
 class _DequantisedSlice:
     """A quantised weight with the interface of a file's slice: it is read and computed when it is indexed."""
 
-    parts: _Parts | Mxfp4Parts
+    parts: _AnyParts
     read: Callable[[str], torch.Tensor]
 
     def get_shape(self) -> list[int]:
@@ -127,7 +128,7 @@ class Quantised:
         spare: tensors of the files that have no place in the model.
     """
 
-    weights: Mapping[str, _Parts | Mxfp4Parts]
+    weights: Mapping[str, _AnyParts]
     spare: frozenset[str]
 
     def as_floats(self, shards: Iterable[Shard]) -> list[Shard]:
@@ -173,22 +174,35 @@ def quantised_of(raw: Mapping[str, Any], shards: Iterable[Shard], checkpoint: Pa
         return None
     if not isinstance(config, dict):
         raise CheckpointError(f"{checkpoint / 'config.json'}: quantization_config is no object")
-    method = config.get("quant_method")
+    method = str(config.get("quant_method"))
     if complaint := _complaint(config, method):
         raise UnsupportedArchitectureError(
-            f"{checkpoint}: quantised weights of this kind are not served: {complaint}; expected 8-bit "
-            f"weights by one of {', '.join(sorted(_SCALES))}, mxfp4, or the model's float weights"
+            f"{checkpoint}: quantised weights of this kind are not served: {complaint}; expected one of "
+            f"{', '.join(sorted({*_SCALES, *LAYOUTS, mxfp4.METHOD}))}, or the model's float weights"
         )
+    shards = list(shards)
     tensors = {name: tensor for shard in shards for name, tensor in shard.tensors.items()}
     if method == mxfp4.METHOD:
         return _of_four_bits(tensors, checkpoint)
-    weights: dict[str, _Parts | Mxfp4Parts] = {}
+    weights: dict[str, _AnyParts] = {}
+    if method in LAYOUTS:
+        bits = _bits(config)
+        weights |= {
+            f"{name.rpartition('.')[0]}.weight": packed_parts(name, tensors, config, bits, checkpoint)
+            for name in tensors
+            if name.endswith(f".{LAYOUTS[method].words}")
+        }
+    paths = {name: shard.path for shard in shards for name in shard.tensors if is_state(name)}
+    for name, path in paths.items():
+        of_four_bits = four_bit_parts(name, tensors, path, checkpoint)
+        weights[of_four_bits.weight] = of_four_bits
     spare = {name for name in tensors if name.rpartition(".")[2] in _IGNORED}
+    spare.update(name for parts in weights.values() for name in parts.names)
     for name, tensor in tensors.items():
         module, _, last = name.rpartition(".")
-        if last == _ZEROS or (last != _PACKED and tensor.dtype not in _EIGHT_BITS):
+        if last == _ZEROS or name in spare or method not in _SCALES or tensor.dtype not in _EIGHT_BITS:
             continue
-        if last not in ("weight", _PACKED):
+        if last != "weight":
             raise UnsupportedArchitectureError(
                 f"{checkpoint}: {name} is stored as {tensor.dtype}, and is not the matrix of a linear layer; "
                 "expected the model's float weights"
@@ -204,7 +218,7 @@ def _of_four_bits(tensors: Mapping[str, TensorInfo], checkpoint: Path) -> Quanti
     Raises:
         CheckpointError: blocks and their scales do not fit each other.
     """
-    weights: dict[str, _Parts | Mxfp4Parts] = {}
+    weights: dict[str, _AnyParts] = {}
     for name, tensor in tensors.items():
         if not name.endswith(mxfp4.BLOCKS):
             continue
@@ -228,16 +242,14 @@ def _parts_of(
         CheckpointError: one of them is missing, or has the wrong size.
     """
     tensor, method = tensors[name], config["quant_method"]
-    module, _, last = name.rpartition(".")
+    module = name.rpartition(".")[0]
     scale, zeros = f"{module}.{_SCALES[method]}", f"{module}.{_ZEROS}"
-    is_stored_so = len(tensor.shape) == 2 and (last != _PACKED or tensor.dtype == "I32")
-    if not is_stored_so or scale not in tensors or tensors[scale].dtype not in _FLOATS:
+    if len(tensor.shape) != 2 or scale not in tensors or tensors[scale].dtype not in _FLOATS:
         raise CheckpointError(
-            f"{checkpoint}: {name} is {tensor.dtype}{list(tensor.shape)}, expected a matrix"
-            f"{' of I32' if last == _PACKED else ''}, and floats in {scale}; are config.json and "
-            "the weights of one checkpoint?"
+            f"{checkpoint}: {name} is {tensor.dtype}{list(tensor.shape)}, expected a matrix, and floats in "
+            f"{scale}; are config.json and the weights of one checkpoint?"
         )
-    rows, columns = tensor.shape[0], tensor.shape[1] * (4 if last == _PACKED else 1)
+    rows, columns = tensor.shape
     if not (rows and columns and tensors[scale].elements):
         raise CheckpointError(
             f"{checkpoint}: {name} is {rows} x {columns} with {tensors[scale].elements} numbers in {scale}, "
@@ -284,28 +296,66 @@ def _block(
     return max(1, shape[0] // down), max(1, shape[1] // across)
 
 
+def _bits(config: Mapping[str, Any]) -> int:
+    """The bits of packed numbers."""
+    groups = (config.get("config_groups") or {}).values()
+    return int(config.get("bits") or config.get("w_bit") or next(iter(groups))["weights"]["num_bits"])
+
+
 def _complaint(config: Mapping[str, Any], method: object) -> str | None:
     """The reason why such weights are not supported; None if they are."""
-    if method == mxfp4.METHOD:
-        return None
-    if method not in _SCALES:
-        return f"quant_method is {method!r}"
-    if method == "bitsandbytes" and not config.get("load_in_8bit"):
-        return "bitsandbytes without load_in_8bit"
-    if method != "compressed-tensors":
-        return None
+    match method:
+        case "mxfp4" | "fp8" | "fbgemm_fp8":
+            return None
+        case "bitsandbytes":
+            has_either = config.get("load_in_8bit") or config.get("load_in_4bit")
+            return None if has_either else "bitsandbytes without load_in_8bit or load_in_4bit"
+        case "gptq":
+            return _complaint_of_gptq(config)
+        case "awq":
+            return _complaint_of_awq(config)
+        case "compressed-tensors":
+            return _complaint_of_compressed(config)
+        case _:
+            return f"quant_method is {method!r}"
+
+
+def _complaint_of_gptq(config: Mapping[str, Any]) -> str | None:
+    if config.get("bits") not in _PACKED_BITS:
+        return f"gptq with {config.get('bits')!r} bits"
+    if (stored := config.get("checkpoint_format") or "gptq") not in ("gptq", "gptq_v2"):
+        return f"the checkpoint_format of gptq is {stored!r}"
+    for pattern, change in (config.get("dynamic") or {}).items():
+        if not str(pattern).startswith("-") and "bits" in (change or {}):
+            return f"the modules {pattern!r} have bits of their own (dynamic)"
+    return None
+
+
+def _complaint_of_awq(config: Mapping[str, Any]) -> str | None:
+    if (bits := config.get("bits", config.get("w_bit"))) != 4:
+        return f"awq with {bits!r} bits"
+    if (version := str(config.get("version", "gemm")).lower()) != "gemm":
+        return f"the version of awq is {version!r}"
+    return "the backend of awq is 'llm-awq'" if config.get("backend") == "llm-awq" else None
+
+
+def _complaint_of_compressed(config: Mapping[str, Any]) -> str | None:
     if config.get("kv_cache_scheme") is not None:
         return "kv_cache_scheme is set, but keys and values are stored as floats"
     if (config.get("sparsity_config") or {}).get("format", "dense") != "dense":
         return "sparsity_config is set"
+    packed: set[object] = set()
     for name, group in (config.get("config_groups") or {}).items():
         stored, weights = group.get("format") or config.get("format"), group.get("weights") or {}
         if stored not in _FORMATS:
             return f"the format of {name} is {stored!r}"
-        if weights.get("num_bits") != 8:
-            return f"the weights of {name} have {weights.get('num_bits')} bits"
-        if weights.get("actorder"):
+        bits = weights.get("num_bits")
+        if bits not in (_PACKED_BITS if stored == _PACKED else {8}):
+            return f"the weights of {name} have {bits} bits"
+        if stored == _PACKED:
+            packed.add(bits)
+        elif weights.get("actorder"):
             return f"the columns of {name} are in another order (actorder)"
-        if stored == "pack-quantized" and not weights.get("symmetric", True):
-            return f"{name} is packed and not symmetric"
+    if len(packed) > 1:
+        return "its groups are packed with several numbers of bits"
     return "its groups have blocks of several sizes" if len(_configured_blocks(config)) > 1 else None

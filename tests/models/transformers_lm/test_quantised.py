@@ -1,7 +1,7 @@
-"""Checkpoints with 8-bit weights in the published formats, written here number by number."""
+"""Checkpoints with quantised weights in the published formats, written here number by number."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,12 +85,120 @@ def bitsandbytes(weight: torch.Tensor) -> Stored:
     return {"weight": stored, **beside}, stored.float() * (largest[:, None] / 127)
 
 
+def _packed(numbers: torch.Tensor, bits: int, axis: int, order: Sequence[int] | None = None) -> torch.Tensor:
+    """Unsigned numbers in words of 32 bits; `order[i]` is the number in place i of a word."""
+    each = 32 // bits
+    order = order or range(each)
+    lines = numbers.to(torch.int64).movedim(axis, 0)
+    lines = torch.cat([lines, lines.new_zeros(-len(lines) % each, *lines.shape[1:])])
+    words = [sum(lines[at + number] << bits * place for place, number in enumerate(order))
+             for at in range(0, len(lines), each)]  # fmt: skip
+    joined = torch.stack([torch.as_tensor(word) for word in words])
+    signed = torch.where(joined >= 2**31, joined - 2**32, joined)
+    return signed.to(torch.int32).movedim(0, axis).contiguous()
+
+
+def _grouped(weight: torch.Tensor, bits: int, group: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Numbers (outputs, inputs), zero points and scales (outputs, groups), and what they mean."""
+    draw = torch.Generator().manual_seed(1)
+    count = int(group.max()) + 1
+    zeros = torch.randint(1, 2**bits, (weight.shape[0], count), generator=draw)
+    largest = torch.stack([weight[:, group == one].abs().amax(1) for one in range(count)], dim=1)
+    scale = (largest / 2 ** (bits - 1)).half()
+    numbers = (weight / scale[:, group].float() + zeros[:, group]).round().clamp(0, 2**bits - 1)
+    return numbers, zeros, scale, (numbers - zeros[:, group]) * scale[:, group].float()
+
+
+def gptq(bits: int = 4, *, less: int = 1, is_ordered: bool = True) -> Callable[[torch.Tensor], Stored]:
+    def store(weight: torch.Tensor) -> Stored:
+        group = torch.arange(weight.shape[1]) // 32
+        if not is_ordered:
+            group = group[torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(2))]
+        numbers, zeros, scale, meant = _grouped(weight, bits, group)
+        tensors = {
+            "qweight": _packed(numbers.T, bits, 0),
+            "qzeros": _packed(zeros.T - less, bits, 1),
+            "scales": scale.T.contiguous(),
+            "g_idx": group.to(torch.int32),
+        }
+        return tensors, meant
+
+    return store
+
+
+def awq(weight: torch.Tensor) -> Stored:
+    interleaved = (0, 2, 4, 6, 1, 3, 5, 7)
+    numbers, zeros, scale, meant = _grouped(weight, 4, torch.arange(weight.shape[1]) // 32)
+    tensors = {
+        "qweight": _packed(numbers.T, 4, 1, interleaved),
+        "qzeros": _packed(zeros.T, 4, 1, interleaved),
+        "scales": scale.T.contiguous(),
+    }
+    return tensors, meant
+
+
+def packed_with_zeros(*, groups: int | None = None) -> Callable[[torch.Tensor], Stored]:
+    """Four bits of compressed-tensors; `groups`: what `weight_g_idx` has everywhere."""
+
+    def store(weight: torch.Tensor) -> Stored:
+        group = torch.arange(weight.shape[1]) // 32
+        if groups is None:
+            group = group.flip(0)
+        numbers, zeros, scale, meant = _grouped(weight, 4, group)
+        tensors = {
+            "weight_packed": _packed(numbers, 4, 1),
+            "weight_zero_point": _packed(zeros, 4, 0),
+            "weight_scale": scale,
+            "weight_g_idx": group.to(torch.int32) if groups is None else torch.full_like(group, groups).int(),
+            "weight_shape": torch.tensor(weight.shape),
+        }
+        return tensors, meant
+
+    return store
+
+
+NF4 = torch.tensor([-1.0, -0.7, -0.5, -0.4, -0.3, -0.2, -0.1, 0.0, 0.1, 0.2, 0.25, 0.3, 0.4, 0.6, 0.7, 1.0])
+
+
+def four_bits(*, is_nested: bool) -> Callable[[torch.Tensor], Stored]:
+    def store(weight: torch.Tensor) -> Stored:
+        blocks = weight.reshape(-1, 64)
+        absmax = blocks.abs().amax(1)
+        state: dict[str, Any] = {"quant_type": "nf4", "blocksize": 64, "shape": list(weight.shape)}
+        beside: Tensors = {"weight.quant_map": NF4.clone(), "weight.absmax": absmax}
+        if is_nested:
+            table = torch.linspace(-1, 1, 256)
+            nested = torch.tensor([2.0] * -(-absmax.numel() // 16))
+            stored = ((absmax - 0.5) / 2 * 127.5 + 127.5).round().clamp(0, 255).to(torch.uint8)
+            absmax = table[stored.long()] * 2 + 0.5
+            state |= {"nested_blocksize": 16, "nested_offset": 0.5, "nested_dtype": "float32"}
+            beside |= {
+                "weight.absmax": stored,
+                "weight.nested_absmax": nested,
+                "weight.nested_quant_map": table,
+            }
+        indices = (blocks / absmax[:, None]).unsqueeze(-1).sub(NF4).abs().argmin(-1)
+        meant = (NF4[indices] * absmax[:, None]).view(weight.shape)
+        high, low = indices.flatten()[::2], indices.flatten()[1::2]
+        told = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+        packed = (high * 16 + low).to(torch.uint8)[:, None]
+        return {"weight": packed, "weight.quant_state.bitsandbytes__nf4": told, **beside}, meant
+
+    return store
+
+
 def compressed(format: str, **weights: Any) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": {"num_bits": 8, "symmetric": True, **weights}}
     return {"quant_method": "compressed-tensors", "format": format, "config_groups": {"group_0": group}}
 
 
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 16]}
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+W4A16 = compressed("pack-quantized", num_bits=4, symmetric=False, group_size=32, actorder="group")
+NF4_CONFIG = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 
 
 def written(folder: Path, family: Family) -> Path:
@@ -135,9 +243,19 @@ def quantised(
         pytest.param(compressed("int-quantized", symmetric=False), int8_with_zeros, id="zero points"),
         pytest.param(compressed("pack-quantized", group_size=16), packed_by_groups, id="packed"),
         pytest.param({"quant_method": "bitsandbytes", "load_in_8bit": True}, bitsandbytes, id="SCB"),
+        pytest.param(GPTQ, gptq(), id="gptq"),
+        pytest.param(GPTQ | {"desc_act": True}, gptq(is_ordered=False), id="gptq, reordered"),
+        pytest.param(GPTQ | {"bits": 8}, gptq(8), id="gptq, 8 bits"),
+        pytest.param(GPTQ | {"bits": 2}, gptq(2), id="gptq, 2 bits"),
+        pytest.param(GPTQ | {"checkpoint_format": "gptq_v2"}, gptq(less=0), id="gptq_v2"),
+        pytest.param(AWQ, awq, id="awq"),
+        pytest.param(W4A16, packed_with_zeros(), id="w4a16, reordered"),
+        pytest.param(W4A16, packed_with_zeros(groups=-1), id="w4a16"),
+        pytest.param(NF4_CONFIG, four_bits(is_nested=False), id="nf4"),
+        pytest.param(NF4_CONFIG, four_bits(is_nested=True), id="nf4, nested"),
     ],
 )
-def test_weights_of_eight_bits_are_the_floats_they_stand_for(
+def test_quantised_weights_are_the_floats_they_stand_for(
     tmp_path: Path, config: Mapping[str, Any], store: Callable[[torch.Tensor], Stored]
 ) -> None:
     plain, stored = quantised(tmp_path, config, store)
@@ -151,8 +269,11 @@ def test_weights_of_eight_bits_are_the_floats_they_stand_for(
 
 
 @pytest.mark.slow
-def test_experts_and_members_parts_are_read_from_eight_bits_too(tmp_path: Path) -> None:
-    plain, stored = quantised(tmp_path, FP8, blocks_of_16, "qwen3_moe")
+@pytest.mark.parametrize(("config", "store"), [(FP8, blocks_of_16), (GPTQ, gptq()), (AWQ, awq)])
+def test_experts_and_members_parts_are_read_from_quantised_weights_too(
+    tmp_path: Path, config: Mapping[str, Any], store: Callable[[torch.Tensor], Stored]
+) -> None:
+    plain, stored = quantised(tmp_path, config, store, "qwen3_moe")
     expected, found = (
         load_decoder(folder, "llm", peers=Circle(2).members()[1]).model.state_dict()
         for folder in (plain, stored)
@@ -196,11 +317,25 @@ def test_progress_counts_what_is_read_of_the_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        ({"quant_method": "gptq", "bits": 8}, "quant_method is 'gptq'"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes without load_in_8bit"),
-        (compressed("pack-quantized", num_bits=4), "the weights of group_0 have 4 bits"),
-        (compressed("pack-quantized", symmetric=False), "group_0 is packed and not symmetric"),
-        (compressed("pack-quantized", actorder="group"), "the columns of group_0 are in another order"),
+        ({"quant_method": "aqlm"}, "quant_method is 'aqlm'"),
+        (GPTQ | {"bits": 3}, "gptq with 3 bits"),
+        (GPTQ | {"checkpoint_format": "marlin"}, "the checkpoint_format of gptq is 'marlin'"),
+        (
+            GPTQ | {"dynamic": {"+:.*down.*": {"bits": 8}}},
+            r"the modules '\+:\.\*down\.\*' have bits of their own",
+        ),
+        (AWQ | {"bits": 8}, "awq with 8 bits"),
+        (AWQ | {"version": "gemv"}, "the version of awq is 'gemv'"),
+        (AWQ | {"backend": "llm-awq"}, "the backend of awq is 'llm-awq'"),
+        ({"quant_method": "bitsandbytes"}, "bitsandbytes without load_in_8bit or load_in_4bit"),
+        (compressed("pack-quantized", num_bits=3), "the weights of group_0 have 3 bits"),
+        (compressed("int-quantized", num_bits=4), "the weights of group_0 have 4 bits"),
+        (compressed("int-quantized", actorder="group"), "the columns of group_0 are in another order"),
+        (
+            compressed("pack-quantized")
+            | {"config_groups": {str(bits): {"weights": {"num_bits": bits}} for bits in (4, 8)}},
+            "its groups are packed with several numbers of bits",
+        ),
         (compressed("nvfp4-pack-quantized"), "the format of group_0 is 'nvfp4-pack-quantized'"),
         (
             compressed("float-quantized")
@@ -223,7 +358,7 @@ def test_other_quantised_weights_are_refused_by_name(
     told = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps(told | {"quantization_config": dict(config)}))
 
-    with pytest.raises(UnsupportedArchitectureError, match=f"{why}.*; expected 8-bit weights by one of"):
+    with pytest.raises(UnsupportedArchitectureError, match=f"{why}.*; expected one of awq, bitsandbytes, "):
         load_decoder(checkpoint, "llm")
 
 
@@ -259,6 +394,44 @@ def test_scales_that_do_not_fit_are_told_before_anything_is_read(
     _, stored = quantised(tmp_path, FP8, blocks_of_16)
     tensors = load_file(stored / "model.safetensors")
     damage(tensors)
+    save_file(tensors, stored / "model.safetensors", metadata={"format": "pt"})
+
+    with pytest.raises(CheckpointError, match=why):
+        load_decoder(stored, "llm")
+
+
+UP = "model.layers.0.mlp.up_proj."
+
+
+@pytest.mark.parametrize(
+    ("config", "store", "name", "change", "why"),
+    [
+        (GPTQ, gptq(), "scales", lambda one: one[:1], r"qzeros is I32\[2, 16\], expected 16 of"),
+        (GPTQ, gptq(), "scales", lambda one: one[:, :-8], "scales is .*, expected a scale for each of"),
+        (GPTQ, gptq(), "scales", None, "expected a matrix of I32, and floats in .*scales"),
+        (GPTQ, gptq(), "qzeros", None, "qzeros is missing: expected the zero points of"),
+        (GPTQ, gptq(), "qzeros", lambda one: one[:, 1:], r"qzeros is I32\[.*\], expected \d+ of I32"),
+        (GPTQ, gptq(), "g_idx", lambda one: one + 1, "g_idx names the group 2, expected less than 2"),
+        (AWQ, awq, "qweight", lambda one: one.float(), "qweight is F32.*, expected a matrix of I32"),
+        (NF4_CONFIG, four_bits(is_nested=False), "weight.absmax", None,
+         "expected 128 of F32 in .*absmax, found none"),
+        (NF4_CONFIG, four_bits(is_nested=True), "weight.quant_state.bitsandbytes__nf4", lambda one: one[:-1],
+         "bitsandbytes__nf4 cannot be read"),
+    ],
+)  # fmt: skip
+def test_damaged_four_bit_weights_are_told(
+    tmp_path: Path,
+    config: Mapping[str, Any],
+    store: Callable[[torch.Tensor], Stored],
+    name: str,
+    change: Callable[[torch.Tensor], torch.Tensor] | None,
+    why: str,
+) -> None:
+    _, stored = quantised(tmp_path, config, store)
+    tensors = load_file(stored / "model.safetensors")
+    whole = tensors.pop(UP + name)
+    if change is not None:
+        tensors[UP + name] = change(whole).contiguous()
     save_file(tensors, stored / "model.safetensors", metadata={"format": "pt"})
 
     with pytest.raises(CheckpointError, match=why):
