@@ -24,6 +24,7 @@ class ContentTokens:
         self._tokens = TokenList()
         self._waiting: deque[ListedToken] = deque()  # their place in the answer is not decided yet
         self._read = 0  # characters
+        self._content_end = 0  # where the last content ended
 
     def push(self, chunk: OutputChunk) -> list[ListedToken]:
         """The tokens of the content that a chunk adds."""
@@ -42,14 +43,15 @@ class ContentTokens:
         self._waiting.extend(self._tokens.end(finish_reason))
         if self._reader is None:
             return list(self._waiting)
-        return self._behind(self._reader.end().get("content", ""))
+        found = self._behind(self._reader.end().get("content", ""))
+        return found + (list(self._waiting) if self._content_end == self._read else [])
 
     def _behind(self, content: str) -> list[ListedToken]:
         """The tokens of content that the reader has just found."""
         if not content:
             return []
         assert self._reader is not None
-        end = self._read - self._reader.held
+        self._content_end = end = self._read - self._reader.held
         return self._take(end - len(content), end)
 
     def _take(self, start: int, end: int) -> list[ListedToken]:

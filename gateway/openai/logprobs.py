@@ -72,7 +72,9 @@ class TokenList:
         """The remaining tokens, without their text; none if they ended the answer."""
         if finish_reason == _STOP:
             self._waiting.clear()
-        return [self._list() for _ in range(len(self._waiting))]
+        rest = [ListedToken(self.chars, self.chars, token) for token, _ in self._waiting]
+        self._waiting.clear()
+        return rest
 
     def _enter(self, is_in_echo: bool) -> None:
         """Decode the answer and the prompt separately."""

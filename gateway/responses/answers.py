@@ -40,6 +40,7 @@ from shared.events import (
 )
 
 _CHOICE: Final = 0
+_CANCELLED: Final = "request_cancelled"
 _INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
@@ -144,7 +145,9 @@ def usage_of(usage: Usage) -> dict[str, Any]:
 
 
 def failed_document(head: ResponseHead, failure: Failure | HttpError) -> dict[str, Any]:
-    """The object of a response that failed."""
+    """The object of a response that failed, or that its client cancelled."""
+    if failure.code == _CANCELLED:
+        return head.document("cancelled")
     return head.document("failed", error=_error(failure.code, failure.message))
 
 

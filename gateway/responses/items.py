@@ -144,6 +144,9 @@ def _part(where: str, part: object) -> dict[str, Any]:
     match part.get("type"):
         case "input_text" | "output_text" | "text":
             check_names(where, part, _TEXT)
+            for name in ("annotations", "logprobs"):
+                if not isinstance(part.get(name) or [], list):
+                    raise wrong_value(f"{where}.{name}", "an array", part[name])
             return {"type": "text", "text": string_in(where, part, "text")}
         case "refusal":
             check_names(where, part, ("type", "refusal"))

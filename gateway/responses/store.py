@@ -85,8 +85,10 @@ class StoredResponses:
     gateway: Gateway
     tenant: str | None
 
-    async def one(self, response_id: str, param: str = "response_id") -> StoredResponse:
-        """Return a response.
+    async def one(
+        self, response_id: str, param: str = "response_id", *, with_deleted: bool = False
+    ) -> StoredResponse:
+        """Return a response; `with_deleted` also one whose output is kept elsewhere.
 
         Raises:
             NoResponseError, RequestForgottenError: there is none, or the log holds it no more.
@@ -97,7 +99,8 @@ class StoredResponses:
         event = part.event
         if event is None and is_forgotten(request_id, await self.gateway.log.state()):
             raise RequestForgottenError(request_id)
-        if event is None or part.is_deleted or not self._is_own(event):
+        is_gone = part.is_deleted and not with_deleted
+        if event is None or is_gone or not self._is_own(event):
             raise NoResponseError(response_id, param)
         return StoredResponse(part, event)
 

@@ -8,7 +8,7 @@ import msgspec
 from models.checkpoints.files import read_json_if_present
 from models.sequence_request import PromptReasoning
 from models.text import reasoning
-from models.text.chat_template import TOOL_USE, ChatTemplate, find_template
+from models.text.chat_template import TOOL_USE, ChatTemplate, ChatTemplateError, find_template
 from models.text.messages import flatten_messages
 from models.text.reasoning import ReasoningFormat
 from models.text.tool_calls import CallFormat, format_in, guide_for, offered
@@ -81,8 +81,10 @@ class ChatPrompts:
         if self.reasoning is None or text is None or (request.messages is None and not request.chat):
             return None
         is_inside = reasoning.begins_inside(self.reasoning, text)
-        if request.continue_final_message and not is_inside:
-            return None  # what follows a begun answer is content
+        if request.continue_final_message and not is_inside:  # what follows is content, or more reasoning
+            if not reasoning.is_begun(self.reasoning, _text_of(request.messages)):
+                return None
+            is_inside = True
         return None if is_inside is None else PromptReasoning(self.reasoning.name, is_inside=is_inside)
 
     def with_reasoning(self, request: Inputs, params: Params, found: PromptReasoning | None) -> Params:
@@ -163,13 +165,26 @@ class ChatPrompts:
             )
         except ValueError as error:
             raise ClientError(str(error), code="not_supported") from error
-        return template.render(
-            plain,
-            tools,
-            options,
-            add_generation_prompt=request.add_generation_prompt,
-            continue_final_message=request.continue_final_message,
-        )
+        ends = {
+            "add_generation_prompt": request.add_generation_prompt,
+            "continue_final_message": request.continue_final_message,
+        }
+        try:
+            return template.render(plain, tools, options, **ends)
+        except ChatTemplateError:
+            if all(message.get("content") is not None for message in plain):
+                raise
+        # Some templates test whether a message has a content, others read it: Qwen3's first one.
+        whole = [message | {"content": message.get("content") or ""} for message in plain]
+        return template.render(whole, tools, options, **ends)
+
+
+def _text_of(messages: list[dict[str, Any]] | None) -> str:
+    """The text of the last message."""
+    content = messages[-1].get("content") if messages else None
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content or () if isinstance(part, dict))
 
 
 def _with_thoughts(message: dict[str, Any], key: str) -> dict[str, Any]:

@@ -84,6 +84,11 @@ def begins_inside(found: ReasoningFormat, prompt: str) -> bool | None:
     return None if text.endswith(found.closes) else False
 
 
+def is_begun(found: ReasoningFormat, answer: str) -> bool:
+    """True if the beginning of an answer ends within its reasoning."""
+    return answer.lstrip().startswith(found.opens.rstrip()) and found.closes not in answer
+
+
 @dataclass(slots=True)
 class Parted:
     """The new parts of an answer."""

@@ -87,6 +87,23 @@ def content_of(parts: AnswerParts, text: str) -> str:
     return "".join(delta.get("content", "") for delta in deltas)
 
 
+@given(
+    st.sampled_from([NOTHING, CALLS]),
+    st.lists(st.sampled_from(["a", "b", "<", "<s>", " "]), min_size=1, max_size=12),
+    st.sets(st.integers(0, 12)),
+)
+def test_tokens_that_are_not_in_the_text_hide_no_others(
+    parts: AnswerParts, pieces: list[str], cuts: set[int]
+) -> None:
+    """`<s>` is a special token: its text is not sent, although it may begin as that does."""
+    chunks = []
+    for a, b in pairwise(sorted({0, len(pieces), *(min(cut, len(pieces)) for cut in cuts)})):
+        text = "".join(piece for piece in pieces[a:b] if piece != "<s>")
+        chunks.append(OutputChunk(text=text, logprobs=[token(piece) for piece in pieces[a:b]]))
+
+    assert found(parts, chunks, "length") == pieces
+
+
 def test_an_answer_that_begins_within_its_reasoning() -> None:
     chunks = in_chunks(["a", "</think>", "b"], 1)
     inside = OutputChunk(text="", metadata={reasoning.BEGINS_INSIDE: True})

@@ -53,6 +53,15 @@ def test_a_token_is_listed_with_its_text(
     assert listed(chunks) == expected
 
 
+def test_no_offset_is_beyond_the_text() -> None:
+    chunks = [chunk("a<", "a", "<s>", "<"), chunk("", "<s>", "<s>")]  # `<s>` is special, with ignore_eos
+
+    found = listed(chunks, "length")
+
+    assert [text for _, text in found] == [b"a", b"<s>", b"<", b"<s>", b"<s>"]
+    assert max(offset for offset, _ in found) == 2
+
+
 def test_what_a_limit_cut_off_is_listed() -> None:
     assert listed([chunk("a", "a"), chunk("", b"\xc3")], "length") == [(0, b"a"), (1, b"\xc3")]
 

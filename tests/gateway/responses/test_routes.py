@@ -423,6 +423,7 @@ async def test_only_responses_in_the_background_are_cancelled() -> None:
 
 async def test_a_response_in_the_background_is_cancelled() -> None:
     async def wait(performance: Performance) -> None:
+        performance.say("a")
         await performance.cancelled.wait()
 
     async with deployment(wait) as world:
@@ -430,8 +431,14 @@ async def test_a_response_in_the_background_is_cancelled() -> None:
         cancelled = await world.client.post(f"{PATH}/{response['id']}/cancel")
         [cancel] = world.events("control")
 
+        path = f"{PATH}/{response['id']}"
+        read = (await world.client.get(path)).json()
+        events = named_events(await world.client.get(path, params={"stream": "true"}))
+
     assert isinstance(cancel, RequestCancel)
-    assert cancelled.json()["status"] == "cancelled"
+    assert cancelled.json()["status"] == read["status"] == "cancelled"
+    assert events[-1]["response"] == read
+    assert read["error"] is None
 
 
 # ---- the client of OpenAI ----------------------------------------------------------------------------

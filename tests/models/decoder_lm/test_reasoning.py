@@ -93,7 +93,13 @@ def test_a_begun_answer_is_the_end_of_the_prompt_as_in_transformers(
 
 @pytest.mark.parametrize(
     ("said", "reasoning"),
-    [("No.", None), ("<think>", {"format": "think", "is_inside": True}), ("<think>a</think>", None)],
+    [
+        ("No.", None),
+        ("<think>", {"format": "think", "is_inside": True}),
+        ("<think>I", {"format": "think", "is_inside": True}),
+        ("<think>a</think>", None),
+        ("<think>a</think> b", None),
+    ],
 )
 def test_what_follows_a_begun_answer_is_content_unless_that_is_reasoning(
     tmp_path: Path, said: str, reasoning: Any

@@ -75,6 +75,19 @@ def prepare(loaded: DecoderLmProcessing, inputs: dict[str, Any], params: Params 
     return loaded.run("prepare", "k", {}, msgspec.msgpack.decode(msgspec.msgpack.encode(args)))
 
 
+def test_a_call_without_a_text_reaches_a_template_that_reads_the_text(tmp_path: Path) -> None:
+    reads = CHAT_TEMPLATE.replace(
+        "{% for", "{% for m in messages if 'x' in m.content %}{% endfor %}{% for", 1
+    )
+    loaded = load(tmp_path, reads)
+    messages = [*ASKED, made({"city": "Ulm"}), {"role": "tool", "tool_call_id": "callid001", "content": "no"}]
+
+    facts = prepare(loaded, {"messages": messages}).facts
+
+    plain = prepare(load(tmp_path, CHAT_TEMPLATE), {"messages": messages}).facts
+    assert facts["prompt_tokens"] == plain["prompt_tokens"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("template", [CHAT_TEMPLATE, LIST_TEMPLATE], ids=["hermes", "mistral"])
 def test_a_chat_with_tools_is_rendered_as_by_transformers(tmp_path: Path, template: str) -> None:

@@ -202,6 +202,26 @@ async def test_a_response_that_fails_leaves_the_conversation_as_it_was() -> None
     assert texts(found) == ["good", "good"]
 
 
+@pytest.mark.parametrize("ends_first", [True, False])
+async def test_a_response_is_deleted_and_its_conversation_goes_on(*, ends_first: bool) -> None:
+    async def script(performance: Performance) -> None:
+        if performance.event.inputs.messages == [{"role": "user", "content": "wait"}]:
+            await performance.cancelled.wait()
+        else:
+            await echo(performance)
+
+    async with deployment(script) as world:
+        conversation = await begun(world)
+        first = await said(world, conversation, "one" if ends_first else "wait", background=not ends_first)
+        await world.client.delete(f"{RESPONSES}/{first['id']}")
+        gone = await world.client.get(f"{RESPONSES}/{first['id']}")
+        await said(world, conversation, "two")
+        found = await items(world, conversation)
+
+    assert gone.status_code == 404
+    assert texts(found) == (["one", "one", "two", "two"] if ends_first else ["two", "two"])
+
+
 async def test_a_turn_that_never_reached_the_log_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async with deployment() as world:
         conversation = await begun(world)
