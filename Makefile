@@ -14,7 +14,7 @@ JOBS   ?= 3
 MODEL  ?= demo
 CODE   := configs conductor dalsegno gateway models shared workers
 
-.PHONY: setup serve test test-fast test-packages check gate fix bench soak chaos attack screenshots clean
+.PHONY: setup serve test test-fast test-packages check gate fix bench soak vllm-tests chaos attack screenshots clean
 
 setup: $(VENV)/.installed
 
@@ -78,6 +78,10 @@ soak: setup
 	$(BIN)/python -m tests.models.text.published_templates .cache/chat_templates
 	CHAT_TEMPLATES=.cache/chat_templates $(BIN)/python -m pytest tests/models/text/test_published_templates.py -q
 	BATCH_LINES=10000 $(BIN)/python -m pytest tests/e2e/test_batches.py -q --timeout 3600
+
+# Five minutes; many fail by what the model knows, or by vLLM's wording: tests/vllm_suite/__main__.py.
+vllm-tests: setup
+	@$(BIN)/python -m tests.vllm_suite .cache/vllm $(ARGS)
 
 # Real processes, killed, stopped and cut off at every instrumented point while clients stream: 20 minutes.
 # A part: make chaos ARGS="--role worker --point chunk.acked --action kill"

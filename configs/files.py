@@ -18,9 +18,12 @@ from shared.closest_match import closest_match
 from shared.validation_errors import described
 
 _LOGGER: Final = logging.getLogger(__name__)
+_GGUF: Final = ".gguf"
 
 Fetch = Callable[[HubName], Path]
 """Returns the folder of a model on a hub, after downloading it."""
+Convert = Callable[[Path], Path]
+"""Returns the checkpoint folder that is made of a GGUF file."""
 
 
 def configs_folder() -> Path:
@@ -49,10 +52,10 @@ class Base:
     name: str
 
 
-def read(model: str, fetch: Fetch | None = None) -> Base:
-    """Read a name in `configs/`, a YAML file, a checkpoint folder, or the name of a model on a hub.
+def read(model: str, fetch: Fetch | None = None, convert: Convert | None = None) -> Base:
+    """Read a name in `configs/`, a YAML or GGUF file, a checkpoint folder, or the name of a model on a hub.
 
-    Without `fetch`, names on hubs are refused.
+    Without `fetch`, names on hubs are refused, and without `convert`, GGUF files.
 
     Raises:
         ConfigError: `model` is none of these, or cannot be read.
@@ -67,12 +70,14 @@ def read(model: str, fetch: Fetch | None = None) -> Base:
         return of_folder(path)
     if path.suffix in {".yaml", ".yml"}:
         return _of_file(path)
+    if path.suffix == _GGUF and path.is_file() and convert is not None:
+        return of_folder(convert(path))
     if on_hub is not None and fetch is not None:
         return of_folder(fetch(on_hub))
     near = closest_match(model, named())
     hint = f"; did you mean {near!r}?" if near else ""
     raise ConfigError(
-        f"{model!r} is no model to serve: expected one of {named()}, a YAML file, "
+        f"{model!r} is no model to serve: expected one of {named()}, a YAML file, a GGUF file, "
         f"a folder with a Hugging Face checkpoint, or a model on a hub (org/name){hint}"
     )
 

@@ -94,10 +94,10 @@ class _CheckRefusal(click.ClickException):
 def check(model: str, *, as_json: bool, **given: Any) -> None:
     """Check if MODEL can be served, and show its placement.
 
-    MODEL is a name in configs/, a YAML file, a folder with a Hugging Face checkpoint, or a model on the
-    Hugging Face hub (org/name), of which only the configuration is downloaded. Nothing is started; the
-    tokenizer is read if it is there, the model is built without memory, and of weights only the headers are
-    read. The exit status is 0, or 78 if MODEL cannot be served.
+    MODEL is a name in configs/, a YAML file, a folder with a Hugging Face checkpoint, a GGUF file, or a
+    model on the Hugging Face hub (org/name), of which only the configuration is downloaded. Nothing is
+    started; the tokenizer is read if it is there, the model is built without memory, and of weights only the
+    headers are read. The exit status is 0, or 78 if MODEL cannot be served.
     """
     try:
         found = resolve.effective(model, options.settings_in(given), with_weights=False)

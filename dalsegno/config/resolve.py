@@ -16,7 +16,7 @@ from configs import files, nats_access, secrets
 from configs.adapters import configured
 from configs.deployment import ConfigError, DeploymentConfig, MediaSettings, NatsSettings, SealingSettings
 from configs.files import Base
-from dalsegno.config import address, environment, layers
+from dalsegno.config import address, environment, gguf_files, layers
 from dalsegno.config.environment import Environment
 from dalsegno.config.layers import Effective, Setting
 from dalsegno.hub import fetching
@@ -67,9 +67,10 @@ def settings_of(*, set_: Sequence[str] = (), **flags: object) -> tuple[Setting, 
 
 
 def effective(model: str, flags: Sequence[Setting], *, with_weights: bool = True) -> Effective:
-    """The configuration of `model`: a name in `configs/`, a YAML file, a checkpoint folder, or on a hub.
+    """The configuration of `model`: a name in `configs/`, a YAML or GGUF file, a folder, or on a hub.
 
-    Of a model on a hub, its configuration is downloaded, and its weights unless `with_weights` is false.
+    A GGUF file is converted once to a checkpoint folder in the user's caches. Of a model on a hub, its
+    configuration is downloaded, and its weights unless `with_weights` is false.
 
     Raises:
         ConfigError: the configuration cannot be served; names origin, key, value and what was expected.
@@ -84,8 +85,11 @@ def effective(model: str, flags: Sequence[Setting], *, with_weights: bool = True
     def known(_: HubName) -> Path:
         return Path(pinned["checkpoint"])
 
+    def convert(file: Path) -> Path:
+        return gguf_files.converted(file, around.cache_home, _say)
+
     pinned = {one.key: str(one.value) for one in flags if one.key in {"model", "checkpoint"}}
-    base = files.with_hub_model(files.read(model, fetch), known if len(pinned) == 2 else fetch)
+    base = files.with_hub_model(files.read(model, fetch, convert), known if len(pinned) == 2 else fetch)
     return layers.effective(base, settings, Path.cwd(), around.hub_cache)
 
 

@@ -26,7 +26,7 @@ def serve(model: str, ready_file: Path | None, profile: Path | None, **flags: An
     """Serve MODEL on this machine, with every process it needs, supervised.
 
     MODEL is a name in configs/ (try `demo`), a YAML file, a folder with a Hugging Face checkpoint,
-    or a model on the Hugging Face hub: org/name, or org/name@revision.
+    a GGUF file, or a model on the Hugging Face hub: org/name, or org/name@revision.
     """
     from dalsegno.exit_status import EX_CONFIG
     from dalsegno.serve import assembly

@@ -1,0 +1,193 @@
+"""Conversion of a GGUF file to a checkpoint folder: `python -m models.gguf.conversion FILE FOLDER`.
+
+The folder has the weights as floats, in safetensors, with config, tokenizer and chat template of the file. It
+appears whole or not at all. Quantised weights become bfloat16, whose rounding is small beside theirs; others
+stay what they are. A tensor at a time is in memory, and a file of weights of at most `_SHARD_BYTES`.
+
+The file is read with `gguf`, llama.cpp's own package; the tokenizer is built by transformers.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import gguf
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from transformers import AutoTokenizer
+
+from models.checkpoints.files import CheckpointError
+from models.checkpoints.weights import INDEX
+from models.gguf.architectures import ROPE_FACTORS, Model, Place, model_of
+from models.gguf.parts import parts_of
+
+_SHARD_BYTES: Final = 2 << 30
+_UNQUANTISED: Final = {
+    gguf.GGMLQuantizationType.F32: torch.float32,
+    gguf.GGMLQuantizationType.F16: torch.float16,
+    gguf.GGMLQuantizationType.BF16: torch.bfloat16,
+}
+_ENDS: Final = frozenset(
+    {
+        "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|end_of_text|>", "<|endoftext|>",
+        "<end_of_turn>", "</s>",
+    }
+)  # fmt: skip
+"""Tokens that end an answer wherever a vocabulary has them as control tokens, as in llama.cpp."""
+_CONTROL: Final = 3
+"""The type of a control token."""
+
+
+def convert(file: Path, folder: Path) -> None:
+    """Write the checkpoint folder of a GGUF file, or of the first of several parts.
+
+    Raises:
+        CheckpointError: a file is damaged or incomplete, or holds something else than a served model.
+    """
+    readers = [_opened(path) for path in parts_of(file)]
+    metadata = _metadata(readers[0])
+    tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
+    count = metadata.get("split.tensors.count", len(tensors))
+    if count != len(tensors):
+        raise CheckpointError(f"{file}: expected {count} tensors in all its parts, found {len(tensors)}")
+    shapes = {name: tuple(int(n) for n in tensor.shape[::-1]) for name, tensor in tensors.items()}
+    factors = tensors.get(ROPE_FACTORS)
+    try:
+        model = model_of(metadata, shapes, None if factors is None else _floats(factors).tolist())
+    except CheckpointError as error:
+        raise type(error)(f"{file}: {error.message}") from error
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".converting-") as partial:
+        written = Path(partial) / folder.name
+        written.mkdir()
+        _write_texts(file, metadata, model, written)
+        _write_weights(tensors, model, written)
+        if folder.exists():  # another process was faster
+            return
+        written.rename(folder)
+
+
+def _opened(path: Path) -> Any:
+    try:
+        size = path.stat().st_size
+        reader: Any = gguf.GGUFReader(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except Exception as error:  # the reader has no errors of its own: what it raises depends on the damage
+        raise CheckpointError(
+            f"{path} is no whole GGUF file: {type(error).__name__}: {error!s:.200}; download it again"
+        ) from error
+    end = max((int(one.data_offset + one.n_bytes) for one in reader.tensors), default=0)
+    if size < end:
+        raise CheckpointError(f"{path} is not whole: expected {end} bytes, found {size}; download it again")
+    return reader
+
+
+def _metadata(reader: Any) -> dict[str, Any]:
+    """The metadata without its arrays, but for the tokens and their types."""
+    arrays = ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type")
+    found: dict[str, Any] = {}
+    for name, field in reader.fields.items():
+        if field.types and (field.types[0] is not gguf.GGUFValueType.ARRAY or name in arrays):
+            found[name] = field.contents()
+    return found
+
+
+def _write_texts(file: Path, metadata: Mapping[str, Any], model: Model, folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(model.config, indent=2))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(file.parent), gguf_file=file.name, local_files_only=True
+        )
+    except Exception as error:  # transformers raises whatever a missing or malformed list of tokens leads to
+        raise CheckpointError(
+            f"{file}: the tokenizer cannot be read: {type(error).__name__}: {error!s:.200}"
+        ) from error
+    tokenizer.save_pretrained(folder)
+    template = metadata.get("tokenizer.chat_template")
+    if isinstance(template, str):
+        (folder / "chat_template.jinja").write_text(template)
+    ends = {metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")}
+    types = metadata.get("tokenizer.ggml.token_type") or []
+    for number, (token, kind) in enumerate(
+        zip(metadata.get("tokenizer.ggml.tokens") or [], types, strict=False)
+    ):
+        if kind == _CONTROL and token in _ENDS:
+            ends.add(number)
+    ids = sorted(end for end in ends if isinstance(end, int))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+
+
+def _write_weights(tensors: Mapping[str, Any], model: Model, folder: Path) -> None:
+    weight_map: dict[str, str] = {}
+    shard: dict[str, torch.Tensor] = {}
+    size = total = 0
+
+    def write() -> None:
+        name = f"model-{len(set(weight_map.values())) + 1:05d}.safetensors"
+        save_file(shard, folder / name, metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(shard, name))
+        shard.clear()
+
+    for name, place in model.places.items():
+        for written, weight in _weights(tensors[name], place):
+            if shard and size + weight.nbytes > _SHARD_BYTES:
+                write()
+                size = 0
+            shard[written] = weight
+            size += weight.nbytes
+            total += weight.nbytes
+    write()
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / INDEX).write_text(json.dumps(index))
+
+
+def _weights(tensor: Any, place: Place) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights that a tensor of the file holds, by name."""
+    dtype = _UNQUANTISED.get(tensor.tensor_type, torch.bfloat16)
+    found = _floats(tensor)
+    floats = torch.from_numpy(found if found.flags.writeable else found.copy())
+    if place.heads:
+        floats = _unpermuted(floats, place.heads)
+    several = floats.unbind(0) if len(place.names) > 1 else (floats,)
+    if len(several) != len(place.names):
+        raise CheckpointError(
+            f"{tensor.name} has {len(several)} experts, expected {len(place.names)}; download the file again"
+        )
+    for name, weight in zip(place.names, several, strict=True):
+        yield name, weight.to(dtype, copy=True).contiguous()  # files hold no tensor that shares storage
+
+
+def _floats(tensor: Any) -> Any:
+    """A tensor as an array of float32, outputs first."""
+    try:
+        return gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+    except NotImplementedError as error:
+        raise CheckpointError(
+            f"{tensor.name} is stored as {tensor.tensor_type.name}, which cannot be read"
+        ) from error
+
+
+def _unpermuted(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows in the order of Hugging Face: of each head first all even rows of the file, then the odd ones."""
+    pairs = weight.reshape(heads, weight.shape[0] // heads // 2, 2, *weight.shape[1:])
+    return pairs.transpose(1, 2).reshape(weight.shape)
+
+
+def main() -> None:
+    """Convert; the errors of the file are told on the standard error stream."""
+    file, folder = map(Path, sys.argv[1:])
+    try:
+        convert(file, folder)
+    except CheckpointError as error:
+        raise SystemExit(error.message) from error
+    except OSError as error:
+        raise SystemExit(f"{folder} cannot be written: {error.strerror}") from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""GGUF files as checkpoint folders, against what they were made of and transformers' own reading of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from models.checkpoints.files import CheckpointError, UnsupportedArchitectureError
+from models.checkpoints.weights import read_shards
+from models.gguf.conversion import convert
+from models.transformers_lm.loader import load_decoder
+from tests.models.gguf.written import write_gguf
+from tests.tiny import Family, tiny_checkpoint
+
+FAMILIES: tuple[Family, ...] = ("llama", "llama3_rope", "qwen2", "qwen3", "qwen3_moe")
+TEXTS = ("What does len do?", " größere naïve", "a<|im_end|>b  123\n")
+Q4_0, Q5_1, Q8_0 = (gguf.GGMLQuantizationType[name] for name in ("Q4_0", "Q5_1", "Q8_0"))
+F32, F16, BF16 = (gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "BF16"))
+
+
+def converted(tmp_path: Path, family: Family, **how: Any) -> Path:
+    """The folder that is made of the file of a tiny checkpoint."""
+    file = write_gguf(tiny_checkpoint(family), tmp_path / "m.gguf", **how)
+    convert(file, tmp_path / "cache" / "m")
+    return tmp_path / "cache" / "m"
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for shard in read_shards(folder):
+        found |= load_file(shard.path)
+    return found
+
+
+def stored(weight: torch.Tensor, kind: gguf.GGMLQuantizationType) -> torch.Tensor:
+    """What a file says of a weight."""
+    if weight.ndim == 1:
+        return weight
+    data = weight.float().numpy()
+    found = torch.from_numpy(np.array(gguf.dequantize(gguf.quantize(data, kind), kind), dtype=np.float32))
+    return found.to({F32: torch.float32, F16: torch.float16}.get(kind, torch.bfloat16))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_weights_are_those_of_the_model_as_the_file_has_them(tmp_path: Path, family: Family) -> None:
+    found = weights(converted(tmp_path, family))
+    plain = weights(tiny_checkpoint(family))
+
+    assert found.keys() == plain.keys()
+    for name, weight in plain.items():
+        assert torch.equal(found[name], stored(weight, Q8_0)), name
+
+
+@pytest.mark.parametrize("kind", [F32, F16, BF16, Q4_0, Q5_1])
+def test_floats_stay_what_they_are_and_others_become_bfloat16(
+    tmp_path: Path, kind: gguf.GGMLQuantizationType
+) -> None:
+    found = weights(converted(tmp_path, "qwen3", kind=kind))
+
+    for name, weight in weights(tiny_checkpoint("qwen3")).items():
+        assert torch.equal(found[name], stored(weight, kind)), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_the_model_is_what_transformers_reads(tmp_path: Path, family: Family) -> None:
+    folder = converted(tmp_path, family)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="m.gguf")
+    ours = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+    for name, weight in theirs.state_dict().items():
+        assert torch.equal(ours.state_dict()[name].bfloat16(), weight.bfloat16()), name
+    assert load_decoder(folder, "llm").max_positions == ours.config.max_position_embeddings
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "mistral"])
+def test_the_tokenizer_and_the_template_are_those_of_the_model(tmp_path: Path, family: Family) -> None:
+    folder = converted(tmp_path, family)
+    ours, plain = (AutoTokenizer.from_pretrained(one) for one in (folder, tiny_checkpoint(family)))
+
+    for text in TEXTS[:1] if family == "mistral" else TEXTS:
+        assert ours(text)["input_ids"] == plain(text)["input_ids"], text
+    turns = [{"role": "user", "content": "Hi"}]
+    rendered = [
+        one.apply_chat_template(turns, tokenize=False, add_generation_prompt=True) for one in (ours, plain)
+    ]
+    assert rendered[0] == rendered[1]
+    ends = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+    assert ours.convert_tokens_to_ids(plain.eos_token) in ends
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_frequencies_and_sizes_are_those_of_the_model(tmp_path: Path, family: Family) -> None:
+    ours, plain = (
+        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).model
+        for folder in (converted(tmp_path, family), tiny_checkpoint(family))
+    )
+
+    assert torch.allclose(ours.rotary_emb.inv_freq, plain.rotary_emb.inv_freq, rtol=1e-6)
+    assert ours.rotary_emb.attention_scaling == plain.rotary_emb.attention_scaling
+    assert {name: one.shape for name, one in ours.state_dict().items()} == {
+        name: one.shape for name, one in plain.state_dict().items()
+    }
+
+
+def test_a_model_in_several_files_is_whole(tmp_path: Path) -> None:
+    file = write_gguf(tiny_checkpoint("qwen3"), tmp_path / "m.gguf", parts=9)
+    assert file.name == "m-00001-of-00003.gguf"
+    convert(file, tmp_path / "whole")
+
+    assert weights(tmp_path / "whole").keys() == weights(tiny_checkpoint("qwen3")).keys()
+    (tmp_path / "m-00002-of-00003.gguf").unlink()
+    with pytest.raises(CheckpointError, match=r"lacks m-00002-of-00003\.gguf: expected all 00003 parts of m"):
+        convert(file, tmp_path / "other")
+
+
+# ---- what is refused ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "why"),
+    [
+        ({"change": {"general.architecture": "mamba"}}, UnsupportedArchitectureError,
+         "the architecture 'mamba' of a GGUF file is not served: expected one of llama, "),
+        ({"change": {"qwen3.block_count": None}}, CheckpointError,
+         "expected a positive integer in qwen3.block_count, found None"),
+        ({"change": {"qwen3.expert_count": 4}}, UnsupportedArchitectureError,
+         "qwen3 with experts is not served"),
+        ({"change": {"qwen3.rope.dimension_count": 8}}, UnsupportedArchitectureError,
+         "8 of 16 dimensions are rotated"),
+        ({"change": {"qwen3.rope.scaling.type": "longrope", "qwen3.rope.scaling.factor": 2.0}},
+         UnsupportedArchitectureError, "rope.scaling.type is 'longrope': expected none, linear or yarn"),
+        ({"change": {"qwen3.block_count": 3}}, CheckpointError, "layer 2 lacks attn_k.weight"),
+        ({"without": "blk.1.ffn_up"}, CheckpointError, "layer 1 lacks ffn_up.weight"),
+        ({"without": "token_embd"}, CheckpointError, "token_embd.weight is missing"),
+        ({"extra": {"blk.0.nextn.weight": np.ones((32, 32), np.float32)}}, UnsupportedArchitectureError,
+         "the tensor 'blk.0.nextn.weight' is none of Qwen3ForCausalLM"),
+        ({"change": {"tokenizer.ggml.tokens": None}}, CheckpointError, "the tokenizer cannot be read"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_served_is_told_and_leaves_nothing(
+    tmp_path: Path, how: dict[str, Any], kind: type[CheckpointError], why: str
+) -> None:
+    with pytest.raises(kind, match=why) as refused:
+        converted(tmp_path, "qwen3", **how)
+
+    assert refused.value.message.startswith(str(tmp_path / "m.gguf"))
+    assert not list((tmp_path / "cache").glob("*"))
+
+
+@pytest.mark.parametrize("size", [0, 3, 30, 1000, -1])
+def test_a_damaged_file_is_told(tmp_path: Path, size: int) -> None:
+    file = write_gguf(tiny_checkpoint("qwen3"), tmp_path / "m.gguf")
+    file.write_bytes(file.read_bytes()[:size])
+
+    with pytest.raises(
+        CheckpointError, match=r"m.gguf is (no whole GGUF file|not whole).*; download it again"
+    ):
+        convert(file, tmp_path / "m")
+
+
+def test_another_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"PK\x03\x04" + bytes(999))
+
+    with pytest.raises(CheckpointError, match="is no whole GGUF file"):
+        convert(tmp_path / "m.gguf", tmp_path / "m")

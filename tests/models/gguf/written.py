@@ -1,0 +1,186 @@
+"""GGUF files of tiny checkpoints, as llama.cpp's converter writes them: names, order of rows, metadata."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import gguf
+import numpy as np
+from safetensors.numpy import load_file
+
+from models.checkpoints.weights import read_shards
+
+_NAMES: Final = {
+    "LlamaForCausalLM": "llama", "MistralForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3moe",
+}  # fmt: skip
+_OUTSIDE: Final = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+_INSIDE: Final = {
+    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp",
+}  # fmt: skip
+_LAYER: Final = re.compile(r"^model\.layers\.(\d+)\.(.+)\.(weight|bias)$")
+_EXPERT: Final = re.compile(r"^model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight$")
+Q8_0: Final = gguf.GGMLQuantizationType.Q8_0
+
+
+def write_gguf(
+    checkpoint: Path,
+    path: Path,
+    kind: gguf.GGMLQuantizationType = Q8_0,
+    *,
+    change: dict[str, Any] | None = None,
+    without: str = "",
+    extra: dict[str, Any] | None = None,
+    parts: int = 0,
+) -> Path:
+    """Write the model of a checkpoint folder; matrices are stored as `kind`.
+
+    `change` replaces metadata (None removes a key), `without` leaves out the tensors whose names contain it,
+    and `extra` adds tensors. With `parts`, at most so many tensors are in a file; the first one is returned.
+    """
+    config = json.loads((checkpoint / "config.json").read_text())
+    name = _NAMES[config["architectures"][0]]
+    writer = gguf.GGUFWriter(path, name, split_max_tensors=parts)
+    metadata = {**_metadata(name, config), **_vocabulary(checkpoint), **(change or {})}
+    for key, value in metadata.items():
+        if value is not None:
+            _add(writer, key, value)
+    for tensor, data in (_tensors(checkpoint, config, name) | (extra or {})).items():
+        if without and without in tensor:
+            continue
+        stored = kind if data.ndim > 1 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(tensor, gguf.quantize(data, stored), raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path if not parts else next(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    match value:
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case _:
+            writer.add_array(key, value)
+
+
+def _metadata(name: str, config: dict[str, Any]) -> dict[str, Any]:
+    found = {
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "block_count": config["num_hidden_layers"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "rope.freq_base": config["rope_theta"],
+    }
+    if "head_dim" in config:
+        found["attention.key_length"] = found["attention.value_length"] = config["head_dim"]
+    if "num_experts" in config:
+        found |= {
+            "expert_count": config["num_experts"],
+            "expert_used_count": config["num_experts_per_tok"],
+            "expert_feed_forward_length": config["moe_intermediate_size"],
+        }
+    return {f"{name}.{key}": value for key, value in found.items()}
+
+
+def _vocabulary(checkpoint: Path) -> dict[str, Any]:
+    told = json.loads((checkpoint / "tokenizer.json").read_text())
+    settings = json.loads((checkpoint / "tokenizer_config.json").read_text())
+    special = {one["content"]: one["id"] for one in told["added_tokens"]}
+    ids = told["model"]["vocab"] | special
+    tokens = sorted(ids, key=ids.__getitem__)
+    merges = [one if isinstance(one, str) else " ".join(one) for one in told["model"]["merges"]]
+    found: dict[str, Any] = {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3 if token in special else 1 for token in tokens],
+        "tokenizer.ggml.eos_token_id": special[settings["eos_token"]],
+        "tokenizer.chat_template": settings["chat_template"],
+    }
+    if told["model"].get("byte_fallback"):  # sentence pieces: the score of a token is its place among merges
+        rank = {merge.replace(" ", ""): -float(place) for place, merge in reversed([*enumerate(merges)])}
+        types = [6 if re.fullmatch("<0x..>", one) else 3 if one in special else 1 for one in tokens]
+        types[ids["<unk>"]] = 2
+        found |= {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.scores": [rank.get(token, -1e9) for token in tokens],
+            "tokenizer.ggml.token_type": types,
+            "tokenizer.ggml.unknown_token_id": ids["<unk>"],
+        }
+    else:
+        found |= {
+            "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2", "tokenizer.ggml.merges": merges,
+        }  # fmt: skip
+    if settings["bos_token"] is not None:
+        found |= {
+            "tokenizer.ggml.bos_token_id": special[settings["bos_token"]],
+            "tokenizer.ggml.add_bos_token": True,
+        }
+    return found
+
+
+def _tensors(checkpoint: Path, config: dict[str, Any], name: str) -> dict[str, Any]:
+    stored: dict[str, Any] = {}
+    for shard in read_shards(checkpoint):
+        stored |= load_file(shard.path)
+    found: dict[str, Any] = {}
+    experts: dict[str, dict[int, Any]] = {}
+    for key, weight in stored.items():
+        data = weight.astype(np.float32)
+        if (one := _EXPERT.match(key)) is not None:
+            experts.setdefault(f"blk.{one[1]}.ffn_{one[3]}_exps.weight", {})[int(one[2])] = data
+        elif (one := _LAYER.match(key)) is not None:
+            kind = _INSIDE[one[2]]
+            if name == "llama" and kind in ("attn_q", "attn_k"):
+                heads = config["num_attention_heads" if kind == "attn_q" else "num_key_value_heads"]
+                found[f"blk.{one[1]}.{kind}.{one[3]}"] = _permuted(data, heads)
+            else:
+                found[f"blk.{one[1]}.{kind}.{one[3]}"] = data
+        else:
+            found[_OUTSIDE[key]] = data
+    found |= {key: np.stack([parts[n] for n in range(len(parts))]) for key, parts in experts.items()}
+    scaling = config.get("rope_scaling") or {}
+    if scaling.get("rope_type") == "llama3":
+        found["rope_freqs.weight"] = _llama3_factors(config, scaling)
+    return found
+
+
+def _permuted(weight: Any, heads: int) -> Any:
+    """The even and odd rows of llama.cpp's rotation, beside each other."""
+    halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
+    return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+def _llama3_factors(config: dict[str, Any], scaling: dict[str, Any]) -> Any:
+    """What each frequency is divided by, as Llama 3.1's scaling defines it."""
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    original, factor = scaling["original_max_position_embeddings"], scaling["factor"]
+    found = []
+    for place in range(0, size, 2):
+        length = 2 * np.pi * config["rope_theta"] ** (place / size)
+        if length < original / high:
+            found.append(1.0)
+        elif length > original / low:
+            found.append(factor)
+        else:
+            smooth = (original / length - low) / (high - low)
+            found.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(found, dtype=np.float32)
