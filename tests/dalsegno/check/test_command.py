@@ -344,10 +344,10 @@ def test_a_model_that_so_many_ranks_cannot_share_is_refused_in_the_workers_words
     [
         {"architectures": ["MambaForCausalLM"], "model_type": "mamba"},
         {"architectures": ["NoSuchForCausalLM"]},
-        {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+        {"quantization_config": {"quant_method": "gptq", "bits": 3}},
         {"rope_scaling": {"rope_type": "no such"}},
     ],
-    ids=["states", "nobody knows it", "four bits", "angles"],
+    ids=["states", "nobody knows it", "three bits", "angles"],
 )
 def test_a_model_that_a_worker_would_refuse_is_refused_in_its_words(
     tmp_path: Path, changed: dict[str, Any]

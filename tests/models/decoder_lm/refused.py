@@ -111,5 +111,5 @@ REFUSED: Final = (
     ),
     Refused(None, {"architectures": ["Qwen3Model"]}, "Qwen3Model .* is not served"),
     Refused(None, {"architectures": ["Qwen3ForCausalLM"], "model_type": "../../evil"}, "is not served"),
-    Refused(None, {"quantization_config": {"quant_method": "gptq"}}, "quantised weights .* 'gptq'"),
+    Refused(None, {"quantization_config": {"quant_method": "aqlm"}}, "quantised weights .* 'aqlm'"),
 )
