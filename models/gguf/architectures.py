@@ -167,7 +167,11 @@ def _config(
         "model_type": architecture.model_type,
         "vocab_size": embeddings[0],
         "hidden_size": hidden,
-        "intermediate_size": keys.number("feed_forward_length"),
+        "intermediate_size": keys.number(
+            "expert_feed_forward_length"
+            if architecture.has_experts and keys.get("feed_forward_length") is None
+            else "feed_forward_length"
+        ),
         "num_hidden_layers": keys.number("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": keys.get("attention.head_count_kv") or heads,

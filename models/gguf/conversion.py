@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
-from models.checkpoints.files import CheckpointError
+from models.checkpoints.files import CheckpointError, UnsupportedArchitectureError
 from models.checkpoints.weights import INDEX
 from models.gguf.architectures import ROPE_FACTORS, Model, Place, model_of
 from models.gguf.parts import parts_of
@@ -38,6 +38,10 @@ _ENDS: Final = frozenset(
     }
 )  # fmt: skip
 """Tokens that end an answer wherever a vocabulary has them as control tokens, as in llama.cpp."""
+_LLAMA3: Final = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken"})
+"""Ways to split a text whose vocabularies prefer whole tokens to merges, and begin texts with a token unless
+the file says otherwise, as llama.cpp has them."""
+_SPLITS: Final = _LLAMA3 | {"qwen2", "deepseek-r1-qwen", "gpt-2"}
 _CONTROL: Final = 3
 """The type of a control token."""
 
@@ -108,6 +112,7 @@ def _write_texts(file: Path, metadata: Mapping[str, Any], model: Model, folder: 
             f"{file}: the tokenizer cannot be read: {type(error).__name__}: {error!s:.200}"
         ) from error
     tokenizer.save_pretrained(folder)
+    _finish_tokenizer(file, metadata, folder / "tokenizer.json")
     template = metadata.get("tokenizer.chat_template")
     if isinstance(template, str):
         (folder / "chat_template.jinja").write_text(template)
@@ -120,6 +125,39 @@ def _write_texts(file: Path, metadata: Mapping[str, Any], model: Model, folder: 
             ends.add(number)
     ids = sorted(end for end in ends if isinstance(end, int))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+
+
+def _finish_tokenizer(file: Path, metadata: Mapping[str, Any], path: Path) -> None:
+    """Add what transformers does not read of a vocabulary of bytes.
+
+    Raises:
+        CheckpointError: texts would be split in another way than the model learned.
+    """
+    if metadata.get("tokenizer.ggml.model") != "gpt2":
+        return
+    split = metadata.get("tokenizer.ggml.pre")
+    told = json.loads(path.read_text())
+    is_plain = told["pre_tokenizer"]["type"] == "ByteLevel"
+    if split not in _SPLITS or is_plain != (split == "gpt-2"):
+        raise UnsupportedArchitectureError(
+            f"{file}: tokenizer.ggml.pre is {split!r}: expected one of {', '.join(sorted(_SPLITS))}, in a "
+            "version of transformers that knows it; others split texts in ways that are not known here"
+        )
+    if split not in _LLAMA3:
+        return
+    told["model"]["ignore_merges"] = True
+    bos = metadata.get("tokenizer.ggml.bos_token_id")
+    if metadata.get("tokenizer.ggml.add_bos_token") is None and isinstance(bos, int):
+        token = metadata["tokenizer.ggml.tokens"][bos]
+        begin, text = {"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+        second = {"SpecialToken": {"id": token, "type_id": 1}}, {"Sequence": {"id": "B", "type_id": 1}}
+        told["post_processor"] = {
+            "type": "TemplateProcessing",
+            "single": [begin, text],
+            "pair": [begin, text, *second],
+            "special_tokens": {token: {"id": token, "ids": [bos], "tokens": [token]}},
+        }
+    path.write_text(json.dumps(told, ensure_ascii=False))
 
 
 def _write_weights(tensors: Mapping[str, Any], model: Model, folder: Path) -> None:

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from models.checkpoints.files import CheckpointError, UnsupportedArchitectureError
 from models.checkpoints.weights import read_shards
 from models.gguf.conversion import convert
 from models.transformers_lm.loader import load_decoder
-from tests.models.gguf.written import write_gguf
+from tests.models.gguf.written import vocabulary_of, write_gguf
 from tests.tiny import Family, tiny_checkpoint
 
 FAMILIES: tuple[Family, ...] = ("llama", "llama3_rope", "qwen2", "qwen3", "qwen3_moe")
@@ -95,6 +96,48 @@ def test_the_tokenizer_and_the_template_are_those_of_the_model(tmp_path: Path, f
     assert ours.convert_tokens_to_ids(plain.eos_token) in ends
 
 
+@pytest.mark.parametrize(
+    ("change", "begins"),
+    [
+        ({"tokenizer.ggml.add_bos_token": None}, True),  # as llama.cpp does by itself
+        ({"tokenizer.ggml.add_bos_token": True}, True),
+        ({"tokenizer.ggml.add_bos_token": False}, False),
+    ],
+)
+def test_a_vocabulary_of_llama_3_prefers_whole_tokens_and_begins_texts(
+    tmp_path: Path, change: dict[str, Any], *, begins: bool
+) -> None:
+    folder = converted(tmp_path, "llama", change={"tokenizer.ggml.pre": "llama-bpe"} | change)
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    first, second = tokenizer.encode("Hi", "yo").type_ids.count(0), tokenizer.encode("Hi").ids
+    bos = tokenizer.token_to_id("<|begin_of_text|>")
+    assert (second[0] == bos) is begins
+    assert first == len(second)
+    assert json.loads((folder / "tokenizer.json").read_text())["model"]["ignore_merges"]
+    assert [text for text in tokenizer.encode("12345").tokens if text.isdigit()]
+
+
+def test_marks_of_a_vocabulary_are_whole_and_visible(tmp_path: Path) -> None:
+    told = vocabulary_of(tiny_checkpoint("qwen3"))
+    change = {
+        "tokenizer.ggml.tokens": [*told["tokenizer.ggml.tokens"], "<think>", "<|eot_id|>"],
+        "tokenizer.ggml.token_type": [*told["tokenizer.ggml.token_type"], 4, 3],  # user-defined, control
+        "tokenizer.ggml.bos_token_id": 509,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    folder = converted(tmp_path, "qwen3", change=change)
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = tokenizer.encode("a<think>b").ids
+    assert tokenizer.encode("a<think>b").tokens == ["a", "<think>", "b"]
+    assert tokenizer.decode(ids) == "a<think>b"
+    assert (
+        tokenizer.token_to_id("<|eot_id|>")
+        in json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+    )
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_frequencies_and_sizes_are_those_of_the_model(tmp_path: Path, family: Family) -> None:
     ours, plain = (
@@ -142,6 +185,10 @@ def test_a_model_in_several_files_is_whole(tmp_path: Path) -> None:
         ({"extra": {"blk.0.nextn.weight": np.ones((32, 32), np.float32)}}, UnsupportedArchitectureError,
          "the tensor 'blk.0.nextn.weight' is none of Qwen3ForCausalLM"),
         ({"change": {"tokenizer.ggml.tokens": None}}, CheckpointError, "the tokenizer cannot be read"),
+        ({"change": {"tokenizer.ggml.pre": "smollm"}}, UnsupportedArchitectureError,
+         "tokenizer.ggml.pre is 'smollm': expected one of deepseek-r1-qwen, falcon3, gpt-2, "),
+        ({"change": {"tokenizer.ggml.pre": None}}, UnsupportedArchitectureError,
+         "tokenizer.ggml.pre is None"),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_served_is_told_and_leaves_nothing(

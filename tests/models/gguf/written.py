@@ -49,7 +49,7 @@ def write_gguf(
     config = json.loads((checkpoint / "config.json").read_text())
     name = _NAMES[config["architectures"][0]]
     writer = gguf.GGUFWriter(path, name, split_max_tensors=parts)
-    metadata = {**_metadata(name, config), **_vocabulary(checkpoint), **(change or {})}
+    metadata = {**_metadata(name, config), **vocabulary_of(checkpoint), **(change or {})}
     for key, value in metadata.items():
         if value is not None:
             _add(writer, key, value)
@@ -101,7 +101,8 @@ def _metadata(name: str, config: dict[str, Any]) -> dict[str, Any]:
     return {f"{name}.{key}": value for key, value in found.items()}
 
 
-def _vocabulary(checkpoint: Path) -> dict[str, Any]:
+def vocabulary_of(checkpoint: Path) -> dict[str, Any]:
+    """The metadata of a checkpoint's tokenizer."""
     told = json.loads((checkpoint / "tokenizer.json").read_text())
     settings = json.loads((checkpoint / "tokenizer_config.json").read_text())
     special = {one["content"]: one["id"] for one in told["added_tokens"]}
