@@ -55,6 +55,8 @@ class GatewaySettings(
         allowed_hosts: names and addresses in the `Host` of requests, in addition to this machine's loopback
             names, and without ports; `*.example` allows all names below `example`, `*` all. Without any, a
             gateway that listens on loopback answers to loopback names alone, others to every name.
+        model_aliases: further names by which clients may ask for the model, such as those that a program has
+            built in. The log has the model's own name.
         security_headers: add security headers to responses.
         requests_per_minute: rate limit per API key, or per client address without keys; 0 is no limit.
         max_in_flight: concurrent requests; further ones get status 429.
@@ -82,6 +84,7 @@ class GatewaySettings(
     api_keys_file: str | None = None
     cors_origins: list[str] = []
     allowed_hosts: list[str] = []
+    model_aliases: list[Annotated[str, Meta(min_length=1, max_length=256)]] = []
     security_headers: bool = True
     requests_per_minute: Annotated[int, Meta(ge=0)] = 0
     max_in_flight: Annotated[int, Meta(ge=1)] = 512

@@ -29,6 +29,7 @@ class ServedModel:
         options: the family's own request parameters; None: it has none.
         takes_texts: a request on the log may have several texts.
         adapters: the LoRA adapters.
+        aliases: further names by which clients may ask for the model.
         remarks: what is to be known of the checkpoint, in sentences.
     """
 
@@ -44,6 +45,7 @@ class ServedModel:
     takes_texts: bool = False
     remarks: tuple[str, ...] = ()
     adapters: ServedAdapters = field(default_factory=ServedAdapters)
+    aliases: tuple[str, ...] = ()
 
     @property
     def takes_media(self) -> bool:
@@ -66,16 +68,23 @@ class ServedModel:
             takes_texts=graph.takes_texts,
             remarks=_remarks(graph, config),
             adapters=ServedAdapters(configured(config), takes_others=config.adapters_at_runtime),
+            aliases=tuple(dict.fromkeys(config.gateway.model_aliases)),
         )
 
     def check_model(self, name: str | None) -> None:
-        """Refuse another name than the model's and its adapters'.
+        """Refuse another name than the model's own, its aliases and its adapters'.
 
         Raises:
             ModelNotFoundError: `name` is another model, or an adapter that is not loaded.
         """
-        if name is not None and name != self.name and name not in self.adapter_models:
+        if name is None or name == self.name or name in self.aliases:
+            return
+        if name not in self.adapter_models:
             raise ModelNotFoundError(name, self.name)
+
+    def own_name(self, name: str) -> str:
+        """The model's own name for an alias; other names are left as they are."""
+        return self.name if name in self.aliases else name
 
     @property
     def adapter_models(self) -> dict[str, Adapter]:

@@ -17,8 +17,8 @@ def are_asked(request: Request) -> bool:
 
 
 def model_list(gateway: Gateway) -> dict[str, Any]:
-    """Return the model and its adapters, on one page."""
-    names = [gateway.served.name, *sorted(gateway.served.adapter_models)]
+    """Return the model, its aliases and its adapters, on one page."""
+    names = [gateway.served.name, *gateway.served.aliases, *sorted(gateway.served.adapter_models)]
     return {
         "data": [model_document(gateway, name) for name in names],
         "has_more": False,

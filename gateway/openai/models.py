@@ -8,8 +8,8 @@ from models.base import EMBEDDING, SCORE
 
 
 def model_documents(gateway: Gateway) -> list[dict[str, Any]]:
-    """Return the documents of the model and of its adapters."""
-    names = (gateway.served.name, *sorted(gateway.served.adapter_models))
+    """Return the documents of the model, its aliases and its adapters."""
+    names = (gateway.served.name, *gateway.served.aliases, *sorted(gateway.served.adapter_models))
     return [model_document(gateway, name) for name in names]
 
 
@@ -18,7 +18,7 @@ def model_document(gateway: Gateway, name: str) -> dict[str, Any]:
 
     `options` is the JSON schema of the parameters that only this model's family has. `remarks` are sentences
     about the checkpoint, such as that its safety checker is on. `limits` are those of one request; sizes are
-    in bytes. Of an adapter, `parent` is its model, and `root` its folder.
+    in bytes. Of an adapter, `parent` is its model, and `root` its folder; of an alias, `root` is the model.
     """
     served, settings, media = gateway.served, gateway.settings, gateway.media_settings
     limits: dict[str, Any] = {
@@ -50,7 +50,7 @@ def model_document(gateway: Gateway, name: str) -> dict[str, Any]:
         "object": "model",
         "created": gateway.started_s,
         "owned_by": "dalsegno",
-        **of_adapter,
+        **({"root": served.name} if name in served.aliases else of_adapter),
         "max_model_len": served.max_seq_len,
         "tool_calls": gateway.tool_calls.name if gateway.tool_calls is not None else None,
         "reasoning": gateway.reasoning.name if gateway.reasoning is not None else None,

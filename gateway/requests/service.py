@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import count
 from typing import Any, Final
@@ -170,6 +171,7 @@ class Gateway:
             CapacityError: the gateway drains, has no log, or a worker has never been ready.
             ClientError: the request cannot be taken.
         """
+        request = replace(request, model=self.served.own_name(request.model))
         return await self.check_open().submissions.submit(request, on_subscribed)
 
     def check_open(self) -> LogConnection:

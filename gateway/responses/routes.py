@@ -73,7 +73,11 @@ def _add_new(router: APIRouter, gateway: Gateway, second: SecondLog) -> None:
         stored = StoredResponses(gateway, tenant)
         turn = None
         earlier: list[dict[str, Any]] = []
-        asked = msgspec.structs.replace(asked, input=await stored.resolved(asked.input))
+        asked = msgspec.structs.replace(
+            asked,
+            model=gateway.served.own_name(asked.model or ""),  # as it is read again
+            input=await stored.resolved(asked.input),
+        )
         if asked.conversation_id is not None:
             turn = await NewTurn.of(StoredConversations(gateway, second, tenant), asked)
             earlier = messages_of(turn.read.items)

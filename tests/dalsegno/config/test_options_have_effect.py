@@ -70,7 +70,7 @@ from tests.conductor.shell import Watcher, beating, conducting, join, until_it_s
 from tests.gateway.batches import running as batches
 from tests.gateway.http.test_connection import GET, HALF, Client, Endless, serving
 from tests.gateway.media.world import chat, data_url, image, png, seeing
-from tests.gateway.world import CHAT, Performance, World, deployment, echo, listening
+from tests.gateway.world import CHAT, SERVED, Performance, World, deployment, echo, listening
 from tests.models.media import samples
 from tests.tiny import tiny_checkpoint
 from tests.tiny.adapters import make_adapter
@@ -462,6 +462,7 @@ async def gateway(config: DeploymentConfig, script: Any = echo) -> AsyncIterator
         settings=config.gateway,
         keys=api_keys(config.gateway),
         logs_requests=config.logs.requests,
+        served=replace(SERVED, aliases=ServedModel.of(config).aliases),
     ) as world:
         yield world
 
@@ -1068,6 +1069,13 @@ TABLE: Final = [
         said="models.example",
         observe=status_by_host("models.example"),
         without=403,
+        with_=200,
+    ),
+    Row(
+        key="gateway.model_aliases",
+        said="gpt-5,other",
+        observe=status_of(model="gpt-5"),
+        without=404,
         with_=200,
     ),
     Row(
