@@ -38,6 +38,7 @@ class AnswerHead:
         sound: that of the answer; None for an answer without.
         shows_prompt: an echo of the prompt is a part of the text.
         with_token_ids: the ids of the tokens are listed.
+        tokens_as_ids: tokens with log probabilities are written as their ids.
     """
 
     request_id: str
@@ -49,6 +50,7 @@ class AnswerHead:
     sound: ChatSound | None = None
     shows_prompt: bool = False
     with_token_ids: bool = False
+    tokens_as_ids: bool = False
 
     def of(self, object_name: str) -> dict[str, Any]:
         return {
@@ -209,7 +211,7 @@ class ChatStream(_Stream):
         return {"delta": {"content": text} if text else {}}
 
     def _logprobs(self, listed: list[ListedToken]) -> dict[str, Any]:
-        return chat_logprobs(listed)
+        return chat_logprobs(listed, as_ids=self._head.tokens_as_ids)
 
 
 class CompletionStream(_Stream):
@@ -230,7 +232,7 @@ class CompletionStream(_Stream):
         return {"text": text}
 
     def _logprobs(self, listed: list[ListedToken]) -> dict[str, Any]:
-        return completion_logprobs(listed)
+        return completion_logprobs(listed, as_ids=self._head.tokens_as_ids)
 
 
 @dataclass(slots=True)
@@ -329,7 +331,7 @@ class ChatDocument(_Document):
         return {"message": message}
 
     def _logprobs(self, listed: list[ListedToken]) -> dict[str, Any]:
-        return chat_logprobs(listed)
+        return chat_logprobs(listed, as_ids=self._head.tokens_as_ids)
 
 
 class CompletionDocument(_Document):
@@ -342,7 +344,7 @@ class CompletionDocument(_Document):
         return found | ({"prompt_token_ids": parts.ids.prompt} if self._head.with_token_ids else {})
 
     def _logprobs(self, listed: list[ListedToken]) -> dict[str, Any]:
-        return completion_logprobs(listed)
+        return completion_logprobs(listed, as_ids=self._head.tokens_as_ids)
 
 
 def _choice(

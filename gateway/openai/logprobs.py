@@ -6,7 +6,7 @@ token in the middle, which only occurs with `ignore_eos`, is.) In an echoed prom
 
 Tokens are bytes, and a character may be several tokens. A chat lists each token's `bytes`, and their text as
 `token`; completions have one string for both, so bytes that are not valid text alone are written as OpenAI
-does: `bytes:\xe2\x80`.
+does: `bytes:\xe2\x80`. With `as_ids` a token is written as its id, as vLLM does: `token_id:5`.
 """
 
 import codecs
@@ -111,21 +111,21 @@ class TokenList:
         return self.chars - len(self._text) + len(self._ahead)
 
 
-def chat_logprobs(listed: Iterable[ListedToken]) -> dict[str, Any]:
+def chat_logprobs(listed: Iterable[ListedToken], *, as_ids: bool = False) -> dict[str, Any]:
     """The `logprobs` of a chat's choice."""
-    return {"content": token_objects(listed), "refusal": None}
+    return {"content": token_objects(listed, as_ids=as_ids), "refusal": None}
 
 
-def token_objects(listed: Iterable[ListedToken]) -> list[dict[str, Any]]:
+def token_objects(listed: Iterable[ListedToken], *, as_ids: bool = False) -> list[dict[str, Any]]:
     """Tokens as chats and responses list them."""
     return [
-        _chat_token(one.token.token, one.token.logprob)
-        | {"top_logprobs": [_chat_token(top.token, top.logprob) for top in one.token.top]}
+        _chat_token(one.token, as_ids=as_ids)
+        | {"top_logprobs": [_chat_token(top, as_ids=as_ids) for top in one.token.top]}
         for one in listed
     ]
 
 
-def completion_logprobs(listed: Iterable[ListedToken]) -> dict[str, Any]:
+def completion_logprobs(listed: Iterable[ListedToken], *, as_ids: bool = False) -> dict[str, Any]:
     """The `logprobs` of a completion's choice: four lists of the same length.
 
     The first token of a prompt has no log probability and no alternatives: both are null.
@@ -134,35 +134,37 @@ def completion_logprobs(listed: Iterable[ListedToken]) -> dict[str, Any]:
     return {
         "text_offset": [one.offset for one in tokens],
         "token_logprobs": [_or_none(one.token.logprob) for one in tokens],
-        "tokens": [_in_one_string(one.token.token) for one in tokens],
-        "top_logprobs": [_likely(one.token) for one in tokens],
+        "tokens": [_in_one_string(one.token, as_ids=as_ids) for one in tokens],
+        "top_logprobs": [_likely(one.token, as_ids=as_ids) for one in tokens],
     }
 
 
-def _chat_token(token: bytes, logprob: float | None) -> dict[str, Any]:
+def _chat_token(token: TokenLogprobs | LikelyToken, *, as_ids: bool) -> dict[str, Any]:
     return {
-        "token": token.decode(errors="replace"),
-        "bytes": list(token),
-        "logprob": LEAST if logprob is None else _finite(logprob),
+        "token": f"token_id:{token.id}" if as_ids else token.token.decode(errors="replace"),
+        "bytes": list(token.token),
+        "logprob": LEAST if token.logprob is None else _finite(token.logprob),
     }
 
 
-def _likely(token: TokenLogprobs) -> dict[str, float] | None:
+def _likely(token: TokenLogprobs, *, as_ids: bool) -> dict[str, float] | None:
     """The likeliest tokens, and the chosen one in any case."""
     if token.logprob is None:
         return None
     chosen = LikelyToken(id=token.id, token=token.token, logprob=token.logprob)
     found: dict[str, float] = {}
     for one in (*token.top, chosen):  # of two tokens with the same text, the likelier one is listed
-        found.setdefault(_in_one_string(one.token), _finite(one.logprob))
+        found.setdefault(_in_one_string(one, as_ids=as_ids), _finite(one.logprob))
     return found
 
 
-def _in_one_string(token: bytes) -> str:
+def _in_one_string(token: TokenLogprobs | LikelyToken, *, as_ids: bool) -> str:
+    if as_ids:
+        return f"token_id:{token.id}"
     try:
-        return token.decode()
+        return token.token.decode()
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.token)
 
 
 def _or_none(logprob: float | None) -> float | None:

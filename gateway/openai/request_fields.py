@@ -174,6 +174,10 @@ FIELDS: Final = (
         "needs `stream`",
     ),
     _supported(
+        "return_tokens_as_token_ids", "vLLM",
+        "`true`: tokens with log probabilities are written as `token_id:5`, not as their text",
+    ),
+    _supported(
         "return_token_ids", _OTHERS,
         "`prompt_token_ids` of the prompt, and `token_ids` of each answer: [token ids](http.md#token-ids)",
     ),
@@ -236,7 +240,6 @@ FIELDS: Final = (
     _refused("return_mm_kwargs", "vLLM", False),
     _refused("prompt_embeds", "vLLM", routes=(COMPLETIONS,)),
     _refused("input_ids", "SGLang", note="use `/v1/completions` with token ids", routes=(CHAT,)),
-    _refused("return_tokens_as_token_ids", "vLLM", False),
     _refused("return_token_offsets", "vLLM", False),
     _refused("return_prompt_text", "vLLM", False, routes=(CHAT,)),
     _refused("return_prompt_token_ids", "SGLang", False, routes=(CHAT,)),

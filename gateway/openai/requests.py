@@ -87,8 +87,8 @@ class _Request(ModelRequest, frozen=True, kw_only=True):
 
     `guide`, `top_k`, `min_p`, `repetition_penalty`, `bad_words`, `allowed_token_ids`, `min_tokens`,
     `stop_token_ids`, `ignore_eos`, `truncate_prompt_tokens`, `truncation_side`, `cache_salt`,
-    `return_token_ids` and `options` are not OpenAI's; each of the model's options may also be a field of its
-    own.
+    `return_token_ids`, `return_tokens_as_token_ids` and `options` are not OpenAI's; each of the model's
+    options may also be a field of its own.
     `neutral` maps each unsupported field to the values that it may have.
     """
 
@@ -117,6 +117,7 @@ class _Request(ModelRequest, frozen=True, kw_only=True):
     truncation_side: str | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
     guide: dict[str, Any] | None = None
     options: dict[str, Any] | None = None

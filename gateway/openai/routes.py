@@ -231,6 +231,7 @@ def _head(
         sound=None if body.sound is None else _sound(gateway, group, recorded, body.sound),
         shows_prompt=body.shows_prompt,
         with_token_ids=bool(body.return_token_ids),
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
     )
 
 

@@ -124,6 +124,17 @@ def test_what_json_cannot_say_of_a_probability_is_openais_least() -> None:
     assert msgspec.json.decode(msgspec.json.encode(found)) == found
 
 
+def test_tokens_are_written_as_their_ids() -> None:
+    said = TokenList().add(OutputChunk(text="é", logprobs=[token(b"\xc3", -1.0, a=-0.1), token(b"\xa9")]))
+
+    completion, chat = completion_logprobs(said, as_ids=True), chat_logprobs(said, as_ids=True)
+
+    assert completion["tokens"] == ["token_id:1", "token_id:1"]
+    assert completion["top_logprobs"] == [{"token_id:9": -0.1, "token_id:1": -1.0}, {"token_id:1": -0.5}]
+    assert [one["token"] for one in chat["content"]] == ["token_id:1", "token_id:1"]
+    assert chat["content"][0]["top_logprobs"] == [{"token": "token_id:9", "bytes": [97], "logprob": -0.1}]
+
+
 # ---- over HTTP -----------------------------------------------------------------------------------------
 
 
@@ -164,6 +175,17 @@ async def test_a_chat_lists_its_tokens_whole_and_streamed_alike() -> None:
     assert choice["logprobs"]["content"] == streamed
     assert b"".join(bytes(one["bytes"]) for one in streamed).decode() == "Héllo."
     assert [one["token"] for one in streamed[0]["top_logprobs"]] == ["H", "h"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_client_asks_for_tokens_as_ids(path: str) -> None:
+    body = CHAT | {"logprobs": True} if "chat" in path else COMPLETION
+    async with deployment(scored) as world:
+        response = await world.client.post(path, json=body | {"return_tokens_as_token_ids": True})
+
+    found = response.json()["choices"][0]["logprobs"]
+    texts = [one["token"] for one in found["content"]] if "chat" in path else found["tokens"]
+    assert texts == ["token_id:1"] * 5
 
 
 async def test_a_chat_without_top_logprobs_names_no_others() -> None:

@@ -62,6 +62,7 @@ VALUES: dict[str, Any] = {
     "ignore_eos": True,
     "echo": True,
     "return_token_ids": True,
+    "return_tokens_as_token_ids": True,
     "stream": True,
     "priority": 5,
     "timeout_s": 60,
@@ -69,6 +70,7 @@ VALUES: dict[str, Any] = {
 }
 """A value of each supported field that can be sent alone; the others have tests of their own."""
 OF_THE_RESPONSE = {
+    "return_tokens_as_token_ids",
     "stream",
     "n",
     "separate_reasoning",
