@@ -26,12 +26,14 @@ class _Architecture:
         model_type: its name in a config.
         is_permuted: rows of queries and keys are in pairs for another form of rotation.
         has_experts: its layers have experts.
+        is_gemma: its layers have four norms, whose weights are stored with 1 added, and windows.
     """
 
     model_class: str
     model_type: str
     is_permuted: bool = False
     has_experts: bool = False
+    is_gemma: bool = False
 
 
 _ARCHITECTURES: Final[Mapping[str, _Architecture]] = MappingProxyType(
@@ -40,6 +42,7 @@ _ARCHITECTURES: Final[Mapping[str, _Architecture]] = MappingProxyType(
         "qwen2": _Architecture("Qwen2ForCausalLM", "qwen2"),
         "qwen3": _Architecture("Qwen3ForCausalLM", "qwen3"),
         "qwen3moe": _Architecture("Qwen3MoeForCausalLM", "qwen3_moe", has_experts=True),
+        "gemma3": _Architecture("Gemma3ForCausalLM", "gemma3_text", is_gemma=True),
     }
 )
 _OUTSIDE: Final = {
@@ -61,6 +64,16 @@ _IN_LAYERS: Final = {
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.gate",
 }
+_IN_GEMMAS_LAYERS: Final = {
+    **_IN_LAYERS,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GEMMA_PATTERN: Final = 6
+"""Every so many layers of Gemma 3 one reads the whole text."""
+_GEMMA_27B: Final = (62, 168)
+"""The layers of Gemma 3 27B, whose queries are scaled otherwise, and by what: files do not say it."""
 _OF_EXPERTS: Final = {
     "ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj",
 }  # fmt: skip
@@ -75,10 +88,12 @@ class Place:
     Attributes:
         names: the tensors that it holds, along its first axis if there are several: one for each expert.
         heads: the number of heads whose rows are to be put back in order; 0 for none.
+        added: what was added to its numbers.
     """
 
     names: tuple[str, ...]
     heads: int = 0
+    added: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +134,7 @@ def model_of(
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     places: dict[str, Place] = {}
     for tensor in shapes:
-        found = _place(tensor, heads if architecture.is_permuted else {}, config.get("num_experts", 0))
+        found = _place(architecture, tensor, heads, config.get("num_experts", 0))
         if found is None:
             raise UnsupportedArchitectureError(
                 f"the tensor {tensor!r} is none of {architecture.model_class}: files with adapters, draft "
@@ -198,6 +213,17 @@ def _config(
         )
     if (scaling := _scaling(keys, length, rope_factors)) is not None:
         config["rope_scaling"] = scaling
+    if architecture.is_gemma:
+        layers, scale = _GEMMA_27B
+        config |= {
+            "hidden_act": "gelu_pytorch_tanh",
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": scale if config["num_hidden_layers"] == layers else head_dim,
+            "sliding_window": keys.number("attention.sliding_window"),
+            "sliding_window_pattern": keys.get("attention.sliding_window_pattern") or _GEMMA_PATTERN,
+            "rope_theta": keys.get("rope.freq_base") or 1_000_000.0,
+            "rope_local_base_freq": 10_000.0,
+        }
     if architecture.has_experts:
         config |= {
             "num_experts": keys.number("expert_count"),
@@ -235,18 +261,21 @@ def _scaling(keys: _Keys, length: int, rope_factors: list[float] | None) -> dict
     return found
 
 
-def _place(tensor: str, heads: Mapping[str, int], experts: int) -> Place | None:
+def _place(architecture: _Architecture, tensor: str, heads: Mapping[str, int], experts: int) -> Place | None:
     """The place of a tensor, without names if it follows from the config; None if it has none."""
+    added = 1.0 if architecture.is_gemma and tensor.endswith("norm.weight") else 0.0
     if tensor == ROPE_FACTORS:
         return Place(())
     if tensor in _OUTSIDE:
-        return Place((_OUTSIDE[tensor],))
+        return Place((_OUTSIDE[tensor],), added=added)
     found = _LAYER.match(tensor)
     if found is None:
         return None
     layer, kind, end = found.groups()
-    if kind in _IN_LAYERS:
-        return Place((f"model.layers.{layer}.{_IN_LAYERS[kind]}.{end}",), heads.get(kind, 0))
+    names = _IN_GEMMAS_LAYERS if architecture.is_gemma else _IN_LAYERS
+    if kind in names:
+        name = f"model.layers.{layer}.{names[kind]}.{end}"
+        return Place((name,), heads.get(kind, 0) if architecture.is_permuted else 0, added)
     if kind in _OF_EXPERTS and experts:
         within = f"model.layers.{layer}.mlp.experts"
         return Place(tuple(f"{within}.{one}.{_OF_EXPERTS[kind]}.{end}" for one in range(experts)))

@@ -189,6 +189,7 @@ def _weights(tensor: Any, place: Place) -> Iterator[tuple[str, torch.Tensor]]:
     dtype = _UNQUANTISED.get(tensor.tensor_type, torch.bfloat16)
     found = _floats(tensor)
     floats = torch.from_numpy(found if found.flags.writeable else found.copy())
+    floats -= place.added
     if place.heads:
         floats = _unpermuted(floats, place.heads)
     several = floats.unbind(0) if len(place.names) > 1 else (floats,)

@@ -13,7 +13,7 @@ from models.checkpoints.weights import read_shards
 
 _NAMES: Final = {
     "LlamaForCausalLM": "llama", "MistralForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3moe",
+    "Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3moe", "Gemma3ForCausalLM": "gemma3",
 }  # fmt: skip
 _OUTSIDE: Final = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -25,6 +25,10 @@ _INSIDE: Final = {
     "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp",
+}  # fmt: skip
+_OF_GEMMA: Final = {
+    "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
 }  # fmt: skip
 _LAYER: Final = re.compile(r"^model\.layers\.(\d+)\.(.+)\.(weight|bias)$")
 _EXPERT: Final = re.compile(r"^model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight$")
@@ -92,6 +96,10 @@ def _metadata(name: str, config: dict[str, Any]) -> dict[str, Any]:
     }
     if "head_dim" in config:
         found["attention.key_length"] = found["attention.value_length"] = config["head_dim"]
+    if name == "gemma3":
+        found["attention.sliding_window"] = config["sliding_window"]
+        found["attention.sliding_window_pattern"] = config["sliding_window_pattern"]
+        found["rope.freq_base"] = float(config["rope_theta"])
     if "num_experts" in config:
         found |= {
             "expert_count": config["num_experts"],
@@ -145,10 +153,12 @@ def _tensors(checkpoint: Path, config: dict[str, Any], name: str) -> dict[str, A
     experts: dict[str, dict[int, Any]] = {}
     for key, weight in stored.items():
         data = weight.astype(np.float32)
+        if name == "gemma3" and key.endswith("norm.weight"):
+            data = data + 1
         if (one := _EXPERT.match(key)) is not None:
             experts.setdefault(f"blk.{one[1]}.ffn_{one[3]}_exps.weight", {})[int(one[2])] = data
         elif (one := _LAYER.match(key)) is not None:
-            kind = _INSIDE[one[2]]
+            kind = (_OF_GEMMA if name == "gemma3" else {}).get(one[2]) or _INSIDE[one[2]]
             if name == "llama" and kind in ("attn_q", "attn_k"):
                 heads = config["num_attention_heads" if kind == "attn_q" else "num_key_value_heads"]
                 found[f"blk.{one[1]}.{kind}.{one[3]}"] = _permuted(data, heads)
