@@ -10,7 +10,7 @@ The file is read with `gguf`, llama.cpp's own package; the tokenizer is built by
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,26 +53,35 @@ def convert(file: Path, folder: Path) -> None:
         CheckpointError: a file is damaged or incomplete, or holds something else than a served model.
     """
     readers = [_opened(path) for path in parts_of(file)]
+    try:
+        _convert(file, readers, folder)
+    except CheckpointError as error:
+        raise type(error)(f"{file}: {error.message}") from error
+
+
+def _convert(file: Path, readers: Sequence[Any], folder: Path) -> None:
     metadata = _metadata(readers[0])
     tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
     count = metadata.get("split.tensors.count", len(tensors))
     if count != len(tensors):
-        raise CheckpointError(f"{file}: expected {count} tensors in all its parts, found {len(tensors)}")
+        raise CheckpointError(f"expected {count} tensors in all its parts, found {len(tensors)}")
     shapes = {name: tuple(int(n) for n in tensor.shape[::-1]) for name, tensor in tensors.items()}
     factors = tensors.get(ROPE_FACTORS)
-    try:
-        model = model_of(metadata, shapes, None if factors is None else _floats(factors).tolist())
-    except CheckpointError as error:
-        raise type(error)(f"{file}: {error.message}") from error
+    model = model_of(metadata, shapes, None if factors is None else _floats(factors).tolist())
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".converting-") as partial:
         written = Path(partial) / folder.name
         written.mkdir()
-        _write_texts(file, metadata, model, written)
+        alone = Path(partial) / "source"  # transformers also reads what lies beside the file
+        alone.mkdir()
+        (alone / file.name).symlink_to(file.resolve())
+        _write_texts(alone / file.name, metadata, model, written)
         _write_weights(tensors, model, written)
-        if folder.exists():  # another process was faster
-            return
-        written.rename(folder)
+        try:
+            written.rename(folder)
+        except OSError:
+            if not folder.exists():  # otherwise another process was faster
+                raise
 
 
 def _opened(path: Path) -> Any:
@@ -109,10 +118,10 @@ def _write_texts(file: Path, metadata: Mapping[str, Any], model: Model, folder: 
         )
     except Exception as error:  # transformers raises whatever a missing or malformed list of tokens leads to
         raise CheckpointError(
-            f"{file}: the tokenizer cannot be read: {type(error).__name__}: {error!s:.200}"
+            f"the tokenizer cannot be read: {type(error).__name__}: {error!s:.200}"
         ) from error
     tokenizer.save_pretrained(folder)
-    _finish_tokenizer(file, metadata, folder / "tokenizer.json")
+    _finish_tokenizer(metadata, folder / "tokenizer.json")
     template = metadata.get("tokenizer.chat_template")
     if isinstance(template, str):
         (folder / "chat_template.jinja").write_text(template)
@@ -127,7 +136,7 @@ def _write_texts(file: Path, metadata: Mapping[str, Any], model: Model, folder: 
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
 
 
-def _finish_tokenizer(file: Path, metadata: Mapping[str, Any], path: Path) -> None:
+def _finish_tokenizer(metadata: Mapping[str, Any], path: Path) -> None:
     """Add what transformers does not read of a vocabulary of bytes.
 
     Raises:
@@ -140,7 +149,7 @@ def _finish_tokenizer(file: Path, metadata: Mapping[str, Any], path: Path) -> No
     is_plain = told["pre_tokenizer"]["type"] == "ByteLevel"
     if split not in _SPLITS or is_plain != (split == "gpt-2"):
         raise UnsupportedArchitectureError(
-            f"{file}: tokenizer.ggml.pre is {split!r}: expected one of {', '.join(sorted(_SPLITS))}, in a "
+            f"tokenizer.ggml.pre is {split!r}: expected one of {', '.join(sorted(_SPLITS))}, in a "
             "version of transformers that knows it; others split texts in ways that are not known here"
         )
     if split not in _LLAMA3:

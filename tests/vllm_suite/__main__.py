@@ -3,7 +3,7 @@
 FOLDER keeps vLLM's source package, which PyPI has, a checkpoint, and one line per test (`results.txt`).
 The checkpoint is a tiny Qwen3 with random weights and Qwen3's own chat template. It is served under the name
 of the model that each test asks for. So a test fails that needs what the model knows, or vLLM's own wording;
-docs/http.md says where we differ on purpose. None of vLLM is imported (`stand_in/conftest.py`).
+docs/http.md says where we differ on purpose. None of vLLM is imported (`stand_in/names.py`).
 """
 
 import hashlib
@@ -48,7 +48,8 @@ _TESTS: Final = (
     "openai/test_return_token_ids.py",
     "serve/tokenize/test_tokenization.py",
 )
-_STAND_IN: Final = Path(__file__).parent / "stand_in"
+_STAND_INS: Final = {"names.py": "conftest.py", "utils.py": "utils.py"}
+"""A `conftest.py` in the repository would apply to our own tests."""
 
 
 def main(folder: Path, arguments: list[str]) -> int:
@@ -57,8 +58,8 @@ def main(folder: Path, arguments: list[str]) -> int:
     sources = folder / "source"
     if not sources.exists():
         _unpack(published_templates.archive("https://pypi.org/simple/vllm/", _ARCHIVE), sources)
-    for stand_in in _STAND_IN.glob("*.py"):
-        shutil.copy(stand_in, sources / "tests" / stand_in.name)
+    for name, used_as in _STAND_INS.items():
+        shutil.copy(Path(__file__).parent / "stand_in" / name, sources / "tests" / used_as)
     checkpoint = _checkpoint(folder)
     repository = Path(__file__).parents[2]
     environment = {

@@ -274,7 +274,7 @@ async def test_lines_without_an_answer_expire() -> None:
             await performance.cancelled.wait()
 
     async with deployment(script) as world, running(world):
-        batch = await created(world, [line("a", "quick"), line("b")], completion_window="1s")
+        batch = await created(world, [line("a", "quick"), line("b")], completion_window="3s")
         done = await ended(world, batch["id"])
         [good] = await results(world, done["output_file_id"])
         [bad] = await results(world, done["error_file_id"])

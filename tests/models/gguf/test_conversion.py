@@ -185,6 +185,27 @@ def test_a_model_in_several_files_is_whole(tmp_path: Path) -> None:
         convert(file, tmp_path / "other")
 
 
+def test_files_beside_it_are_not_read(tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        (tmp_path / name).write_text((tiny_checkpoint("llama") / name).read_text())
+
+    folder = converted(tmp_path, "qwen3")
+
+    ours, plain = (AutoTokenizer.from_pretrained(one) for one in (folder, tiny_checkpoint("qwen3")))
+    assert ours("What does len do?")["input_ids"] == plain("What does len do?")["input_ids"]
+    assert ours.eos_token == plain.eos_token
+
+
+def test_of_two_conversions_at_once_one_is_kept(tmp_path: Path) -> None:
+    first = converted(tmp_path, "qwen3")
+    before = (first / "config.json").stat().st_mtime_ns
+
+    convert(tmp_path / "m.gguf", first)
+
+    assert (first / "config.json").stat().st_mtime_ns == before
+    assert [path.name for path in first.parent.iterdir()] == ["m"]
+
+
 # ---- what is refused ---------------------------------------------------------------------------------------
 
 
