@@ -2,6 +2,7 @@
 
 import os
 import pty
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from tests.e2e import clients
 from tests.e2e.deploy import Running
 
+_LOST_S = 5.0
 LEN = "Return the number of items in a container."
 
 
@@ -50,8 +52,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(random_deployment: Running,
             os.write(terminal, b"hello\n")
             screen.wait_for("hello")
             screen.wait_for_answer(40)
-            os.write(terminal, b"\x03")
-            if screen.wait_for("stopped", "ends the session") == "stopped":
+            if screen.press_until("stopped", "ends the session") == "stopped":
                 break
         os.write(terminal, b"/system\n")
         screen.wait_for("there is no system's message")
@@ -79,6 +80,15 @@ class Screen:
             self._read()
         self._shown = self._shown.partition(found[0])[2]
         return found[0]
+
+    def press_until(self, *texts: str) -> str:
+        """Press Ctrl-C until one of the texts is there: a key may be lost while the terminal changes."""
+        while True:
+            os.write(self._terminal, b"\x03")
+            while select.select([self._terminal], [], [], _LOST_S)[0]:
+                self._read()
+                if any(text in self._shown for text in texts):
+                    return self.wait_for(*texts)
 
     def wait_for_answer(self, count: int) -> None:
         """Wait for so many characters of an answer, or for the prompt behind a shorter one."""
