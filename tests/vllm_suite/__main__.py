@@ -26,7 +26,7 @@ from tests.tiny import tiny_checkpoint
 _ARCHIVE: Final = "vllm-0.33.0.tar.gz"
 _SHA256: Final = "f4c33c2503d52bb411146afa9618a4f48bed68912f617e6803ac8d76e4c74112"
 _TEMPLATE: Final = "Qwen-Qwen3-0.6B.jinja"
-_CONTEXT: Final = 4096
+_CONTEXT: Final = 8192
 _END_SCALE: Final = 2.0
 """Answers of random weights never end; with this factor, about one token in sixteen ends one."""
 _AT: Final = "tests/entrypoints/"

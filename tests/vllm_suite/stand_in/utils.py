@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 from unittest.mock import MagicMock
@@ -14,15 +15,18 @@ import anthropic
 import openai
 
 START_S = 60.0
+_NAME = "--served-model-name"
 ROCM_EXTRA_ARGS: list[str] = []
 
 
 class RemoteOpenAIServer:
-    """A deployment until the end of a `with` block; vLLM's arguments and environment are not used."""
+    """A deployment until the end of a `with` block. Of vLLM's arguments, only the served name is used."""
 
     DUMMY_API_KEY = "token-abc123"
 
-    def __init__(self, model: str, *_args: object, **_options: object) -> None:
+    def __init__(self, model: str, arguments: Sequence[str] = (), *_args: object, **_options: object) -> None:
+        if _NAME in arguments:
+            model = arguments[arguments.index(_NAME) + 1]
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         root = Path(self._folder.name)
         command = [sys.executable, "-m", "dalsegno", "serve", os.environ["SERVED_CHECKPOINT"], "--port", "0"]
