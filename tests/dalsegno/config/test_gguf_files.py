@@ -12,6 +12,8 @@ from models.checkpoints.files import CheckpointError
 from tests.models.gguf.written import write_gguf
 from tests.tiny import tiny_checkpoint
 
+pytestmark = pytest.mark.processes
+
 
 def test_a_file_is_converted_once_and_again_when_it_has_changed(tmp_path: Path) -> None:
     said: list[str] = []
