@@ -82,6 +82,11 @@ class ServedModel:
         if name not in self.adapter_models:
             raise ModelNotFoundError(name, self.name)
 
+    @property
+    def names(self) -> list[str]:
+        """All names by which clients may ask: the model's own, its aliases, its adapters'."""
+        return [self.name, *self.aliases, *sorted(self.adapter_models)]
+
     def own_name(self, name: str) -> str:
         """The model's own name for an alias; other names are left as they are."""
         return self.name if name in self.aliases else name

@@ -9,12 +9,13 @@ import sys
 from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
+from typing import Final
 
 from configs.deployment import ConfigError
 from models.checkpoints.files import CONFIG
 from models.gguf.parts import name_of, parts_of
 
-_GIB = 1 << 30
+_GIB: Final = 1 << 30
 
 
 def converted(file: Path, cache_home: Path, say: Callable[[str], None]) -> Path:
@@ -35,7 +36,7 @@ def converted(file: Path, cache_home: Path, say: Callable[[str], None]) -> Path:
     if (folder / CONFIG).is_file():
         return folder
     say(f"{file.name} ({size / _GIB:.1f} GiB) is converted to floats once, in {folder}")
-    command = [sys.executable, "-m", "models.gguf.conversion", str(file), str(folder)]
+    command = [sys.executable, "-P", "-m", "models.gguf.conversion", str(file), str(folder)]
     ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     if ended.returncode != 0:
         last = ended.stderr.strip().rpartition("\n")[2]

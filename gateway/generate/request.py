@@ -263,11 +263,7 @@ def _prompt(fields: Mapping[str, Any], placed: PlacedMedia, served: ServedModel,
 
 def _with_template_options(inputs: Inputs, fields: Mapping[str, Any]) -> Inputs:
     """The prompt with what its chat template is asked for."""
-    if _boolean(fields, "continue_final_message", default=False):
-        try:
-            inputs = msgspec.structs.replace(inputs, continue_final_message=True)
-        except ValueError as error:
-            raise InvalidParamError("continue_final_message", str(error)) from error
+    continues = _boolean(fields, "continue_final_message", default=False)
     options = fields.get("chat_template_kwargs") or {}
     if isinstance(options, str):
         try:
@@ -275,7 +271,7 @@ def _with_template_options(inputs: Inputs, fields: Mapping[str, Any]) -> Inputs:
         except ClientError as error:
             raise InvalidParamError("chat_template_kwargs", error.message, code=error.code) from error
     effort = _text(fields, "reasoning_effort") or None
-    if not options and effort is None:
+    if not options and effort is None and not continues:
         return inputs
     if not isinstance(options, dict):
         raise InvalidParamError(
@@ -287,7 +283,9 @@ def _with_template_options(inputs: Inputs, fields: Mapping[str, Any]) -> Inputs:
             f"reasoning_effort: expected one of {_listed(EFFORTS)}, found {described(effort)}",
         )
     try:
-        return msgspec.structs.replace(inputs, template_options=options, reasoning_effort=effort)
+        return msgspec.structs.replace(
+            inputs, template_options=options, reasoning_effort=effort, continue_final_message=continues
+        )
     except ValueError as error:
         problem = str(error).replace("template_options", "chat_template_kwargs", 1)
         raise InvalidParamError(problem.partition(":")[0], problem) from error

@@ -26,7 +26,7 @@ def known_name(gateway: Gateway, name: str) -> str:
 def listed(gateway: Gateway) -> list[dict[str, Any]]:
     """Return the model and its adapters, for `GET /api/tags`."""
     started = datetime.fromtimestamp(gateway.started_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    names = [gateway.served.name, *gateway.served.aliases, *sorted(gateway.served.adapter_models)]
+    names = gateway.served.names
     return [
         {
             "name": name,

@@ -18,7 +18,7 @@ def are_asked(request: Request) -> bool:
 
 def model_list(gateway: Gateway) -> dict[str, Any]:
     """Return the model, its aliases and its adapters, on one page."""
-    names = [gateway.served.name, *gateway.served.aliases, *sorted(gateway.served.adapter_models)]
+    names = gateway.served.names
     return {
         "data": [model_document(gateway, name) for name in names],
         "has_more": False,

@@ -9,8 +9,7 @@ from models.base import EMBEDDING, SCORE
 
 def model_documents(gateway: Gateway) -> list[dict[str, Any]]:
     """Return the documents of the model, its aliases and its adapters."""
-    names = (gateway.served.name, *gateway.served.aliases, *sorted(gateway.served.adapter_models))
-    return [model_document(gateway, name) for name in names]
+    return [model_document(gateway, name) for name in gateway.served.names]
 
 
 def model_document(gateway: Gateway, name: str) -> dict[str, Any]:

@@ -11,11 +11,12 @@ from fastapi import APIRouter
 
 from gateway.meters.answers import FINISHED
 from gateway.operations.metrics import Snapshot
+from gateway.requests.relay import REQUEST_CANCELLED
 from gateway.requests.response import DISCONNECTED
 from gateway.requests.service import Gateway
 
 _TIMEOUT: Final = "deadline_exceeded"
-_NOT_FAILED: Final = (FINISHED, DISCONNECTED, "request_cancelled", _TIMEOUT)
+_NOT_FAILED: Final = (FINISHED, DISCONNECTED, REQUEST_CANCELLED, _TIMEOUT)
 _HEALTH: Final = {"ready": "healthy", "busy": "healthy", "draining": "degraded"}
 """The status of each engine state in which requests are answered; others are unhealthy."""
 _UNHEALTHY: Final = "unhealthy"

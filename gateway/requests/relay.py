@@ -49,6 +49,7 @@ from shared.telemetry.log_fields import quoting
 _LOGGER: Final = logging.getLogger(__name__)
 BUFFER_BYTES: Final = 256 * 1024
 MISMATCH: Final = "output_mismatch"
+REQUEST_CANCELLED: Final = "request_cancelled"
 _ITEM_BYTES: Final = 256  # the approximate size of a chunk without its contents
 
 
@@ -128,7 +129,7 @@ class OutputFold:
                 return [Failed(event.failure)]
             case RequestCancelled():
                 message = f"the request was cancelled: {event.reason}"
-                return [Failed(Failure(code="request_cancelled", message=message, status=410))]
+                return [Failed(Failure(code=REQUEST_CANCELLED, message=message, status=410))]
             case RequestRejected() if self.submission_seq is None:
                 self._rejections.append(event)
                 return []

@@ -24,6 +24,7 @@ from gateway.openai.answer_reader import TEXT_ALONE, AnswerParts
 from gateway.openai.content_tokens import ContentTokens
 from gateway.openai.logprobs import ListedToken, token_objects
 from gateway.requests.parsed_request import ParsedRequest
+from gateway.requests.relay import REQUEST_CANCELLED
 from gateway.requests.response import DocumentFormat
 from gateway.requests.service import Gateway
 from gateway.requests.usage import input_output_usage
@@ -40,7 +41,6 @@ from shared.events import (
 )
 
 _CHOICE: Final = 0
-_CANCELLED: Final = "request_cancelled"
 _INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
@@ -146,7 +146,7 @@ def usage_of(usage: Usage) -> dict[str, Any]:
 
 def failed_document(head: ResponseHead, failure: Failure | HttpError) -> dict[str, Any]:
     """The object of a response that failed, or that its client cancelled."""
-    if failure.code == _CANCELLED:
+    if failure.code == REQUEST_CANCELLED:
         return head.document("cancelled")
     return head.document("failed", error=_error(failure.code, failure.message))
 

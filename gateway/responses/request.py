@@ -30,7 +30,7 @@ _ABOUT_THE_CLIENT: Final = frozenset(
 )
 _LOGPROBS: Final = "message.output_text.logprobs"
 _INCLUDED: Final = (_LOGPROBS, "reasoning.encrypted_content")
-"""What may be included. The reasoning is in the response as it is, so including it changes nothing."""
+"""The values of `include`. The reasoning is in the response as it is, so including it changes nothing."""
 _OF_CHATS: Final = (
     "temperature", "top_p", "parallel_tool_calls", "seed", "stop", "top_k", "min_p", "repetition_penalty",
     "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "stop_token_ids", "ignore_eos",

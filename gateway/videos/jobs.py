@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from gateway.requests.relay import REQUEST_CANCELLED
 from gateway.requests.status import PartStatus
 from gateway.videos.request import VIDEO
 from shared.events import Failure, RequestSubmitted
@@ -22,7 +23,7 @@ _STATUS: Final = {
     "failed": "failed",
     "rejected": "failed",
 }
-_CANCELLED: Final = Failure(code="request_cancelled", message="the job was cancelled", status=410)
+_CANCELLED: Final = Failure(code=REQUEST_CANCELLED, message="the job was cancelled", status=410)
 
 
 def is_job(event: RequestSubmitted, tenant: str | None) -> bool:

@@ -1,4 +1,4 @@
-"""What a GGUF file's metadata and names of tensors are in Hugging Face format, by architecture. Pure.
+"""GGUF's metadata and names of tensors in Hugging Face format, by architecture. Pure.
 
 Sources: the specification of GGUF (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), and
 llama.cpp's `convert_hf_to_gguf.py`, whose changes are reversed here.
@@ -83,7 +83,7 @@ _SCALINGS: Final = frozenset({"linear", "yarn"})
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor of the file belongs.
+    """The place of a file's tensor in the model.
 
     Attributes:
         names: the tensors that it holds, along its first axis if there are several: one for each expert.
@@ -182,11 +182,6 @@ def _config(
         "model_type": architecture.model_type,
         "vocab_size": embeddings[0],
         "hidden_size": hidden,
-        "intermediate_size": keys.number(
-            "expert_feed_forward_length"
-            if architecture.has_experts and keys.get("feed_forward_length") is None
-            else "feed_forward_length"
-        ),
         "num_hidden_layers": keys.number("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": keys.get("attention.head_count_kv") or heads,
@@ -214,26 +209,36 @@ def _config(
     if (scaling := _scaling(keys, length, rope_factors)) is not None:
         config["rope_scaling"] = scaling
     if architecture.is_gemma:
-        layers, scale = _GEMMA_27B
-        config |= {
-            "hidden_act": "gelu_pytorch_tanh",
-            "hidden_activation": "gelu_pytorch_tanh",
-            "query_pre_attn_scalar": scale if config["num_hidden_layers"] == layers else head_dim,
-            "sliding_window": keys.number("attention.sliding_window"),
-            "sliding_window_pattern": keys.get("attention.sliding_window_pattern") or _GEMMA_PATTERN,
-            "rope_theta": keys.get("rope.freq_base") or 1_000_000.0,
-            "rope_local_base_freq": 10_000.0,
-        }
+        config |= _of_gemma(keys, head_dim)
     if architecture.has_experts:
-        config |= {
-            "num_experts": keys.number("expert_count"),
-            "num_experts_per_tok": keys.number("expert_used_count"),
-            "moe_intermediate_size": keys.number("expert_feed_forward_length"),
-            "norm_topk_prob": True,
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": [],
-        }
-    return config
+        return config | _of_experts(keys)
+    return config | {"intermediate_size": keys.number("feed_forward_length")}
+
+
+def _of_gemma(keys: _Keys, head_dim: int) -> dict[str, Any]:
+    layers, scale = _GEMMA_27B
+    return {
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": scale if keys.number("block_count") == layers else head_dim,
+        "sliding_window": keys.number("attention.sliding_window"),
+        "sliding_window_pattern": keys.get("attention.sliding_window_pattern") or _GEMMA_PATTERN,
+        "rope_theta": keys.get("rope.freq_base") or 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+    }
+
+
+def _of_experts(keys: _Keys) -> dict[str, Any]:
+    width = keys.number("expert_feed_forward_length")
+    return {
+        "intermediate_size": keys.get("feed_forward_length") or width,
+        "num_experts": keys.number("expert_count"),
+        "num_experts_per_tok": keys.number("expert_used_count"),
+        "moe_intermediate_size": width,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
 
 
 def _scaling(keys: _Keys, length: int, rope_factors: list[float] | None) -> dict[str, Any] | None:

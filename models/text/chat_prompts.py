@@ -81,10 +81,8 @@ class ChatPrompts:
         if self.reasoning is None or text is None or (request.messages is None and not request.chat):
             return None
         is_inside = reasoning.begins_inside(self.reasoning, text)
-        if request.continue_final_message and not is_inside:  # what follows is content, or more reasoning
-            if not reasoning.is_begun(self.reasoning, _text_of(request.messages)):
-                return None
-            is_inside = True
+        if request.continue_final_message and not is_inside:  # what follows is more reasoning, or content
+            is_inside = reasoning.is_begun(self.reasoning, _text_of(request.messages)) or None
         return None if is_inside is None else PromptReasoning(self.reasoning.name, is_inside=is_inside)
 
     def with_reasoning(self, request: Inputs, params: Params, found: PromptReasoning | None) -> Params:

@@ -50,6 +50,16 @@ class _Layout:
     packs_inputs: bool
     order: tuple[int, ...] | None = None
 
+    @property
+    def words_axis(self) -> int:
+        """The axis of the matrix of words along which numbers are packed."""
+        return 0 if self.packs_inputs == self.has_inputs_first else 1
+
+    @property
+    def zeros_axis(self) -> int:
+        """That of the zero points, which are packed along the outputs."""
+        return 1 if self.has_inputs_first else 0
+
 
 LAYOUTS: Final[Mapping[str, _Layout]] = MappingProxyType(
     {
@@ -94,14 +104,11 @@ class PackedParts:
     def floats(self, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
         """Return the weight, float32 of `shape`."""
         layout, (outputs, inputs) = self.layout, self.shape
-        axis = 0 if layout.packs_inputs == layout.has_inputs_first else 1
-        numbers = unpacked(read(self.words), self.bits, axis, layout.order)
+        numbers = unpacked(read(self.words), self.bits, layout.words_axis, layout.order)
         scale = read(self.scale).to(torch.float32)
         zeros = None
         if self.zeros is not None:
-            zeros = unpacked(
-                read(self.zeros), self.bits, 1 if layout.has_inputs_first else 0, layout.order
-            ).to(torch.float32)
+            zeros = unpacked(read(self.zeros), self.bits, layout.zeros_axis, layout.order).to(torch.float32)
         if layout.has_inputs_first:
             numbers, scale = numbers.T, scale.T
             zeros = None if zeros is None else zeros.T
@@ -159,7 +166,7 @@ def packed_parts(
         )
     each = _WORD_BITS // bits
     sizes = list(words.shape)
-    sizes[0 if layout.packs_inputs == layout.has_inputs_first else 1] *= each
+    sizes[layout.words_axis] *= each
     inputs, outputs = sizes if layout.has_inputs_first else sizes[::-1]
     scales = found.shape if layout.has_inputs_first else found.shape[::-1]
     count = scales[0] if scales else 0

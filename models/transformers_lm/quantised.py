@@ -185,8 +185,7 @@ def quantised_of(raw: Mapping[str, Any], shards: Iterable[Shard], checkpoint: Pa
     if method == mxfp4.METHOD:
         return _of_four_bits(tensors, checkpoint)
     weights: dict[str, _AnyParts] = {}
-    if method in LAYOUTS:
-        bits = _bits(config)
+    if bits := _packed_bits(config, method):
         weights |= {
             f"{name.rpartition('.')[0]}.weight": packed_parts(name, tensors, config, bits, checkpoint)
             for name in tensors
@@ -296,10 +295,13 @@ def _block(
     return max(1, shape[0] // down), max(1, shape[1] // across)
 
 
-def _bits(config: Mapping[str, Any]) -> int:
-    """The bits of packed numbers."""
+def _packed_bits(config: Mapping[str, Any], method: str) -> int | None:
+    """The bits of the numbers that are packed; None if none are."""
+    if method in ("gptq", "awq"):
+        return int(config.get("bits") or config["w_bit"])
     groups = (config.get("config_groups") or {}).values()
-    return int(config.get("bits") or config.get("w_bit") or next(iter(groups))["weights"]["num_bits"])
+    packed = [one for one in groups if (one.get("format") or config.get("format")) == _PACKED]
+    return int(packed[0]["weights"]["num_bits"]) if packed else None
 
 
 def _complaint(config: Mapping[str, Any], method: object) -> str | None:

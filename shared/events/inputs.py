@@ -157,8 +157,13 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
             self._check_template()
         if self.continue_final_message:
             self._check_final_message()
-        if not self.add_generation_prompt and (self.messages is None and not self.chat):
+        if not self.add_generation_prompt and not self._is_rendered:
             raise ValueError("add_generation_prompt: expected true for a raw prompt, found false")
+
+    @property
+    def _is_rendered(self) -> bool:
+        """True for a chat, which a template renders."""
+        return self.token_ids is None and self.texts is None and self.chat
 
     def _check_final_message(self) -> None:
         last = self.messages[-1] if self.messages else {}
@@ -170,7 +175,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
             )
 
     def _check_template(self) -> None:
-        if self.token_ids is not None or self.texts is not None or not self.chat:
+        if not self._is_rendered:
             name = "template_options" if self.template_options else "reasoning_effort"
             raise ValueError(f"{name}: expected a chat, whose template takes it; found a raw prompt")
         try:
@@ -184,7 +189,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
             raise ValueError(f"template_options: expected at most {MAX_TEMPLATE_BYTES} bytes, found {size}")
 
     def _check_tools(self) -> None:
-        if self.token_ids is not None or self.texts is not None or not self.chat:
+        if not self._is_rendered:
             raise ValueError("tools: expected a chat, whose template renders the tools; found a raw prompt")
         names = [tool.function.name for tool in self.tools]
         for name in names:

@@ -1,19 +1,16 @@
 """Run vLLM's own tests against this server: `python -m tests.vllm_suite FOLDER [PYTEST ARGUMENTS]`.
 
-FOLDER keeps vLLM's source package, which PyPI has, a checkpoint, and one line per test (`results.txt`).
-The checkpoint is a tiny Qwen3 with random weights and Qwen3's own chat template. It is served under the name
-of the model that each test asks for. So a test fails that needs what the model knows, or vLLM's own wording;
-docs/http.md says where we differ on purpose. None of vLLM is imported (`stand_in/names.py`).
+FOLDER keeps vLLM's tests, from its source package on PyPI, and a checkpoint: a tiny Qwen3 with random weights
+and Qwen3's own chat template. It is served under the name of the model that each test asks for. So a test
+fails that needs what the model knows, or vLLM's own wording; docs/http.md says where we differ on purpose.
+None of vLLM is imported (`stand_in/names.py`).
 """
 
-import hashlib
-import io
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -21,10 +18,9 @@ from typing import Final
 from safetensors.torch import load_file, save_file
 
 from tests.models.text import published_templates
+from tests.published_sources import files_of
 from tests.tiny import tiny_checkpoint
 
-_ARCHIVE: Final = "vllm-0.33.0.tar.gz"
-_SHA256: Final = "f4c33c2503d52bb411146afa9618a4f48bed68912f617e6803ac8d76e4c74112"
 _TEMPLATE: Final = "Qwen-Qwen3-0.6B.jinja"
 _CONTEXT: Final = 8192
 _END_SCALE: Final = 2.0
@@ -57,7 +53,7 @@ def main(folder: Path, arguments: list[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     sources = folder / "source"
     if not sources.exists():
-        _unpack(published_templates.archive("https://pypi.org/simple/vllm/", _ARCHIVE), sources)
+        _unpack(sources)
     for name, used_as in _STAND_INS.items():
         shutil.copy(Path(__file__).parent / "stand_in" / name, sources / "tests" / used_as)
     checkpoint = _checkpoint(folder)
@@ -74,36 +70,16 @@ def main(folder: Path, arguments: list[str]) -> int:
     command += ["-o", "asyncio_default_test_loop_scope=function", "--tb=short", "-q", "-rfE"]
     named = [argument for argument in arguments if not argument.startswith("-")]
     command += arguments if named else [*arguments, *(_AT + name for name in _TESTS)]
-    with (
-        (folder / "results.txt").open("w") as results,
-        subprocess.Popen(command, cwd=sources, env=environment, stdout=subprocess.PIPE, text=True) as running,
-    ):
-        assert running.stdout is not None
-        for line in running.stdout:
-            print(line, end="", flush=True)
-            results.write(line)
-    return running.returncode
+    return subprocess.run(command, cwd=sources, env=environment, check=False).returncode
 
 
-def _unpack(data: bytes, sources: Path) -> None:
-    """Unpack the tests of an archive.
-
-    Raises:
-        ValueError: it is not the one that is expected.
-    """
-    found = hashlib.sha256(data).hexdigest()
-    if found != _SHA256:
-        raise ValueError(f"{_ARCHIVE}: expected the SHA-256 {_SHA256}, found {found}")
+def _unpack(sources: Path) -> None:
+    """Write vLLM's tests into a folder, which appears whole."""
     with tempfile.TemporaryDirectory(dir=sources.parent) as unpacked:
         root = Path(unpacked) / "source"
-        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-            for member in archive:
-                path = Path(*Path(member.name).parts[1:])
-                if member.isfile() and path.is_relative_to(_AT) and path.suffix == ".py":
-                    content = archive.extractfile(member)
-                    assert content is not None
-                    (root / path).parent.mkdir(parents=True, exist_ok=True)
-                    (root / path).write_bytes(content.read())
+        for path, content in files_of("vllm", Path(_AT), ".py"):
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_bytes(content)
         (root / "tests" / "__init__.py").touch()
         root.rename(sources)
 

@@ -208,9 +208,8 @@ class StoredConversations:
         """The output of a turn's response; None without one. True if it may still come."""
         responses = StoredResponses(self.gateway, self.tenant)
         try:
-            found = await responses.one(
-                turn.response_id, with_deleted=True
-            )  # its items are the conversation's
+            # The items of a deleted response are the conversation's.
+            found = await responses.one(turn.response_id, with_deleted=True)
         except (NoResponseError, RequestForgottenError):
             return None, time.time_ns() - turn.time_ns < _SUBMISSION_NS
         if found.part.status != "finished":

@@ -42,7 +42,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def stored(weight: torch.Tensor, kind: gguf.GGMLQuantizationType) -> torch.Tensor:
-    """What a file says of a weight."""
+    """The numbers of a weight in a file."""
     if weight.ndim == 1:
         return weight
     data = weight.float().numpy()

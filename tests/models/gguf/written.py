@@ -180,7 +180,7 @@ def _permuted(weight: Any, heads: int) -> Any:
 
 
 def _llama3_factors(config: dict[str, Any], scaling: dict[str, Any]) -> Any:
-    """What each frequency is divided by, as Llama 3.1's scaling defines it."""
+    """The divisor of each frequency, as Llama 3.1's scaling defines it."""
     size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     original, factor = scaling["original_max_position_embeddings"], scaling["factor"]

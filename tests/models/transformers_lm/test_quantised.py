@@ -268,6 +268,24 @@ def test_quantised_weights_are_the_floats_they_stand_for(
         assert torch.allclose(found[name], tensor, rtol=1e-6, atol=0), name
 
 
+@pytest.mark.parametrize("groups", [{}, None])
+def test_compressed_tensors_without_groups_are_not_packed(tmp_path: Path, groups: Any) -> None:
+    config = compressed("int-quantized") | {"config_groups": groups}
+    _, stored = quantised(tmp_path, config, int8_with_zeros)
+
+    assert load_decoder(stored, "llm", device="meta").dtype is torch.float32
+
+
+def test_the_bits_are_those_of_the_group_that_is_packed(tmp_path: Path) -> None:
+    groups = {
+        "first": {"format": "int-quantized", "weights": {"num_bits": 8}},
+        "second": {"format": "pack-quantized", "weights": {"num_bits": 4, "group_size": 32}},
+    }
+    _, stored = quantised(tmp_path, compressed("mixed") | {"config_groups": groups}, packed_with_zeros())
+
+    assert load_decoder(stored, "llm", device="meta").dtype is torch.float32
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("config", "store"), [(FP8, blocks_of_16), (GPTQ, gptq()), (AWQ, awq)])
 def test_experts_and_members_parts_are_read_from_quantised_weights_too(

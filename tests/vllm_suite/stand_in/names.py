@@ -1,4 +1,4 @@
-"""What vLLM's tests import of vLLM, without it: names that can be read and called, and mean nothing.
+"""Stand-ins for the parts of vLLM that its tests import: names that can be read and called, and mean nothing.
 
 Tests of vLLM's inner parts fail with this; those that only speak HTTP do not use it.
 """
