@@ -507,7 +507,7 @@ PATH_MAPS: Final = ("adapters",)
 """Keys whose values are maps of paths."""
 
 
-ENGINE_PATHS: Final = ("draft_model", "draft")  # `draft` is the old name
+ENGINE_PATHS: Final = ("draft_model", "draft", "calibration_text")  # `draft` is the old name
 """The engine's keys in `model_kwargs` that are paths."""
 
 

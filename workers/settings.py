@@ -46,6 +46,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             and processor; `torch` is torch.
         attention: the attention kernel over the KV pool of a GPU, whatever computes the layers: `triton` is
             our kernel, `flashinfer` is FlashInfer; `auto` is our kernel where it is supported, else torch.
+        quantize: the bits of the weights that our CPU kernels multiply: `int8` and `int4` quantise the
+            checkpoint's while it is loaded; `auto` keeps what it stores; `none` makes floats of it.
+        calibration_text: a text file; weights are quantised so that the results for it change least.
         cuda_graphs: on a GPU, record decode steps at start and replay them.
     """
 
@@ -63,11 +66,22 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     draft_model: str | None = None
     kernels: Literal["auto", "torch"] = "auto"
     attention: Literal["auto", "triton", "flashinfer"] = "auto"
+    quantize: Literal["auto", "int8", "int4", "none"] = "auto"
+    calibration_text: str | None = None
     cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
+        if self.quantises and self.kernels == "torch":
+            raise ValueError(f"quantize: expected kernels auto with {self.quantize}, found torch")
+        if self.calibration_text is not None and not self.quantises:
+            raise ValueError("calibration_text: expected none without quantize: int8 or int4")
         if self.warm_prefixes and not self.prefix_cache:
             raise ValueError("warm_prefixes: expected none with prefix_cache false: nothing would be kept")
+
+    @property
+    def quantises(self) -> bool:
+        """Whether weights are quantised while they are loaded."""
+        return self.quantize in ("int8", "int4")
 
     def max_sequences_on(self, device_type: str) -> int:
         """The most sequences that run at a time on a device of this type."""

@@ -12,6 +12,8 @@ from dalsegno.hub.progress import in_words
 from models.checkpoints import hub_cache
 
 _BYTES: Final = {"float32": 4, "float16": 2, "bfloat16": 2}
+_QUANTISED_BITS: Final = {"int8": 8.5, "int4": 4.5}
+"""Of a weight, by `model_kwargs.quantize`, with its share of a scale (`models.grouped_weights`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,10 @@ def of(config: DeploymentConfig, *, kv_bytes: int) -> MemoryNeed | None:
     if sizes is None:
         return None
     each = _BYTES.get(str(config.model_kwargs.get("dtype", "auto")))
+    weights_bytes = sizes.bytes_as(each) if each is not None else sizes.stored_bytes
+    if bits := _QUANTISED_BITS.get(str(config.model_kwargs.get("quantize", "auto"))):
+        weights_bytes = int(sizes.bytes_as(2) / 16 * bits)
     return MemoryNeed(
-        weights_bytes=sizes.bytes_as(each) if each is not None else sizes.stored_bytes,
+        weights_bytes=weights_bytes,
         kv_bytes_per_token=kv_bytes,
     )

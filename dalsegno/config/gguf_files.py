@@ -16,6 +16,8 @@ from models.checkpoints.files import CONFIG
 from models.gguf.parts import name_of, parts_of
 
 _GIB: Final = 1 << 30
+_FORM: Final = b"groups"
+"""What conversions write; another name makes them anew."""
 
 
 def converted(file: Path, cache_home: Path, say: Callable[[str], None]) -> Path:
@@ -26,7 +28,7 @@ def converted(file: Path, cache_home: Path, say: Callable[[str], None]) -> Path:
         CheckpointError: a part of the model is missing.
     """
     file = file.resolve()
-    digest = blake2b(digest_size=8)
+    digest = blake2b(_FORM, digest_size=8)
     size = 0
     for part in parts_of(file):
         found = part.stat()
@@ -35,7 +37,7 @@ def converted(file: Path, cache_home: Path, say: Callable[[str], None]) -> Path:
     folder = cache_home / "dalsegno" / "gguf" / digest.hexdigest() / name_of(file)
     if (folder / CONFIG).is_file():
         return folder
-    say(f"{file.name} ({size / _GIB:.1f} GiB) is converted to floats once, in {folder}")
+    say(f"{file.name} ({size / _GIB:.1f} GiB) is converted once, in {folder}")
     command = [sys.executable, "-P", "-m", "models.gguf.conversion", str(file), str(folder)]
     ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     if ended.returncode != 0:

@@ -1,8 +1,9 @@
 """Conversion of a GGUF file to a checkpoint folder: `python -m models.gguf.conversion FILE FOLDER`.
 
-The folder has the weights as floats, in safetensors, with config, tokenizer and chat template of the file. It
-appears whole or not at all. Quantised weights become bfloat16, whose rounding is small beside theirs; others
-stay what they are. A tensor at a time is in memory, and a file of weights of at most `_SHARD_BYTES`.
+The folder has the weights in safetensors, with config, tokenizer and chat template of the file. It appears
+whole or not at all. Of models that our CPU kernels compute, quantised matrices stay integers in groups
+(`models.gguf.groups`). Other quantised weights become bfloat16, whose rounding is small beside theirs, and
+floats stay what they are. A tensor at a time is in memory, and a file of weights of at most `_SHARD_BYTES`.
 
 The file is read with `gguf`, llama.cpp's own package; the tokenizer is built by transformers.
 """
@@ -11,6 +12,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +25,10 @@ from transformers import AutoTokenizer
 from models.checkpoints.files import CheckpointError, UnsupportedArchitectureError
 from models.checkpoints.weights import INDEX
 from models.gguf.architectures import ROPE_FACTORS, Model, Place, model_of
+from models.gguf.groups import grouped
 from models.gguf.parts import parts_of
+from models.grouped_weights import GroupedWeight
+from models.transformers_lm import grouped_files
 
 _SHARD_BYTES: Final = 2 << 30
 _UNQUANTISED: Final = {
@@ -31,6 +36,12 @@ _UNQUANTISED: Final = {
     gguf.GGMLQuantizationType.F16: torch.float16,
     gguf.GGMLQuantizationType.BF16: torch.bfloat16,
 }
+_GROUPED: Final = frozenset(
+    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+)
+"""Classes whose linear layers our CPU kernels compute from integers in groups."""
+_EMBEDDINGS: Final = "model.embed_tokens.weight"
+_HEAD: Final = "lm_head.weight"
 _ENDS: Final = frozenset(
     {
         "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|end_of_text|>", "<|endoftext|>",
@@ -67,7 +78,9 @@ def _convert(file: Path, readers: Sequence[Any], folder: Path) -> None:
         raise CheckpointError(f"expected {count} tensors in all its parts, found {len(tensors)}")
     shapes = {name: tuple(int(n) for n in tensor.shape[::-1]) for name, tensor in tensors.items()}
     factors = tensors.get(ROPE_FACTORS)
-    model = model_of(metadata, shapes, None if factors is None else _floats(factors).tolist())
+    model = _as_stored(
+        model_of(metadata, shapes, None if factors is None else _floats(factors).tolist()), tensors
+    )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".converting-") as partial:
         written = Path(partial) / folder.name
@@ -82,6 +95,29 @@ def _convert(file: Path, readers: Sequence[Any], folder: Path) -> None:
         except OSError:
             if not folder.exists():  # otherwise another process was faster
                 raise
+
+
+def _as_stored(model: Model, tensors: Mapping[str, Any]) -> Model:
+    """The model with quantised matrices as they are stored, if its layers are computed from those.
+
+    Embeddings are looked up as floats. A head that shares them gets a matrix of its own.
+    """
+    kinds = {name: tensors[name].tensor_type for name in model.places}
+    if model.config["architectures"][0] not in _GROUPED or all(
+        kind in _UNQUANTISED for kind in kinds.values()
+    ):
+        return model
+    places = dict(model.places)
+    config = model.config | {"quantization_config": dict(grouped_files.CONFIG)}
+    for name, place in model.places.items():
+        if (
+            kinds[name] not in _UNQUANTISED
+            and place.names == (_EMBEDDINGS,)
+            and config.get("tie_word_embeddings")
+        ):
+            places[name] = replace(place, names=(_EMBEDDINGS, _HEAD))
+            config["tie_word_embeddings"] = False
+    return Model(config, places)
 
 
 def _opened(path: Path) -> Any:
@@ -180,8 +216,9 @@ def _write_weights(tensors: Mapping[str, Any], model: Model, folder: Path) -> No
         weight_map.update(dict.fromkeys(shard, name))
         shard.clear()
 
+    has_groups = "quantization_config" in model.config
     for name, place in model.places.items():
-        for written, weight in _weights(tensors[name], place):
+        for written, weight in _weights(tensors[name], place, has_groups=has_groups):
             if shard and size + weight.nbytes > _SHARD_BYTES:
                 write()
                 size = 0
@@ -193,20 +230,41 @@ def _write_weights(tensors: Mapping[str, Any], model: Model, folder: Path) -> No
     (folder / INDEX).write_text(json.dumps(index))
 
 
-def _weights(tensor: Any, place: Place) -> Iterator[tuple[str, torch.Tensor]]:
+def _weights(tensor: Any, place: Place, *, has_groups: bool) -> Iterator[tuple[str, torch.Tensor]]:
     """The weights that a tensor of the file holds, by name."""
+    is_quantised = tensor.tensor_type not in _UNQUANTISED
+    as_groups = [name for name in place.names if has_groups and is_quantised and name != _EMBEDDINGS]
+    for name in as_groups:
+        yield from grouped_files.tensors_of(name, _with_rows(grouped(tensor), place.heads)).items()
+    if names := [name for name in place.names if name not in as_groups]:
+        yield from _float_weights(tensor, place, names)
+
+
+def _with_rows(weight: GroupedWeight, heads: int) -> GroupedWeight:
+    """The weight with its rows in the order of Hugging Face."""
+    if not heads:
+        return weight
+    return replace(
+        weight,
+        numbers=_unpermuted(weight.numbers, heads),
+        scales=_unpermuted(weight.scales, heads),
+        minimums=_unpermuted(weight.minimums, heads) if weight.minimums is not None else None,
+    )
+
+
+def _float_weights(tensor: Any, place: Place, names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
     dtype = _UNQUANTISED.get(tensor.tensor_type, torch.bfloat16)
     found = _floats(tensor)
     floats = torch.from_numpy(found if found.flags.writeable else found.copy())
     floats -= place.added
     if place.heads:
         floats = _unpermuted(floats, place.heads)
-    several = floats.unbind(0) if len(place.names) > 1 else (floats,)
-    if len(several) != len(place.names):
+    several = floats.unbind(0) if len(names) > 1 else (floats,)
+    if len(several) != len(names):
         raise CheckpointError(
-            f"{tensor.name} has {len(several)} experts, expected {len(place.names)}; download the file again"
+            f"{tensor.name} has {len(several)} experts, expected {len(names)}; download the file again"
         )
-    for name, weight in zip(place.names, several, strict=True):
+    for name, weight in zip(names, several, strict=True):
         yield name, weight.to(dtype, copy=True).contiguous()  # files hold no tensor that shares storage
 
 

@@ -23,7 +23,7 @@ from models.transformers_lm.quantised import quantised_of
 from models.transformers_lm.recurrent import attach_recurrences
 from models.transformers_lm.renames import Published, Renamed
 from models.transformers_lm.sharding import SilentPeers, sharded
-from models.transformers_lm.tensors import load_weights
+from models.transformers_lm.tensors import load_weights, slices_of
 
 
 def load_decoder(
@@ -70,6 +70,9 @@ def load_decoder(
         max_positions=max_positions,
         weights_digest=weights_digest(shards),
         rotary_change=rotary_change_of(model_class.__name__, config),
+        stored_weights=quantised.grouped(slices_of(shards))
+        if quantised is not None and peers is None
+        else {},
     )
 
 

@@ -4,16 +4,19 @@ The modules are transformers' own. The node knows no pool and no requests: the e
 function of its layers.
 """
 
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from models.base import KVLayout, TokenStep
+from models.grouped_weights import GroupedWeight
 from models.transformers_lm.adapters import AdaptedModules
 from models.transformers_lm.architecture import body_name_of, body_of
 from models.transformers_lm.indexers import choosing_all
@@ -26,6 +29,8 @@ class DecoderLM:
     Attributes:
         weights_digest: a digest that distinguishes checkpoints (hex).
         rotary_change: the longest sequence with short rotary factors (`models.transformers_lm.longrope`).
+        stored_weights: by the name of a linear layer, what reads its weight as integers in groups, as the
+            checkpoint stores it, or returns None.
     """
 
     def __init__(
@@ -37,6 +42,7 @@ class DecoderLM:
         max_positions: int,
         weights_digest: str,
         rotary_change: int | None = None,
+        stored_weights: Mapping[str, Callable[[], GroupedWeight | None]] = MappingProxyType({}),
     ) -> None:
         self.name: Final = name
         self.layout: Final = layout
@@ -44,6 +50,7 @@ class DecoderLM:
         self.weights_digest: Final = weights_digest
         self.architecture: Final = type(model).__name__
         self.kernels: Final = "torch"
+        self.stored_weights: Final = stored_weights
         self._model = model
         self.rotary_change: Final = rotary_change
         self._long_factors: LongFactors | None = None

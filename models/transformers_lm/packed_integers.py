@@ -14,7 +14,7 @@ Sources: the layers of AutoGPTQ (`QuantLinear`), AutoAWQ (`WQLinear_GEMM`) and c
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from types import MappingProxyType
@@ -24,6 +24,7 @@ import torch
 
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.weights import TensorInfo
+from models.grouped_weights import GROUP, GroupedWeight, per_group
 
 _WORD_BITS: Final = 32
 _INTERLEAVED: Final = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -103,20 +104,40 @@ class PackedParts:
 
     def floats(self, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
         """Return the weight, float32 of `shape`."""
+        numbers, scale, zeros = self._read(read)
+        weight = numbers.to(torch.float32)
+        group = self._group_of_inputs(read, scale.shape[1])
+        weight -= zeros[:, group]
+        weight *= scale[:, group]
+        return weight
+
+    def grouped(self, read: Callable[[str], torch.Tensor]) -> GroupedWeight | None:
+        """Return the weight as it is stored; None if its groups are not made of groups of 32."""
+        numbers, scale, zeros = self._read(read)
+        size = self.group_size if scale.shape[1] > 1 else self.shape[1]
+        in_order = torch.arange(self.shape[1]) // size
+        if (size % GROUP and scale.shape[1] > 1) or not torch.equal(
+            self._group_of_inputs(read, scale.shape[1]), in_order
+        ):
+            return None
+        bits = max(self.bits, 4)
+        spread = (per_group(part, size, self.shape[1]) for part in (scale, zeros * -scale))
+        weight = GroupedWeight(bits, numbers.to(torch.uint8), *spread)
+        is_symmetric = bool((zeros == weight.zero).all())
+        return replace(weight, minimums=None) if is_symmetric else weight
+
+    def _read(self, read: Callable[[str], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The numbers (outputs, inputs), and of each group the scale and the zero point, float32."""
         layout, (outputs, inputs) = self.layout, self.shape
         numbers = unpacked(read(self.words), self.bits, layout.words_axis, layout.order)
         scale = read(self.scale).to(torch.float32)
-        zeros = None
-        if self.zeros is not None:
+        if self.zeros is None:
+            zeros = torch.zeros_like(scale)
+        else:
             zeros = unpacked(read(self.zeros), self.bits, layout.zeros_axis, layout.order).to(torch.float32)
         if layout.has_inputs_first:
-            numbers, scale = numbers.T, scale.T
-            zeros = None if zeros is None else zeros.T
-        weight = numbers[:outputs, :inputs].to(torch.float32)
-        group = self._group_of_inputs(read, scale.shape[1])
-        weight -= self.offset if zeros is None else zeros[:outputs, group] + self.offset
-        weight *= scale[:, group]
-        return weight
+            numbers, scale, zeros = numbers.T, scale.T, zeros.T
+        return numbers[:outputs, :inputs], scale, zeros[:outputs] + self.offset
 
     def _group_of_inputs(self, read: Callable[[str], torch.Tensor], count: int) -> torch.Tensor:
         """The group of each input, int64."""

@@ -11,6 +11,9 @@ addition to the pages of the file. A weight is `(q - zero point) * scale`, with
     bitsandbytes        q.weight: int8, q.SCB: the largest absolute value of a row, stored as 127. Or four
                         bits (`four_bit_floats`)
     mxfp4               experts of four bits (`mxfp4`)
+    groups              q.weight_numbers (`grouped_files`)
+
+Integers of four and eight bits can also be had as they are stored (`Quantised.grouped`).
 
 Activations are not quantised, even if the checkpoint has parameters for it: that serves 8-bit kernels, and
 costs precision.
@@ -18,6 +21,7 @@ costs precision.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import ceil, prod
 from pathlib import Path
 from types import MappingProxyType
@@ -27,8 +31,10 @@ import torch
 
 from models.checkpoints.files import CheckpointError, UnsupportedArchitectureError
 from models.checkpoints.weights import Shard, TensorInfo
-from models.transformers_lm import mxfp4
+from models.grouped_weights import GROUP, GroupedWeight, per_group
+from models.transformers_lm import grouped_files, mxfp4
 from models.transformers_lm.four_bit_floats import FourBitParts, four_bit_parts, is_state
+from models.transformers_lm.grouped_files import GroupedParts, grouped_parts
 from models.transformers_lm.mxfp4 import Mxfp4Parts
 from models.transformers_lm.packed_integers import LAYOUTS, PackedParts, packed_parts
 
@@ -92,6 +98,25 @@ class _Parts:
         weight *= self._spread(read(self.scale)) / self.divisor
         return weight
 
+    def grouped(self, read: Callable[[str], torch.Tensor]) -> GroupedWeight | None:
+        """Return a weight of int8 as it is stored; None for others, or if a scale is that of fewer inputs."""
+        weight, (rows, columns), wide = read(self.weight), self.shape, self.block[1]
+        if weight.dtype != torch.int8 or (wide < columns and wide % GROUP):
+            return None
+        scale, zeros = (
+            per_group(self._spread(table)[:, :: max(wide, 1)].expand(rows, -1), wide, columns)
+            if table is not None
+            else None
+            for table in (
+                read(self.scale) / self.divisor,
+                read(self.zeros) if self.zeros is not None else None,
+            )
+        )
+        assert scale is not None
+        numbers = (weight.to(torch.int16) + 128).to(torch.uint8)
+        minimums = None if zeros is None or not bool(zeros.any()) else (zeros + 128) * -scale
+        return GroupedWeight(8, numbers, scale, minimums)
+
     def _spread(self, stored: torch.Tensor) -> torch.Tensor:
         """Scales or zero points, expanded so that they broadcast with the weight."""
         rows, columns = self.shape
@@ -102,7 +127,7 @@ class _Parts:
         return found.repeat_interleave(wide, 1)[:, :columns] if 1 < wide < columns else found
 
 
-_AnyParts = _Parts | Mxfp4Parts | PackedParts | FourBitParts
+_AnyParts = _Parts | Mxfp4Parts | PackedParts | FourBitParts | GroupedParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +176,17 @@ class Quantised:
         }
         return {name: one for name, one in files.items() if name not in self.spare} | whole
 
+    def grouped(self, files: Mapping[str, Any]) -> dict[str, Callable[[], GroupedWeight | None]]:
+        """What reads the weights as they are stored, by the name of the module (`q` of `q.weight`).
+
+        It returns None for weights that have no integers in groups of 32.
+        """
+        return {
+            name.removesuffix(".weight"): partial(parts.grouped, lambda part: files[part][...])
+            for name, parts in self.weights.items()
+            if isinstance(parts, (_Parts, PackedParts, GroupedParts)) and name.endswith(".weight")
+        }
+
     def sizes(self, stored: Mapping[str, int]) -> dict[str, int]:
         """The bytes that are read from the files for each of the model's tensors."""
         whole = {name: sum(stored[part] for part in parts.names) for name, parts in self.weights.items()}
@@ -184,6 +220,8 @@ def quantised_of(raw: Mapping[str, Any], shards: Iterable[Shard], checkpoint: Pa
     tensors = {name: tensor for shard in shards for name, tensor in shard.tensors.items()}
     if method == mxfp4.METHOD:
         return _of_four_bits(tensors, checkpoint)
+    if method == grouped_files.METHOD:
+        return _of_groups(tensors, checkpoint)
     weights: dict[str, _AnyParts] = {}
     if bits := _packed_bits(config, method):
         weights |= {
@@ -229,6 +267,15 @@ def _of_four_bits(tensors: Mapping[str, TensorInfo], checkpoint: Path) -> Quanti
                 "a scale per group; are config.json and the weights of one checkpoint?"
             )
         weights[name.removesuffix(mxfp4.BLOCKS)] = Mxfp4Parts.of(name, tensor.shape)
+    return Quantised(weights, frozenset(name for parts in weights.values() for name in parts.names))
+
+
+def _of_groups(tensors: Mapping[str, TensorInfo], checkpoint: Path) -> Quantised:
+    weights: dict[str, _AnyParts] = {
+        f"{name.rpartition('.')[0]}.weight": grouped_parts(name, tensors, checkpoint)
+        for name in tensors
+        if name.endswith(f".{grouped_files.NUMBERS}")
+    }
     return Quantised(weights, frozenset(name for parts in weights.values() for name in parts.names))
 
 
@@ -307,7 +354,7 @@ def _packed_bits(config: Mapping[str, Any], method: str) -> int | None:
 def _complaint(config: Mapping[str, Any], method: object) -> str | None:
     """The reason why such weights are not supported; None if they are."""
     match method:
-        case "mxfp4" | "fp8" | "fbgemm_fp8":
+        case "mxfp4" | "fp8" | "fbgemm_fp8" | grouped_files.METHOD:
             return None
         case "bitsandbytes":
             has_either = config.get("load_in_8bit") or config.get("load_in_4bit")

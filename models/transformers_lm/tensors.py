@@ -89,10 +89,7 @@ def load_weights(
     """
     transformers_logging.disable_progress_bar()
     folder, name_of_class = shards[0].path.parent, model_class.__name__
-    slices: dict[str, Any] = {}
-    for shard in shards:
-        file: Any = safe_open(shard.path, framework="pt", device="cpu")
-        slices |= {name: file.get_slice(name) for name in shard.tensors}
+    slices = slices_of(shards)
     if renamed is not None:
         shards, slices = renamed.shards(shards), renamed.slices(slices)
     sizes = {name: tensor.nbytes for shard in shards for name, tensor in shard.tensors.items()}
@@ -138,6 +135,15 @@ def load_weights(
                 f"{len(names)} tensors, {listed}; are config.json and the weights of one checkpoint?"
             )
     return model.requires_grad_(requires_grad=False)
+
+
+def slices_of(shards: list[Shard]) -> dict[str, Any]:
+    """Return the tensors of files by name, each of which is read when it is indexed."""
+    slices: dict[str, Any] = {}
+    for shard in shards:
+        file: Any = safe_open(shard.path, framework="pt", device="cpu")
+        slices |= {name: file.get_slice(name) for name in shard.tensors}
+    return slices
 
 
 def _undescribed_code(

@@ -55,6 +55,12 @@ def test_many_rows_raise_the_budget_of_a_step() -> None:
             "warm_prefixes: expected none with prefix_cache false",
         ),
         ({"warm_prefixes": [""]}, r"model_kwargs.warm_prefixes\[0\]"),
+        (
+            {"quantize": "int3"},
+            r"model_kwargs\.quantize: expected one of auto, int4, int8, none, found 'int3'",
+        ),
+        ({"quantize": "int4", "kernels": "torch"}, "quantize: expected kernels auto with int4, found torch"),
+        ({"calibration_text": "a.txt"}, "calibration_text: expected none without quantize: int8 or int4"),
     ],
 )
 def test_a_wrong_setting_is_told_by_name(kwargs: dict[str, Any], message: str) -> None:

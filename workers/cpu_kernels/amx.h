@@ -1,4 +1,4 @@
-// Products of bfloat16 by the tile unit of Intel's Advanced Matrix Extensions.
+// Products of bfloat16, and of bytes, by the tile unit of Intel's Advanced Matrix Extensions.
 //
 // A tile is sixteen rows of 64 bytes. Weights packed by `tiles.h` have the unit's layout: a row holds two k of
 // sixteen columns. With DALSEGNO_EMULATED_AMX the unit is emulated in C++, so that the code around it can be
@@ -63,6 +63,18 @@ inline void multiply() {
         unit.tile[into].words[row][column] = as<uint32_t>(sum);
       }
 }
+template <int into, int x, int w, bool is_signed>
+inline void multiply_bytes() {
+  for (int row = 0; row < unit.shape.rows[into]; ++row)
+    for (int word = 0; word < unit.shape.rows[w]; ++word)
+      for (int column = 0; column < 16; ++column)
+        for (int shift = 0; shift < 32; shift += 8) {
+          const auto a = static_cast<int8_t>(unit.tile[x].words[row][word] >> shift);
+          const auto b = static_cast<uint8_t>(unit.tile[w].words[word][column] >> shift);
+          const int factor = is_signed ? static_cast<int8_t>(b) : b;
+          unit.tile[into].words[row][column] += static_cast<uint32_t>(a * factor);
+        }
+}
 inline bool allowed() { return true; }
 
 #else
@@ -81,6 +93,8 @@ template <int tile>
 void store(void* to, size_t stride);
 template <int into, int x, int w>
 void multiply();
+template <int into, int x, int w, bool is_signed>
+void multiply_bytes();  // x is signed, and w if `is_signed`
 
 #define DALSEGNO_SUMS(tile)                                                                         \
   DALSEGNO_FACTOR(tile)                                                                             \
@@ -90,14 +104,21 @@ void multiply();
   template <> inline void load<tile>(const void* from, size_t stride) { _tile_loadd(tile, from, stride); }
 #define DALSEGNO_PRODUCT(into, x, w) \
   template <> inline void multiply<into, x, w>() { _tile_dpbf16ps(into, x, w); }
+#define DALSEGNO_PRODUCT_OF_BYTES(into, x, w)                                                 \
+  template <> inline void multiply_bytes<into, x, w, true>() { _tile_dpbssd(into, x, w); }    \
+  template <> inline void multiply_bytes<into, x, w, false>() { _tile_dpbsud(into, x, w); }
 
 DALSEGNO_SUMS(0) DALSEGNO_SUMS(1) DALSEGNO_SUMS(2) DALSEGNO_SUMS(3)
 DALSEGNO_FACTOR(4) DALSEGNO_FACTOR(5) DALSEGNO_FACTOR(6) DALSEGNO_FACTOR(7)
 DALSEGNO_PRODUCT(0, 4, 5) DALSEGNO_PRODUCT(1, 4, 6) DALSEGNO_PRODUCT(2, 4, 7) DALSEGNO_PRODUCT(3, 4, 5)
 
+DALSEGNO_PRODUCT_OF_BYTES(0, 4, 5) DALSEGNO_PRODUCT_OF_BYTES(1, 6, 7)
+DALSEGNO_PRODUCT_OF_BYTES(2, 4, 5) DALSEGNO_PRODUCT_OF_BYTES(3, 6, 7)
+
 #undef DALSEGNO_SUMS
 #undef DALSEGNO_FACTOR
 #undef DALSEGNO_PRODUCT
+#undef DALSEGNO_PRODUCT_OF_BYTES
 
 // The operating system saves the unit's registers only for processes that have requested it.
 inline bool allowed() {
@@ -141,6 +162,37 @@ inline void multiply_unit(const bfloat16* x, size_t stride, int rows, const bflo
     }
     store<0>(to, Y_ROW), store<1>(to + 1, Y_ROW), store<2>(to + 2, Y_ROW), store<3>(to + 3, Y_ROW);
   }
+}
+
+// Shapes the tiles for `multiply_groups` of so many rows.
+inline void shape_for_groups(int rows) {
+  Palette palette;
+  for (int tile = 0; tile < 8; ++tile) palette.row_bytes[tile] = 64, palette.rows[tile] = static_cast<uint8_t>(rows);
+  for (int x : {4, 6}) palette.row_bytes[x] = 32;
+  for (int w : {5, 7}) palette.rows[w] = 8;
+  shape(palette);
+}
+
+// Multiplies the signed bytes of `count` groups, at most four: rows of 32 bytes of x, by eight words of sixteen columns
+// `w_stride` bytes apart. Products (rows, 16) are `rows` rows apart.
+template <bool is_signed, int rows>
+inline void multiply_groups(const int8_t* x, size_t stride, const char* w, size_t w_stride, int count, void* products) {
+  constexpr int X = 32, W = 64;
+  constexpr size_t EACH = size_t(rows) * 64;
+  char* to = static_cast<char*>(products);
+  if (count < 4) {
+    for (int group = 0; group < count; ++group) {
+      zero<0>(), load<4>(x + group * X, stride), load<5>(w + group * w_stride, W);
+      multiply_bytes<0, 4, 5, is_signed>(), store<0>(to + group * EACH, 64);
+    }
+    return;
+  }
+  // A product takes several times as long as the unit needs to begin the next one, so four are under way.
+  zero<0>(), load<4>(x, stride), load<5>(w, W), multiply_bytes<0, 4, 5, is_signed>();
+  zero<1>(), load<6>(x + X, stride), load<7>(w + w_stride, W), multiply_bytes<1, 6, 7, is_signed>();
+  zero<2>(), load<4>(x + 2 * X, stride), load<5>(w + 2 * w_stride, W), multiply_bytes<2, 4, 5, is_signed>();
+  zero<3>(), load<6>(x + 3 * X, stride), load<7>(w + 3 * w_stride, W), multiply_bytes<3, 6, 7, is_signed>();
+  store<0>(to, 64), store<1>(to + EACH, 64), store<2>(to + 2 * EACH, 64), store<3>(to + 3 * EACH, 64);
 }
 
 }  // namespace dalsegno::amx

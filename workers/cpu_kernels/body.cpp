@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "grouped.h"
 #include "numbers.h"
 #include "team.h"
 #include "tiles.h"
@@ -25,6 +26,9 @@ struct Matrix {
   const int32_t* lists;  // if squeezed: the first patch of each unit; else null
   const Patch* patches;
   int32_t n, k;
+  int32_t bits;  // if its weights are in groups (`grouped.h`); else 0
+  int32_t has_minimums;
+  float factor;
 };
 
 struct Layer {
@@ -92,6 +96,22 @@ Packed<T> packed(const Matrix& matrix) {
   return {static_cast<const T*>(matrix.data), matrix.n, matrix.k, matrix.lists, matrix.patches};
 }
 
+inline grouped::Weights grouped_weights(const Matrix& w) {
+  return {static_cast<const char*>(w.data), w.n, w.k, w.bits, w.has_minimums != 0, w.factor};
+}
+
+// Computes y = x W^T for rows of numbers that are padded with zeros, in one phase, or in two if the weights are in
+// groups: x is then rounded into `rounded`.
+template <class T, class Put>
+void multiply(Team::Member& member, int& phase, const T* x, size_t stride, int rows, const Matrix& w, char* rounded,
+              const Put& put) {
+  if (!w.bits) return product(member, phase++, x, stride, rows, packed<T>(w), put);
+  const auto narrow = grouped::Activations::at(rounded, rows, w.k);
+  member.each(phase++, rows,
+              [&](int row) { grouped::round_row(x + row * stride, round_up(w.k, LANES), w.factor, narrow, row); });
+  grouped::product(member, phase++, narrow, rows, grouped_weights(w), put);
+}
+
 // Root mean square norm (Zhang and Sennrich 2019) of `size` numbers, a multiple of LANES.
 template <class T>
 void norm(const float* x, const float* weight, int size, float eps, T* out) {
@@ -127,9 +147,10 @@ struct Body {
   T* narrow;     // (tokens, hidden_depth or heads * dim): the input of qkv, o and gate_up
   T* wide;       // (tokens, intermediate_depth)
   float* state;  // (tokens, hidden_width)
+  char* rounded;  // (tokens,): the input of a product with weights in groups
   int qkv_width, narrow_width, wide_width, state_width;
 
-  static constexpr int PHASES = 8;  // per layer
+  static constexpr int PHASES = 12;  // per layer, at most
   static constexpr int NO_LAYER = -1;
 
   void operator()(Team::Member& member) const {
@@ -143,19 +164,19 @@ struct Body {
       const Layer& layer = model.layer[number];
       T *keys = static_cast<T*>(step.keys[number]), *values = static_cast<T*>(step.values[number]);
       normalise(member, phase++, layer.norm_in, number - 1);
-      product(member, phase++, narrow, narrow_width, tokens, packed<T>(layer.qkv),
-              [&](int row, int column, const Floats* y) { put_floats(qkv + row * size_t(qkv_width) + column, y); });
+      multiply(member, phase, narrow, narrow_width, tokens, layer.qkv, rounded,
+               [&](int row, int column, const Floats* y) { put_floats(qkv + row * size_t(qkv_width) + column, y); });
       member.each(phase++, tokens, [&](int token) { turn_and_keep(layer, token, keys, values); });
       attention(member, phase++, layer, keys, values);
-      product(member, phase++, narrow, narrow_width, tokens, packed<T>(layer.o), adding(layer.o_bias, layer.o.n));
+      multiply(member, phase, narrow, narrow_width, tokens, layer.o, rounded, adding(layer.o_bias, layer.o.n));
       normalise(member, phase++, layer.norm_post, NO_LAYER);
-      product(member, phase++, narrow, narrow_width, tokens, packed<T>(layer.gate_up),
-              [&](int row, int column, const Floats* y) {
+      multiply(member, phase, narrow, narrow_width, tokens, layer.gate_up, rounded,
+               [&](int row, int column, const Floats* y) {
                 T* to = wide + row * size_t(wide_width) + column / 2;
                 for (int pair = 0; pair < UNIT / 2; ++pair)
                   store(to + pair * LANES, silu(y[2 * pair]) * y[2 * pair + 1]);
               });
-      product(member, phase++, wide, wide_width, tokens, packed<T>(layer.down), adding(nullptr, 0));
+      multiply(member, phase, wide, wide_width, tokens, layer.down, rounded, adding(nullptr, 0));
     }
     member.each(phase++, tokens, [&](int token) {
       add_rows(token, model.layers - 1);
@@ -254,24 +275,30 @@ void run_body(Context& context, const Model& model, const Step& step) {
   const int wide_width = row_stride<T>(round_up(model.intermediate, unit));
   const int state_width = round_up(model.hidden, unit);
   const size_t tokens = step.tokens;
-  char* room = context.scratch.room(tokens * (sizeof(float) * (qkv_width + state_width) +
-                                              sizeof(T) * (narrow_width + wide_width)));
+  const int deepest = std::max({model.hidden, heads, model.intermediate});
+  char* room = context.scratch.room(
+      tokens * (sizeof(float) * (qkv_width + state_width) + sizeof(T) * (narrow_width + wide_width)) +
+      grouped::Activations::bytes(step.tokens, deepest));
   float* state = reinterpret_cast<float*>(room);
   float* qkv = state + tokens * state_width;
   T* narrow = reinterpret_cast<T*>(qkv + tokens * qkv_width);
   T* wide = narrow + tokens * narrow_width;
+  char* rounded = reinterpret_cast<char*>(wide + tokens * wide_width);
   const std::vector<QueryTile>& tiles = tiles_of(context.tiles, model, step, context.team.size());
   const Body<T> body{model, step,      tiles,        qkv,        narrow,     wide,
-                     state, qkv_width, narrow_width, wide_width, state_width};
+                     state, rounded,   qkv_width,    narrow_width, wide_width, state_width};
   context.team.run(2 + model.layers * Body<T>::PHASES, body);
 }
 
 template <class T>
-void run_linear(Context& context, const Packed<T>& w, const float* x, int rows, float* y, size_t stride) {
-  const int depth = w.depth(), width = row_stride<T>(depth);
-  T* narrow = reinterpret_cast<T*>(context.scratch.room(rows * sizeof(T) * width));
-  context.team.run(2, [&](Team::Member& member) {
-    member.each(0, rows, [&](int row) {
+void run_linear(Context& context, const Matrix& w, const float* x, int rows, float* y, size_t stride) {
+  const int depth = round_up(w.k, Format<T>::GRAIN), width = row_stride<T>(depth);
+  const size_t bytes = rows * sizeof(T) * width;
+  char* room = context.scratch.room(bytes + grouped::Activations::bytes(rows, w.k));
+  T* narrow = reinterpret_cast<T*>(room);
+  context.team.run(3, [&](Team::Member& member) {
+    int phase = 0;
+    member.each(phase++, rows, [&](int row) {
       T* to = narrow + row * size_t(width);
       const float* from = x + row * size_t(w.k);
       int at = 0;
@@ -285,7 +312,7 @@ void run_linear(Context& context, const Packed<T>& w, const float* x, int rows, 
       }
       std::memset(to + w.k, 0, (depth - w.k) * sizeof(T));
     });
-    product(member, 1, narrow, width, rows, w, [&](int row, int column, const Floats* values) {
+    multiply(member, phase, narrow, width, rows, w, room + bytes, [&](int row, int column, const Floats* values) {
       float* to = y + row * stride + column;
       if (column + UNIT * LANES <= w.n) return put_floats(to, values);
       float all[UNIT * LANES];
@@ -319,8 +346,12 @@ const char* dalsegno_variant() {
   return "amx";
 #elif defined(__AVX512BF16__)
   return "avx512_bf16";
+#elif defined(__AVX512VNNI__)
+  return "avx512_vnni";
 #elif defined(__AVX512F__)
   return "avx512";
+#elif defined(__AVXVNNI__)
+  return "avx_vnni";
 #else
   return "plain";
 #endif
@@ -388,14 +419,40 @@ void dalsegno_squeeze(void* context, const Matrix* plain, const int32_t* lists, 
   });
 }
 
+// Bytes of a matrix whose weights are in groups.
+int64_t dalsegno_grouped_bytes(const Matrix* w) {
+  const grouped::Weights weights = grouped_weights(*w);
+  return weights.units() * weights.unit_bytes();
+}
+
+// Packs n rows into a matrix whose weights are in groups; see `grouped::Source`.
+void dalsegno_pack_groups(void* context, const Matrix* into, const uint8_t* numbers, const uint16_t* scales,
+                          const uint16_t* minimums, int32_t n, int columns, int32_t offset) {
+  static_cast<Context*>(context)->team.run(1, [&](Team::Member& member) {
+    grouped::pack(member, 0, static_cast<char*>(const_cast<void*>(into->data)), grouped_weights(*into),
+                  {numbers, scales, minimums}, n, Columns(columns), offset);
+  });
+}
+
+// Quantises a matrix (n, k): numbers (n, k) of `bits` bits, and scales (n, groups). `importance` (k,) may be null.
+void dalsegno_quantise(void* context, int dtype, const void* w, int32_t n, int32_t k, int32_t bits,
+                       const float* importance, uint8_t* numbers, float* scales) {
+  static_cast<Context*>(context)->team.run(1, [&](Team::Member& member) {
+    if (dtype)
+      grouped::quantise(member, 0, static_cast<const bfloat16*>(w), n, k, bits, importance, numbers, scales);
+    else
+      grouped::quantise(member, 0, static_cast<const float*>(w), n, k, bits, importance, numbers, scales);
+  });
+}
+
 // y (rows, n) = x (rows, k) W^T, in float32; y's rows are `stride` apart. Returns 0, or 1 if out of memory.
 int dalsegno_linear(void* context, int dtype, const Matrix* w, const float* x, int32_t rows, float* y, int64_t stride) {
   try {
     auto& to = *static_cast<Context*>(context);
     if (dtype)
-      run_linear(to, packed<bfloat16>(*w), x, rows, y, stride);
+      run_linear<bfloat16>(to, *w, x, rows, y, stride);
     else
-      run_linear(to, packed<float>(*w), x, rows, y, stride);
+      run_linear<float>(to, *w, x, rows, y, stride);
     return 0;
   } catch (const std::bad_alloc&) {
     return 1;

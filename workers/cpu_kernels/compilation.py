@@ -46,15 +46,22 @@ class Variant:
 
 
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma", "bmi2"})
+_AVX2 = frozenset({"avx2", "fma", "f16c", "bmi2"})
 VARIANTS = (
     Variant(
         "amx",
-        _AVX512 | {"avx512_bf16", "amx_tile", "amx_bf16"},
-        ("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+        _AVX512 | {"avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8"},
+        ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
     ),
-    Variant("avx512_bf16", _AVX512 | {"avx512_bf16"}, ("-march=x86-64-v4", "-mavx512bf16")),
+    Variant(
+        "avx512_bf16",
+        _AVX512 | {"avx512_bf16", "avx512_vnni"},
+        ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
+    ),
+    Variant("avx512_vnni", _AVX512 | {"avx512_vnni"}, ("-march=x86-64-v4", "-mavx512vnni")),
     Variant("avx512", _AVX512, ("-march=x86-64-v4",)),
-    Variant("plain", frozenset({"avx2", "fma", "f16c", "bmi2"}), ("-march=x86-64-v3",)),
+    Variant("avx_vnni", _AVX2 | {"avx_vnni"}, ("-march=x86-64-v3", "-mavxvnni")),
+    Variant("plain", _AVX2, ("-march=x86-64-v3",)),
 )
 """The best first."""
 

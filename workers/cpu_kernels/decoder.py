@@ -3,7 +3,7 @@
 It is made from a loaded node, and packs the weights layer by layer. Transformers' modules still compute the
 embedding, and the angles of positions of one or more axes. Everything from there to the last norm is one
 call per step, whatever the number of layers and requests. No result depends on the other sequences in the
-step.
+step. Weights may have four or eight bits (`workers.cpu_kernels.quantisation`).
 
 `workers.kv_engine.kernel_models` lists the supported models. As for every node, the results are checked
 at load against transformers' model (`workers.kv_engine.selfcheck`).
@@ -11,15 +11,19 @@ at load against transformers' model (`workers.kv_engine.selfcheck`).
 
 import ctypes
 import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
 from models.base import TokenStep
+from models.checkpoints.files import UnsupportedArchitectureError
 from shared.errors import BugError, WorkerError
 from workers.cpu_kernels import library
 from workers.cpu_kernels.library import Library
 from workers.cpu_kernels.packing import DTYPES, LANES, MatrixPacker
+from workers.cpu_kernels.quantisation import Forms, observed_inputs, quantised_layers
 from workers.kv_engine import kernel_models
 from workers.kv_engine.attention import paged
 from workers.kv_engine.attention.pool import PagedPool
@@ -27,6 +31,7 @@ from workers.kv_engine.kernel_models import Inputs, LlamaLike, SplicedInputs, Te
 from workers.kv_engine.node import FULL, KVNode
 from workers.kv_engine.selfcheck import masked_logits, text_for
 from workers.kv_engine.step import Step
+from workers.kv_engine.text_logits import Predictions, predictions
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -35,20 +40,65 @@ _MAX_HEADS_PER_KV_HEAD: Final = 32
 """The most heads that share one head of keys."""
 
 
-def use_cpu_kernels(node: KVNode, *, threads: int) -> KVNode:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantisation:
+    """The wanted number of bits of a model's weights.
+
+    Attributes:
+        bits: 4 or 8; None is as the checkpoint stores them.
+        keeps_stored: keep numbers of few bits as the checkpoint stores them, rather than as floats.
+        calibration: token ids of a text; squared errors of weights are weighted by the inputs that it causes.
+        measured: token ids of another text, for which the predictions with floats and with few bits are
+            compared.
+    """
+
+    bits: int | None = None
+    keeps_stored: bool = True
+    calibration: Sequence[int] = ()
+    measured: Sequence[int] = ()
+
+
+AS_STORED: Final = Quantisation()
+
+
+def use_cpu_kernels(node: KVNode, *, threads: int, quantisation: Quantisation = AS_STORED) -> KVNode:
     """Return the node computed by the CPU kernels, or the node itself if they cannot do it; log which.
 
     Call it before the node is checked. Weights are freed in transformers' model as they are packed.
+
+    Raises:
+        UnsupportedArchitectureError: the weights shall be quantised, and the kernels cannot do it.
     """
-    if reason := _unsupported(node):
+    reason = _unsupported(node)
+    kernels = None if reason else library.load()
+    if kernels is None and quantisation.bits is not None:
+        raise UnsupportedArchitectureError(
+            f"model_kwargs.quantize is int{quantisation.bits}, but the CPU kernels "
+            + (
+                f"do not support {reason} of {node.architecture}"
+                if reason
+                else "are not available here (see above)"
+            )
+            + ": leave it out"
+        )
+    if reason:
         _LOGGER.info("%s is computed by torch: the CPU kernels do not support %s", node.name, reason)
-        return node
-    kernels = library.load()
     if kernels is None:
         return node
     many = "1 thread" if threads == 1 else f"{threads} threads"
     _LOGGER.info("%s is computed by the CPU kernels for %s, %s", node.name, kernels.variant, many)
-    return NativeDecoder(node, kernels, threads=threads)
+    measured = list(quantisation.measured) if len(quantisation.measured) > 1 else None
+    floats = Predictions.of(node.reference(torch.tensor(measured)), measured) if measured else None
+    decoder = NativeDecoder(node, kernels, threads=threads, quantisation=quantisation)
+    if measured and floats is not None:
+        few = predictions(decoder, measured)
+        _LOGGER.info(
+            "%s: weights of int%d: perplexity %.4g on a text of %d tokens, with floats %.4g; the most likely "
+            "token is the same in %.1f %% of places",
+            *(node.name, quantisation.bits, few.perplexity, len(measured), floats.perplexity),
+            100 * few.agreement(floats),
+        )
+    return decoder
 
 
 def _unsupported(node: Any) -> str:
@@ -69,22 +119,21 @@ def _unsupported(node: Any) -> str:
 
 
 class NativeDecoder(LlamaLike):
-    """A `workers.kv_engine.node.KVNode` with the same results as `node`, computed by the CPU kernels."""
+    """A `workers.kv_engine.node.KVNode` with the same results as `node`, computed by the CPU kernels.
 
-    def __init__(self, node: Any, kernels: Library, *, threads: int) -> None:
+    Attributes:
+        rounds_inputs: some matrices have weights of few bits, and round their inputs.
+    """
+
+    def __init__(
+        self, node: Any, kernels: Library, *, threads: int, quantisation: Quantisation = AS_STORED
+    ) -> None:
         super().__init__(node, kernels.variant)
         self._kernels: Final = kernels
         self._context: Final = kernels.open(threads)
         if not self._context:
             raise MemoryError
         self._dtype: Final = DTYPES[node.dtype]
-        text = text_for(node)
-        # Computed now, because packing frees the weights of the model.
-        self._reference: Final[tuple[torch.Tensor, torch.Tensor]] = (text, node.reference(text))
-        self._masked_reference: torch.Tensor | None = None
-        if FULL in self.masks:
-            node.use_attention(paged.ATTENTION)
-            self._masked_reference = masked_logits(node)
         self._pool: PagedPool | None = None
         self._cells: tuple[Any, Any] = (None, None)
         model = TextModel.of(node)
@@ -92,7 +141,9 @@ class NativeDecoder(LlamaLike):
         body, config, head = model.body, model.config, model.head.weight
         packing = MatrixPacker(kernels, self._context, node.dtype)
         self._memory: Final[list[Any]] = [packing]
-        self._head: Final = packing.stack([head])
+        self._forms: Forms | None = _forms_of(node, packing, quantisation)
+        self._take_references(node)
+        self._head: Final = packing.stack([self._forms.of(model.head)])
         if head is not self._embed.weight:
             head.data = head.data.new_empty(0)
         self._layers: Final = (library.Layer * self.layout.layers)(
@@ -111,6 +162,8 @@ class NativeDecoder(LlamaLike):
             layer=self._layers,
             norm=self._floats(body.norm.weight),
         )
+        self.rounds_inputs: Final = self._forms.has_few_bits
+        self._forms = None
         _LOGGER.info("%s: weights packed into %.0f MB", node.name, packing.nbytes / 1e6)
 
     def __del__(self) -> None:
@@ -166,17 +219,29 @@ class NativeDecoder(LlamaLike):
         assert self._masked_reference is not None, "the node declares the mask"
         return self._masked_reference
 
+    def _take_references(self, node: Any) -> None:
+        """Compute the logits of the self-check now, because packing frees the weights of the model."""
+        assert self._forms is not None
+        text = text_for(node)
+        self._masked_reference: torch.Tensor | None = None
+        with quantised_layers(_linears_of(TextModel.of(node)), self._forms):
+            self._reference: tuple[torch.Tensor, torch.Tensor] = (text, node.reference(text))
+            if FULL in self.masks:
+                node.use_attention(paged.ATTENTION)
+                self._masked_reference = masked_logits(node)
+
     # ---- weights -----------------------------------------------------------------------------------
     def _layer(self, layer: Any, packing: MatrixPacker) -> library.Layer:
-        own, mlp = layer.self_attn, layer.mlp
+        assert self._forms is not None
+        own, mlp, form = layer.self_attn, layer.mlp, self._forms.of
         projections = (own.q_proj, own.k_proj, own.v_proj)
         biases = [projection.bias for projection in projections]
         norms = [getattr(own, name, None) for name in ("q_norm", "k_norm")]
         packed = library.Layer(
-            qkv=packing.stack([projection.weight for projection in projections]),
-            o=packing.stack([own.o_proj.weight]),
-            gate_up=packing.interleave(mlp.gate_proj.weight, mlp.up_proj.weight),
-            down=packing.stack([mlp.down_proj.weight]),
+            qkv=packing.stack([form(projection) for projection in projections]),
+            o=packing.stack([form(own.o_proj)]),
+            gate_up=packing.interleave(form(mlp.gate_proj), form(mlp.up_proj)),
+            down=packing.stack([form(mlp.down_proj)]),
             norm_in=self._floats(layer.input_layernorm.weight),
             norm_post=self._floats(layer.post_attention_layernorm.weight),
             q_norm=self._floats(norms[0].weight) if norms[0] is not None else None,
@@ -210,6 +275,31 @@ class NativeDecoder(LlamaLike):
     def _check(status: int) -> None:
         if status:
             raise WorkerError("out of memory: the activations of a step could not be allocated")
+
+
+def _linears_of(model: TextModel) -> Iterator[Any]:
+    """The linear layers that the kernels compute."""
+    for layer in model.body.layers:
+        own, mlp = layer.self_attn, layer.mlp
+        yield from (own.q_proj, own.k_proj, own.v_proj, own.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+    yield model.head
+
+
+def _forms_of(node: Any, packer: MatrixPacker, quantisation: Quantisation) -> Forms:
+    model = TextModel.of(node)
+    importance: dict[Any, torch.Tensor] = {}
+    if quantisation.bits is not None and quantisation.calibration:
+        with observed_inputs(_linears_of(model)) as importance:
+            node.reference(torch.tensor(quantisation.calibration, device=node.device))
+    stored = {}
+    if quantisation.keeps_stored:
+        names = getattr(node, "stored_weights", {})
+        stored = (
+            {module: names[name] for name, module in node.model.named_modules() if name in names}
+            if names
+            else {}
+        )
+    return Forms(packer, bits=quantisation.bits, stored=stored, head=model.head, importance=importance)
 
 
 class _AddedRows:

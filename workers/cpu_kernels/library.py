@@ -30,11 +30,15 @@ class Patch(Structure):
 
 
 class Matrix(Structure):
-    """A packed matrix (n, k); n is the number of columns of a product. Squeezed matrices have `lists`."""
+    """A packed matrix (n, k); n is the number of columns of a product.
+
+    Squeezed matrices have `lists`. Matrices whose weights are in groups (`grouped.h`) have `bits`.
+    """
 
     _fields_: ClassVar[_Fields] = [
         *((name, c_void_p) for name in ("data", "lists", "patches")),
-        *((name, c_int32) for name in ("n", "k")),
+        *((name, c_int32) for name in ("n", "k", "bits", "has_minimums")),
+        ("factor", c_float),
     ]
 
 
@@ -98,6 +102,13 @@ class Library:
         )
         self.squeeze: Final = self._function(
             "squeeze", None, pointer, POINTER(Matrix), pointer, pointer, pointer
+        )
+        self.grouped_bytes: Final = self._function("grouped_bytes", c_int64, POINTER(Matrix))
+        self.pack_groups: Final = self._function(
+            "pack_groups", None, pointer, POINTER(Matrix), *(pointer,) * 3, integer, c_int, integer
+        )
+        self.quantise: Final = self._function(
+            "quantise", None, pointer, c_int, pointer, *(integer,) * 3, *(pointer,) * 3
         )
         self.linear: Final = self._function(
             "linear", c_int, pointer, c_int, POINTER(Matrix), pointer, integer, pointer, c_int64

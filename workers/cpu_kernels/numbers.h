@@ -4,6 +4,7 @@
 // Intrinsics are used only for bfloat16 instructions.
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -61,13 +62,33 @@ inline void store(bfloat16* at, Floats values) {
   std::memcpy(at, &halves, sizeof halves);
 }
 
+template <class Vector>
+struct Parts;
+template <>
+struct Parts<Floats> {
+  typedef float One;
+  typedef float Four __attribute__((vector_size(16)));
+  typedef float Eight __attribute__((vector_size(32)));
+};
+template <>
+struct Parts<Ints> {
+  typedef int32_t One;
+  typedef int32_t Four __attribute__((vector_size(16)));
+  typedef int32_t Eight __attribute__((vector_size(32)));
+};
+
+// Reduces a vector half by half: always in the same order, as a tree.
+template <class Vector, class Operation>
+inline auto reduced(Vector values, const Operation& operation) {
+  using Part = Parts<Vector>;
+  const auto eight = as<std::array<typename Part::Eight, 2>>(values);
+  const auto four = as<std::array<typename Part::Four, 2>>(operation(eight[0], eight[1]));
+  const auto each = as<std::array<typename Part::One, 4>>(operation(four[0], four[1]));
+  return operation(operation(each[0], each[2]), operation(each[1], each[3]));
+}
+
 inline float sum(Floats values) {
-  // Always summed in the same order, as a tree.
-  float part[LANES];
-  store(part, values);
-  for (int width = LANES / 2; width; width /= 2)
-    for (int lane = 0; lane < width; ++lane) part[lane] += part[lane + width];
-  return part[0];
+  return reduced(values, [](auto a, auto b) { return a + b; });
 }
 
 inline Floats larger(Floats a, Floats b) {

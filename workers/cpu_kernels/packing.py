@@ -1,23 +1,29 @@
 """The packing of a model's matrices for the kernels; bfloat16 matrices are also squeezed if possible.
 
-`tiles.h` describes the packed format, and `squeezed.h` the squeezed one.
+`tiles.h` describes the packed format, `squeezed.h` the squeezed one, and `grouped.h` that of weights of four
+and eight bits.
 """
 
 import ctypes
+import math
 import mmap
 from collections.abc import Sequence
 from ctypes import byref, c_int32
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias, cast
 
 import torch
 
+from models.grouped_weights import GROUP, GroupedWeight
 from workers.cpu_kernels.library import BFLOAT16, FLOAT32, Library, Matrix, Patch
 from workers.machine import memory
 
 DTYPES: Final = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 LANES: Final = 16
+Weight: TypeAlias = torch.Tensor | GroupedWeight
 _UNIT: Final = 64  # columns computed together
+_LARGEST_EXPONENT: Final = 15
+"""Of scales in float16, whose largest number is just below 2**16."""
 _MIN_WEIGHTS_PER_PATCH: Final = 256
 """Squeezing is worthwhile with at most one patch per this many weights."""
 
@@ -48,22 +54,86 @@ class MatrixPacker:
         self._memory: Final[list[Any]] = []
         self.nbytes = 0
 
-    def stack(self, weights: Sequence[torch.Tensor]) -> Matrix:
-        """Return several (n, k) matrices as one, stacked along n."""
-        matrix, pages = self._zeros(sum(len(weight) for weight in weights), weights[0].shape[1])
-        offset = 0
-        for weight in weights:
-            self._pack(matrix, weight, _Columns.PLAIN, offset)
-            offset += len(weight)
+    def stack(self, weights: Sequence[Weight]) -> Matrix:
+        """Return several (n, k) matrices as one, stacked along n.
+
+        It has weights of four or eight bits if all of them have, those of the most bits.
+        """
+        offsets = [sum(weight.shape[0] for weight in weights[:at]) for at in range(len(weights) + 1)]
+        places = [(_Columns.PLAIN, offset) for offset in offsets[:-1]]
+        return self._packed(weights, places, columns=offsets[-1])
+
+    def interleave(self, gate: Weight, up: Weight) -> Matrix:
+        """Return gate and up, both (n, k), as one matrix in which each column is next to its counterpart."""
+        filled = -(-gate.shape[0] // LANES) * LANES
+        return self._packed([gate, up], [(_Columns.GATE, 0), (_Columns.UP, 0)], columns=2 * filled)
+
+    def quantised(
+        self, weight: torch.Tensor, bits: int, importance: torch.Tensor | None = None
+    ) -> GroupedWeight:
+        """Return a matrix in numbers of few bits, with the least squared error.
+
+        Args:
+            weight: (n, k) floats.
+            bits: of a number, 4 or 8.
+            importance: (k,) float32, positive: factors of the squared errors, those of an input.
+        """
+        weight = weight.to(weight.dtype if weight.dtype in DTYPES else torch.float32).contiguous()
+        n, k = weight.shape
+        numbers = torch.empty(n, k, dtype=torch.uint8)
+        scales = torch.empty(n, -(-k // GROUP))
+        factors = importance.contiguous() if importance is not None else None
+        self._kernels.quantise(
+            *(self._context, DTYPES[weight.dtype], weight.data_ptr(), n, k, bits),
+            *(factors.data_ptr() if factors is not None else None, numbers.data_ptr(), scales.data_ptr()),
+        )
+        return GroupedWeight(bits, numbers, scales)
+
+    def _packed(
+        self, weights: Sequence[Weight], places: Sequence[tuple[_Columns, int]], *, columns: int
+    ) -> Matrix:
+        k = weights[0].shape[1]
+        if all(isinstance(weight, GroupedWeight) for weight in weights):
+            return self._in_groups(cast(Sequence[GroupedWeight], weights), places, columns=columns)
+        matrix, pages = self._zeros(columns, k)
+        for weight, (mapping, offset) in zip(weights, places, strict=True):
+            floats = weight.floats() if isinstance(weight, GroupedWeight) else weight
+            self._pack(matrix, floats, mapping, offset)
         return self._finish(matrix, pages)
 
-    def interleave(self, gate: torch.Tensor, up: torch.Tensor) -> Matrix:
-        """Return gate and up, both (n, k), as one matrix in which each column is next to its counterpart."""
-        filled = -(-len(gate) // LANES) * LANES
-        matrix, pages = self._zeros(2 * filled, gate.shape[1])
-        self._pack(matrix, gate, _Columns.GATE, 0)
-        self._pack(matrix, up, _Columns.UP, 0)
-        return self._finish(matrix, pages)
+    def _in_groups(
+        self, weights: Sequence[GroupedWeight], places: Sequence[tuple[_Columns, int]], *, columns: int
+    ) -> Matrix:
+        if len({weight.bits for weight in weights}) > 1:
+            weights = [weight.in_bytes() for weight in weights]
+        if any(weight.minimums is not None for weight in weights):
+            weights = [weight.with_minimums() for weight in weights]
+        has_minimums = weights[0].minimums is not None
+        tables = [part for one in weights for part in (one.scales, one.minimums) if part is not None]
+        factor = _factor_of(tables)
+        matrix = Matrix(
+            n=columns,
+            k=weights[0].shape[1],
+            bits=weights[0].bits,
+            has_minimums=has_minimums,
+            factor=factor,
+        )
+        pages = memory.zeros(self._kernels.grouped_bytes(byref(matrix)))
+        matrix.data = _address(pages)
+        for weight, (mapping, offset) in zip(weights, places, strict=True):
+            numbers = weight.numbers.contiguous()
+            scales, minimums = (
+                (table / factor).half().contiguous() if table is not None else None
+                for table in (weight.scales, weight.minimums)
+            )
+            assert scales is not None
+            self._kernels.pack_groups(
+                *(self._context, byref(matrix), numbers.data_ptr(), scales.data_ptr()),
+                minimums.data_ptr() if minimums is not None else None,
+                *(len(numbers), mapping, offset),
+            )
+        self._keep(pages)
+        return matrix
 
     def _zeros(self, n: int, k: int) -> tuple[Matrix, mmap.mmap]:
         """Allocate huge pages if the operating system has them: a step reads all of a matrix once."""
@@ -107,6 +177,12 @@ class MatrixPacker:
     def _keep(self, pages: mmap.mmap, *others: Any) -> None:
         self._memory.append((pages, *others))
         self.nbytes += len(pages) + sum(map(ctypes.sizeof, others))
+
+
+def _factor_of(tables: Sequence[torch.Tensor]) -> float:
+    """A power of two, for which the tables divided by it are within the range of float16."""
+    most = max(float(table.nan_to_num(0.0, 0.0, 0.0).abs().max()) for table in tables)
+    return float(2.0 ** (math.frexp(most)[1] - _LARGEST_EXPONENT)) if most else 1.0
 
 
 def _address(pages: mmap.mmap) -> int:

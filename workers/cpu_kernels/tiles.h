@@ -209,12 +209,13 @@ void multiply_unit(const T* x, size_t stride, int rows, const Packed<T>& w, int 
   multiply_plain(x, stride, tiles, weights, depth, false, unit + w.unit_bytes(), ahead, y);
 }
 
-// Computes y = x W^T for x (rows, depth), by all members. `put(row, column, vectors)` receives each row of a unit,
-// with columns beyond n.
-template <class T, class Put>
-void product(Team::Member& member, int phase, const T* x, size_t stride, int rows, const Packed<T>& w, const Put& put) {
-  const int depth = w.depth(), units = w.units();
-  const int most = std::clamp<int>(BLOCK_BYTES / (sizeof(T) * depth), ROWS, MOST_ROWS_OF_BLOCK);
+// Shares the units of a product among all members. `multiply(row, count, unit, is_followed, y)` computes `count` rows
+// of a unit from `row` on, and `put(row, column, vectors)` receives each row of it, with columns beyond n.
+// `row_bytes` is the size of a row of x.
+template <class Multiply, class Put>
+void share_units(Team::Member& member, int phase, int rows, size_t row_bytes, int units, const Multiply& multiply,
+                 const Put& put) {
+  const int most = std::clamp<int>(static_cast<int>(BLOCK_BYTES / row_bytes), ROWS, MOST_ROWS_OF_BLOCK);
   // Blocks are as even as possible: a block of two rows would read all weights once more.
   const int fewest = (rows + most - 1) / most;
   const int block = std::min(round_up((rows + fewest - 1) / fewest, ROWS), MOST_ROWS_OF_BLOCK);
@@ -228,11 +229,22 @@ void product(Team::Member& member, int phase, const T* x, size_t stride, int row
       phase, blocks * units, at_once,
       [&](int piece, bool is_followed) {
         const int unit = piece % units;
-        multiply_unit(x + first(piece) * stride, stride, count(piece), w, unit, is_followed && unit + 1 < units, y);
+        multiply(first(piece), count(piece), unit, is_followed && unit + 1 < units, y);
       },
       [&](int piece) {
         for (int row = 0; row < count(piece); ++row) put(first(piece) + row, piece % units * UNIT * LANES, y + row * UNIT);
       });
+}
+
+// Computes y = x W^T for x (rows, depth), by all members; `put` is that of `share_units`.
+template <class T, class Put>
+void product(Team::Member& member, int phase, const T* x, size_t stride, int rows, const Packed<T>& w, const Put& put) {
+  share_units(
+      member, phase, rows, sizeof(T) * w.depth(), w.units(),
+      [&](int first, int count, int unit, bool is_followed, Floats* y) {
+        multiply_unit(x + first * stride, stride, count, w, unit, is_followed, y);
+      },
+      put);
 }
 
 // The mapping of the rows of a matrix to the columns of the packed one.

@@ -295,6 +295,12 @@ def adapted_modules_of(node: Backbone) -> "AdaptedModules | None":
     return getattr(node, "adapted_modules", None)
 
 
+def rounds_inputs_of(node: Backbone) -> bool:
+    """Return whether a node's matrices have few bits, and round what they are multiplied with."""
+    rounds: bool = getattr(node, "rounds_inputs", False)
+    return rounds
+
+
 def choosing_all_of(node: Backbone) -> AbstractContextManager[None]:
     """Return a context in which the indexers of a node, if it has any, choose all keys."""
     own: Callable[[], AbstractContextManager[None]] = getattr(node, "choosing_all", nullcontext)

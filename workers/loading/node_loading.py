@@ -103,7 +103,8 @@ def load_draft_model(
     if not settings.speculative_tokens or settings.draft_model is None:
         return None
     smaller = msgspec.structs.replace(config, checkpoint=settings.draft_model)
-    draft = with_kernels(load_node(smaller, served.name, settings, share.device, progress), settings, share)
+    loaded = load_node(smaller, served.name, settings, share.device, progress)
+    draft = with_kernels(loaded, settings, share, quantised_from=smaller)
     if draft.vocab_size != served.vocab_size:
         raise ConfigError(
             f"model_kwargs.draft_model: {settings.draft_model} has {draft.vocab_size} tokens, the served "
@@ -112,18 +113,49 @@ def load_draft_model(
     return draft
 
 
-def with_kernels(node: "KVNode", settings: EngineSettings, share: DeviceShare) -> "KVNode":
-    """Replace layers by our own kernels, as far as the settings and the kernels allow."""
+def with_kernels(
+    node: "KVNode",
+    settings: EngineSettings,
+    share: DeviceShare,
+    *,
+    quantised_from: DeploymentConfig | None = None,
+) -> "KVNode":
+    """Replace layers by our own kernels, as far as the settings and the kernels allow.
+
+    With `quantised_from`, the configuration of the node's checkpoint, its weights are quantised if the
+    settings say so.
+
+    Raises:
+        ConfigError, UnsupportedArchitectureError: they shall be quantised, and no kernel multiplies them.
+    """
     if settings.kernels == "torch":
         _LOGGER.info("%s is computed by torch, as model_kwargs.kernels says", node.name)
         return node
     if share.device.type == "cuda":
+        check_quantises(settings, "is on a GPU, whose kernels multiply floats")
         from workers.kv_engine.gpu.fusion import use_gpu_kernels  # noqa: PLC0415 - needs CUDA
 
         return use_gpu_kernels(node)
-    from workers.cpu_kernels.decoder import use_cpu_kernels  # noqa: PLC0415 - imports transformers
+    from workers.cpu_kernels.decoder import AS_STORED, use_cpu_kernels  # noqa: PLC0415 - imports transformers
+    from workers.loading.quantised_loading import quantisation_of  # noqa: PLC0415 - the same
 
-    return use_cpu_kernels(node, threads=kernel_threads(node.parameters, share.cores))
+    return use_cpu_kernels(
+        node,
+        threads=kernel_threads(node.parameters, share.cores),
+        quantisation=quantisation_of(quantised_from, settings) if quantised_from is not None else AS_STORED,
+    )
+
+
+def check_quantises(settings: EngineSettings, reason: str) -> None:
+    """Check that the settings quantise nothing; `reason` completes "the model".
+
+    Raises:
+        ConfigError: they do.
+    """
+    if settings.quantises:
+        raise ConfigError(
+            f"model_kwargs.quantize is {settings.quantize}, but the model {reason}: leave it out"
+        )
 
 
 def check_kv_nodes(config: DeploymentConfig) -> bool:

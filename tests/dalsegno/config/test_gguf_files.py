@@ -27,7 +27,7 @@ def test_a_file_is_converted_once_and_again_when_it_has_changed(tmp_path: Path) 
     assert first == again != changed
     assert [folder.name for folder in (first, changed)] == ["Tiny-Q8_0"] * 2
     assert len(said) == 2
-    assert said[0].startswith("Tiny-Q8_0.gguf (0.0 GiB) is converted to floats once, in ")
+    assert said[0].startswith("Tiny-Q8_0.gguf (0.0 GiB) is converted once, in ")
     base = files.read(
         str(file), convert=lambda one: gguf_files.converted(one, tmp_path / "cache", said.append)
     )

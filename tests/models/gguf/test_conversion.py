@@ -8,7 +8,6 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -16,12 +15,15 @@ from models.checkpoints.files import CheckpointError, UnsupportedArchitectureErr
 from models.checkpoints.weights import read_shards
 from models.gguf.conversion import convert
 from models.transformers_lm.loader import load_decoder
+from models.transformers_lm.quantised import quantised_of
+from models.transformers_lm.tensors import slices_of
 from tests.models.gguf.written import vocabulary_of, write_gguf
 from tests.tiny import Family, tiny_checkpoint
 
 FAMILIES: tuple[Family, ...] = ("llama", "llama3_rope", "qwen2", "qwen3", "qwen3_moe", "gemma3")
 PIECES = ("gemma3", "mistral")
 """Their merges are rebuilt from the vocabulary, and differ from the ones trained here in rare texts."""
+HEAD = "lm_head.weight"
 TEXTS = ("What does len do?", " größere naïve", "a<|im_end|>b  123\n")
 Q4_0, Q5_1, Q8_0 = (gguf.GGMLQuantizationType[name] for name in ("Q4_0", "Q5_1", "Q8_0"))
 F32, F16, BF16 = (gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "BF16"))
@@ -35,10 +37,12 @@ def converted(tmp_path: Path, family: Family, **how: Any) -> Path:
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
-    for shard in read_shards(folder):
-        found |= load_file(shard.path)
-    return found
+    """The weights of a checkpoint; those in groups as floats."""
+    shards = read_shards(folder)
+    quantised = quantised_of(json.loads((folder / "config.json").read_text()), shards, folder)
+    slices = slices_of(shards)
+    named = slices if quantised is None else quantised.slices(slices)
+    return {name: one[...] for name, one in named.items()}
 
 
 def stored(weight: torch.Tensor, kind: gguf.GGMLQuantizationType) -> torch.Tensor:
@@ -55,19 +59,48 @@ def test_the_weights_are_those_of_the_model_as_the_file_has_them(tmp_path: Path,
     found = weights(converted(tmp_path, family))
     plain = weights(tiny_checkpoint(family))
 
-    assert found.keys() == plain.keys()
+    assert found.keys() - {HEAD} == plain.keys() - {HEAD}
     for name, weight in plain.items():
-        assert torch.allclose(found[name], stored(weight, Q8_0), rtol=0, atol=1e-6), name
+        assert torch.allclose(found[name].bfloat16(), stored(weight, Q8_0).bfloat16(), rtol=0, atol=1e-6), (
+            name
+        )
 
 
 @pytest.mark.parametrize("kind", [F32, F16, BF16, Q4_0, Q5_1])
-def test_floats_stay_what_they_are_and_others_become_bfloat16(
+def test_floats_stay_what_they_are_and_others_are_integers_in_groups(
     tmp_path: Path, kind: gguf.GGMLQuantizationType
 ) -> None:
-    found = weights(converted(tmp_path, "qwen3", kind=kind))
+    folder = converted(tmp_path, "qwen3", kind=kind)
+    found, plain = weights(folder), weights(tiny_checkpoint("qwen3"))
 
-    for name, weight in weights(tiny_checkpoint("qwen3")).items():
-        assert torch.equal(found[name], stored(weight, kind)), name
+    for name, weight in plain.items():
+        is_grouped = kind in (Q4_0, Q5_1) and name.endswith(("_proj.weight", HEAD))
+        expected = stored(weight, kind)
+        assert found[name].dtype == (torch.float32 if is_grouped else expected.dtype), name
+        assert torch.equal(found[name].to(expected.dtype), expected), name
+    groups = {name for shard in read_shards(folder) for name in shard.tensors if name.endswith("_numbers")}
+    assert len(groups) == (
+        sum(name.endswith(("_proj.weight", HEAD)) for name in plain) if kind in (Q4_0, Q5_1) else 0
+    )
+
+
+def test_a_head_that_shares_the_embeddings_has_a_matrix_of_its_own(tmp_path: Path) -> None:
+    folder = converted(tmp_path, "llama3_rope", kind=Q4_0)
+    plain = weights(tiny_checkpoint("llama3_rope"))
+
+    assert HEAD not in plain
+    expected = stored(plain["model.embed_tokens.weight"], Q4_0)
+    assert torch.equal(weights(folder)[HEAD].bfloat16(), expected)
+    node = load_decoder(folder, "llm")
+    assert "lm_head" in node.stored_weights
+    assert node.model.lm_head.weight is not node.model.model.embed_tokens.weight
+
+
+def test_families_without_kernels_of_our_own_become_bfloat16(tmp_path: Path) -> None:
+    folder = converted(tmp_path, "gemma3", kind=Q4_0)
+
+    assert "quantization_config" not in json.loads((folder / "config.json").read_text())
+    assert {one.dtype for shard in read_shards(folder) for one in shard.tensors.values()} == {"BF16", "F32"}
 
 
 @pytest.mark.slow
@@ -75,11 +108,11 @@ def test_floats_stay_what_they_are_and_others_become_bfloat16(
 def test_the_model_is_what_transformers_reads(tmp_path: Path, family: Family) -> None:
     folder = converted(tmp_path, family)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="m.gguf")
-    ours = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ours = load_decoder(folder, "llm", dtype="float32")
 
     for name, weight in theirs.state_dict().items():
-        assert torch.equal(ours.state_dict()[name].bfloat16(), weight.bfloat16()), name
-    assert load_decoder(folder, "llm").max_positions == ours.config.max_position_embeddings
+        assert torch.equal(ours.model.state_dict()[name].bfloat16(), weight.bfloat16()), name
+    assert ours.max_positions == theirs.config.max_position_embeddings
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "mistral"])
@@ -144,7 +177,7 @@ def test_marks_of_a_vocabulary_are_whole_and_visible(tmp_path: Path) -> None:
 def test_frequencies_and_sizes_are_those_of_the_model(tmp_path: Path, family: Family) -> None:
     ours, plain = (
         AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).model
-        for folder in (converted(tmp_path, family), tiny_checkpoint(family))
+        for folder in (converted(tmp_path, family, kind=F16), tiny_checkpoint(family))
     )
 
     for name, frequencies in plain.rotary_emb.named_buffers():

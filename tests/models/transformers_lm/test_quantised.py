@@ -465,3 +465,47 @@ def test_weights_are_packed_in_words_of_32_bits_and_in_no_others(tmp_path: Path)
 
     with pytest.raises(CheckpointError, match=r"weight_packed is I64\[.*\], expected a matrix of I32"):
         load_decoder(stored, "llm")
+
+
+@pytest.mark.parametrize(
+    ("config", "store", "bits", "is_symmetric"),
+    [
+        pytest.param(GPTQ, gptq(), 4, False, id="gptq"),
+        pytest.param(GPTQ | {"bits": 8}, gptq(8), 8, False, id="gptq, 8 bits"),
+        pytest.param(GPTQ | {"bits": 2}, gptq(2), 4, False, id="gptq, 2 bits"),
+        pytest.param(AWQ, awq, 4, False, id="awq"),
+        pytest.param(W4A16, packed_with_zeros(groups=-1), 4, False, id="w4a16"),
+        pytest.param({"quant_method": "bitsandbytes", "load_in_8bit": True}, bitsandbytes, 8, True, id="SCB"),
+        pytest.param(compressed("int-quantized", symmetric=False), int8_with_zeros, 8, False, id="int8"),
+    ],
+)
+def test_integers_can_be_had_as_they_are_stored(
+    tmp_path: Path, config: Any, store: Callable[[torch.Tensor], Stored], bits: int, is_symmetric: bool
+) -> None:
+    plain, folder = quantised(tmp_path, config, store)
+    expected = load_file(plain / "model.safetensors")
+
+    weights = {name: read() for name, read in load_decoder(folder, "llm").stored_weights.items()}
+
+    assert {f"{name}.weight" for name in weights} == {name for name in expected if "_proj" in name}
+    for name, weight in weights.items():
+        assert weight is not None
+        assert (weight.bits, weight.minimums is None) == (bits, is_symmetric)
+        torch.testing.assert_close(weight.floats(), expected[f"{name}.weight"].float(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("config", "store"),
+    [
+        pytest.param(GPTQ | {"desc_act": True}, gptq(is_ordered=False), id="reordered"),
+        pytest.param(compressed("pack-quantized", group_size=16), packed_by_groups, id="smaller groups"),
+        pytest.param({"quant_method": "fbgemm_fp8"}, float8_by_rows, id="floats"),
+        pytest.param(NF4_CONFIG, four_bits(is_nested=False), id="nf4"),
+    ],
+)
+def test_others_are_floats_only(tmp_path: Path, config: Any, store: Callable[[torch.Tensor], Stored]) -> None:
+    _, folder = quantised(tmp_path, config, store)
+
+    weights = load_decoder(folder, "llm").stored_weights
+
+    assert all(read() is None for read in weights.values())

@@ -8,16 +8,19 @@ import pytest
 import torch
 
 from models.checkpoints.files import UnsupportedArchitectureError
+from models.grouped_weights import GroupedWeight
 from tests.workers.cpu_kernels import models
 from tests.workers.cpu_kernels.libraries import NAMES, library
 from tests.workers.kv_engine.engines import make_engine
 from tests.workers.kv_engine.oracle import ids, run
-from workers.cpu_kernels import decoder
-from workers.cpu_kernels.decoder import NativeDecoder, use_cpu_kernels
+from workers.cpu_kernels import decoder, quantisation
+from workers.cpu_kernels import library as kernels
+from workers.cpu_kernels.decoder import NativeDecoder, Quantisation, use_cpu_kernels
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.node import KVNode
 from workers.kv_engine.outputs import TokenOutput
 from workers.kv_engine.sequence_spec import SequenceSpec
+from workers.kv_engine.text_logits import Predictions, predictions
 
 NEW_TOKENS = 40
 LENGTHS: Final = (3, 30, 61, 100)
@@ -178,3 +181,107 @@ def test_float16_is_left_to_torch() -> None:
     node = models.node(dtype=torch.float16)
 
     assert use_cpu_kernels(node, threads=1) is node
+
+
+def quantised(name: str, *, bits: int, variant: str = NAMES[-1], **how: Any) -> NativeDecoder:
+    return NativeDecoder(
+        models.node(name, **how), library(variant), threads=2, quantisation=Quantisation(bits=bits)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", NAMES)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("name", models.MODELS)
+def test_with_few_bits_layers_are_those_of_the_rounded_weights_and_inputs(
+    name: str, bits: int, variant: str
+) -> None:
+    """The check at load compares with transformers' layers, of the same weights."""
+    served = engine(quantised(name, bits=bits, variant=variant), max_step_tokens=9)
+
+    found = answers(served, prompts(*LENGTHS))
+
+    assert len({token for answer in found for token in answer}) > 20
+    assert found != generated(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", NAMES)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_with_few_bits_probabilities_are_the_same_bits_alone_and_among_others(
+    bits: int, variant: str
+) -> None:
+    specs = [
+        SequenceSpec(key=str(number), prompt_ids=text, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=5)
+        for number, text in enumerate(prompts(150, 20, 33, 7, 80))
+    ]
+    by = quantised("qwen3", bits=bits, variant=variant, dtype=torch.bfloat16)
+    alone = engine(by, max_step_tokens=11, max_sequences=1)
+
+    together = run(engine(by), specs, every=2)
+
+    for spec in specs:
+        [(key, found)] = run(alone, [spec]).items()
+        assert [output.score for output in found] == [output.score for output in together[key]]
+
+
+def test_eight_bits_are_nearer_to_the_floats_than_four() -> None:
+    [text] = prompts(60)
+    floats = Predictions.of(models.node().reference(torch.tensor(text)), text)
+
+    errors = [
+        float((predictions(quantised("qwen3", bits=bits), text).log_probs - floats.log_probs).abs().mean())
+        for bits in (8, 4)
+    ]
+
+    assert errors[0] < errors[1] / 4
+    assert predictions(quantised("qwen3", bits=8), text).agreement(floats) > 0.8
+
+
+def test_a_wrong_number_is_found_out_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = quantisation.rounded
+    monkeypatch.setattr(quantisation, "rounded", lambda x: right(x) * 1.5)
+
+    with pytest.raises(UnsupportedArchitectureError, match="differ from its own"):
+        engine(quantised("qwen3", bits=8))
+
+
+def test_weights_are_computed_from_as_they_are_stored() -> None:
+    node = models.node("qwen2")
+    linear = node.model.model.layers[1].mlp.up_proj
+    numbers = torch.full(linear.weight.shape, 7, dtype=torch.uint8)
+    stored = GroupedWeight(4, numbers, torch.ones(len(numbers), 14) * 0.05)
+    read = {"model.layers.1.mlp.up_proj": lambda: stored, "model.layers.0.mlp.up_proj": lambda: None}
+    node.stored_weights = read  # type: ignore[misc] # that of another checkpoint
+    changed = models.node("qwen2")
+    changed.model.model.layers[1].mlp.up_proj.weight.data = stored.floats()
+
+    [text] = prompts(30)
+    found, expected, plain = (
+        predictions(NativeDecoder(one, library(NAMES[-1]), threads=1), text)
+        for one in (node, changed, models.node("qwen2"))
+    )
+
+    assert (found.log_probs - expected.log_probs).abs().mean() < 0.05
+    assert (found.log_probs - plain.log_probs).abs().mean() > 0.2
+
+
+def test_the_error_is_told_at_load(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "load", lambda: library(NAMES[-1]))
+    [text] = prompts(40)
+
+    with caplog.at_level(logging.INFO):
+        use_cpu_kernels(models.node(), threads=1, quantisation=Quantisation(bits=8, measured=text))
+
+    assert "llm: weights of int8: perplexity" in caplog.text
+    assert "on a text of 40 tokens, with floats" in caplog.text
+
+
+def test_what_cannot_be_quantised_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        UnsupportedArchitectureError, match="quantize is int4, but the CPU kernels do not support"
+    ):
+        use_cpu_kernels(models.node(hidden_act="gelu"), threads=1, quantisation=Quantisation(bits=4))
+    monkeypatch.setattr(kernels, "load", lambda: None)
+    with pytest.raises(UnsupportedArchitectureError, match="are not available here"):
+        use_cpu_kernels(models.node(), threads=1, quantisation=Quantisation(bits=4))

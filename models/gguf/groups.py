@@ -1,0 +1,129 @@
+"""The blocks of a GGUF file as weights in groups of 32 (`models.grouped_weights`).
+
+    Q4_0, Q8_0          scale * (number - zero)
+    Q4_1, Q5_0, Q5_1    scale * number + minimum
+    Q4_K, Q5_K          the same: blocks of 256, whose eight scales and minimums are integers of six bits,
+                        times one float each
+
+Numbers of five bits get eight. Other types have groups of sixteen, or numbers that are no integers: they are
+rounded to eight bits, which adds at most 1/254 of the largest weight of a group.
+
+Source: the block structures of llama.cpp's `ggml-common.h`.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import gguf
+import torch
+from gguf import GGMLQuantizationType as Type
+
+from models.grouped_weights import GROUP, GroupedWeight
+
+_LARGEST: Final = 127
+_SCALES_OF_K: Final = 8
+"""Groups of a block of 256."""
+
+
+def grouped(tensor: Any) -> GroupedWeight:
+    """Return a quantised matrix of a file, outputs first."""
+    blocks = _BLOCKS.get(tensor.tensor_type)
+    outputs = int(tensor.shape[1])
+    if blocks is None:
+        return _rounded(torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy()))
+    size = gguf.GGML_QUANT_SIZES[tensor.tensor_type][1]
+    data = torch.from_numpy(tensor.data.copy()).reshape(outputs, -1, size)
+    return blocks(data)
+
+
+def _q4_0(blocks: torch.Tensor) -> GroupedWeight:
+    return GroupedWeight(4, _nibbles(blocks[..., 2:]), _half(blocks, 0))
+
+
+def _q4_1(blocks: torch.Tensor) -> GroupedWeight:
+    return GroupedWeight(4, _nibbles(blocks[..., 4:]), _half(blocks, 0), _half(blocks, 2))
+
+
+def _q5_0(blocks: torch.Tensor) -> GroupedWeight:
+    scales = _half(blocks, 0)
+    numbers = _nibbles(blocks[..., 6:]) + _fifth_bits(blocks[..., 2:6])
+    return GroupedWeight(8, numbers, scales, -16 * scales)
+
+
+def _q5_1(blocks: torch.Tensor) -> GroupedWeight:
+    numbers = _nibbles(blocks[..., 8:]) + _fifth_bits(blocks[..., 4:8])
+    return GroupedWeight(8, numbers, _half(blocks, 0), _half(blocks, 2))
+
+
+def _q8_0(blocks: torch.Tensor) -> GroupedWeight:
+    numbers = blocks[..., 2:].contiguous() ^ 128  # of signed bytes: plus 128
+    return GroupedWeight(8, numbers.flatten(1), _half(blocks, 0))
+
+
+def _q4_k(blocks: torch.Tensor) -> GroupedWeight:
+    return GroupedWeight(4, _nibbles_of_k(blocks[..., 16:]), *_scales_of_k(blocks))
+
+
+def _q5_k(blocks: torch.Tensor) -> GroupedWeight:
+    high = blocks[..., None, 16:48] >> torch.arange(_SCALES_OF_K, dtype=torch.uint8)[:, None] & 1
+    numbers = _nibbles_of_k(blocks[..., 48:]) + (high << 4).flatten(1)
+    return GroupedWeight(8, numbers, *_scales_of_k(blocks))
+
+
+_BLOCKS: Final[Mapping[Any, Callable[[torch.Tensor], GroupedWeight]]] = MappingProxyType(
+    {
+        Type.Q4_0: _q4_0,
+        Type.Q4_1: _q4_1,
+        Type.Q5_0: _q5_0,
+        Type.Q5_1: _q5_1,
+        Type.Q8_0: _q8_0,
+        Type.Q4_K: _q4_k,
+        Type.Q5_K: _q5_k,
+    }
+)
+"""From blocks of bytes, (outputs, blocks, bytes)."""
+
+
+def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
+    """The float16 at a place of each block, (outputs, blocks) float32."""
+    return blocks[..., at : at + 2].contiguous().view(torch.float16)[..., 0].float()
+
+
+def _nibbles(packed: torch.Tensor) -> torch.Tensor:
+    """Numbers of four bits: of each block first all low halves of its bytes, then all high ones."""
+    return torch.cat([packed & 15, packed >> 4], -1).flatten(1)
+
+
+def _nibbles_of_k(packed: torch.Tensor) -> torch.Tensor:
+    """The same, for each 32 bytes of a block of 256."""
+    runs = packed.unflatten(-1, (4, GROUP))  # type: ignore[no-untyped-call] # torch's own
+    return torch.cat([runs & 15, runs >> 4], -1).flatten(1)
+
+
+def _fifth_bits(packed: torch.Tensor) -> torch.Tensor:
+    """The fifth bits of a block's numbers, in place."""
+    each = packed[..., None] >> torch.arange(8, dtype=torch.uint8) & 1
+    return (each << 4).flatten(1)
+
+
+def _scales_of_k(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scales and minimums of a block of 256, (outputs, 8 * blocks) float32.
+
+    Twelve bytes have the low six bits of the first four scales, of the first four minimums, and the low four
+    bits of the others; their high two bits are in the high bits of the first eight bytes.
+    """
+    first, second, rest = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
+    scales = torch.cat([first & 63, rest & 15 | first >> 6 << 4], -1)
+    minimums = torch.cat([second & 63, rest >> 4 | second >> 6 << 4], -1)
+    by_scale, by_minimum = (_half(blocks, at)[..., None] for at in (0, 2))
+    return (scales * by_scale).flatten(1), (minimums * -by_minimum).flatten(1)
+
+
+def _rounded(weight: torch.Tensor) -> GroupedWeight:
+    """Round floats to eight bits."""
+    groups = weight.reshape(weight.shape[0], -1, GROUP)
+    scales = groups.abs().amax(-1) / _LARGEST
+    inverse = torch.where(scales > 0, 1 / scales, 0.0)
+    numbers = (groups * inverse[..., None]).round() + 128
+    return GroupedWeight(8, numbers.to(torch.uint8).flatten(1), scales)

@@ -1,0 +1,65 @@
+"""Weights of four or eight bits in groups of 32, as the CPU kernels multiply them.
+
+A weight is `scale * (number - zero)`, with a zero of 8 or 128, or `scale * number + minimum`. Numbers are
+unsigned. Scale and minimum belong to an output and to 32 consecutive inputs. Formats with larger groups
+(GPTQ, AWQ) repeat theirs.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+
+GROUP: Final = 32
+"""Inputs of a group. The last group of a row may be smaller."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedWeight:
+    """A matrix of n outputs and k inputs.
+
+    Attributes:
+        bits: of a number: 4 or 8.
+        numbers: (n, k) uint8, one number in each.
+        scales: (n, groups) float32.
+        minimums: (n, groups) float32; None if weights are `scale * (number - zero)`.
+    """
+
+    bits: int
+    numbers: torch.Tensor
+    scales: torch.Tensor
+    minimums: torch.Tensor | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.numbers.shape
+
+    @property
+    def zero(self) -> int:
+        """The number of the weight 0, unless there are minimums."""
+        return int(2 ** (self.bits - 1))
+
+    def with_minimums(self) -> "GroupedWeight":
+        """Return the same weights with minimums."""
+        return self if self.minimums is not None else replace(self, minimums=self.scales * -self.zero)
+
+    def in_bytes(self) -> "GroupedWeight":
+        """Return the same weights, with numbers of eight bits."""
+        return self if self.bits == 8 else replace(self.with_minimums(), bits=8)
+
+    def floats(self) -> torch.Tensor:
+        """Return the weights, (n, k) float32."""
+        numbers, inputs = self.numbers.to(torch.float32), self.shape[1]
+        scales = self.scales.repeat_interleave(GROUP, 1)[:, :inputs]
+        if self.minimums is None:
+            return (numbers - self.zero) * scales
+        return numbers * scales + self.minimums.repeat_interleave(GROUP, 1)[:, :inputs]
+
+
+def per_group(values: torch.Tensor, size: int, inputs: int) -> torch.Tensor:
+    """Return the values of groups of 32, (n, groups), from those of larger ones, of `size` inputs each.
+
+    `size` is a multiple of 32, unless there is one group.
+    """
+    count = -(-inputs // GROUP)
+    return values.repeat_interleave(max(1, -(-size // GROUP)), 1)[:, :count].contiguous()

@@ -1,0 +1,93 @@
+"""Weights in groups of 32 in safetensors, as conversions of other formats write them (`models.gguf`).
+
+    q.weight_numbers    U8 (outputs, inputs), or of four bits (outputs, inputs / 2): the first in the low bits
+    q.weight_scales     F32 (outputs, groups)
+    q.weight_minimums   F32 (outputs, groups); absent if weights are `scale * (number - zero)`
+
+`models.grouped_weights` says what they stand for.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from models.checkpoints.files import CheckpointError
+from models.checkpoints.weights import TensorInfo
+from models.grouped_weights import GROUP, GroupedWeight
+
+METHOD: Final = "groups"
+NUMBERS: Final = "weight_numbers"
+_SCALES: Final = "weight_scales"
+_MINIMUMS: Final = "weight_minimums"
+CONFIG: Final[Mapping[str, Any]] = {"quant_method": METHOD}
+"""The `quantization_config` of a checkpoint that has any."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedParts:
+    """The tensors of one weight, by their names in the files.
+
+    Attributes:
+        shape: (outputs, inputs).
+    """
+
+    numbers: str
+    scales: str
+    minimums: str | None
+    bits: int
+    shape: tuple[int, int]
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in (self.numbers, self.scales, self.minimums) if name is not None]
+
+    def grouped(self, read: Callable[[str], torch.Tensor]) -> GroupedWeight:
+        """Return the weight as it is stored."""
+        numbers = read(self.numbers)
+        if self.bits == 4:
+            numbers = torch.stack([numbers & 15, numbers >> 4], 2).flatten(1)
+        minimums = read(self.minimums) if self.minimums is not None else None
+        return GroupedWeight(self.bits, numbers, read(self.scales), minimums)
+
+    def floats(self, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
+        """Return the weight, float32 of `shape`."""
+        return self.grouped(read).floats()
+
+
+def tensors_of(name: str, weight: GroupedWeight) -> dict[str, torch.Tensor]:
+    """Return the tensors of the weight of that name (`q.weight`), whose inputs are whole groups."""
+    module, numbers = name.rpartition(".")[0], weight.numbers
+    if weight.bits == 4:
+        numbers = numbers[:, 0::2] | numbers[:, 1::2] << 4
+    tensors = {NUMBERS: numbers, _SCALES: weight.scales, _MINIMUMS: weight.minimums}
+    return {f"{module}.{end}": part.contiguous() for end, part in tensors.items() if part is not None}
+
+
+def grouped_parts(name: str, tensors: Mapping[str, TensorInfo], checkpoint: Path) -> GroupedParts:
+    """Return the tensors of the weight whose numbers have this name.
+
+    Raises:
+        CheckpointError: one of them is missing, or has the wrong type or shape.
+    """
+    module, numbers = name.rpartition(".")[0], tensors[name]
+    scales, minimums = f"{module}.{_SCALES}", f"{module}.{_MINIMUMS}"
+    found = tensors.get(scales)
+    if numbers.dtype != "U8" or len(numbers.shape) != 2 or found is None or len(found.shape) != 2:
+        raise CheckpointError(
+            f"{checkpoint}: {name} is {numbers.dtype}{list(numbers.shape)}, expected a matrix of U8, and "
+            f"one of F32 in {scales}; convert the file again"
+        )
+    outputs, groups = found.shape
+    bits = 4 if numbers.shape[1] * 2 == groups * GROUP else 8
+    expected = (outputs, groups * GROUP * bits // 8)
+    if tuple(numbers.shape) != expected or (minimums in tensors and tensors[minimums].shape != found.shape):
+        raise CheckpointError(
+            f"{checkpoint}: {name} is {list(numbers.shape)} with scales of {list(found.shape)}, expected "
+            f"{list(expected)}; convert the file again"
+        )
+    return GroupedParts(
+        name, scales, minimums if minimums in tensors else None, bits, (outputs, groups * GROUP)
+    )

@@ -1,0 +1,78 @@
+"""`quantize` and `calibration_text`: what is computed with, what is measured, and what is refused."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from configs.checks import resolve
+from configs.deployment import ConfigError
+from models.checkpoints.files import UnsupportedArchitectureError
+from tests.tiny import tiny_checkpoint
+from workers import settings
+from workers.cpu_kernels import library
+from workers.cpu_kernels.decoder import NativeDecoder
+from workers.loading.device_share import DeviceShare
+from workers.loading.engines import make_kv_engines
+from workers.loading.node_loading import with_kernels
+
+
+def node(model: str = "demo", **kwargs: Any) -> Any:
+    config = resolve(model)
+    engines = make_kv_engines(config, settings.parse(kwargs), 0, lambda *_: None)
+    return engines["llm"].node
+
+
+needs_kernels = pytest.mark.skipif(library.load() is None, reason="there are no CPU kernels on this machine")
+
+
+@needs_kernels
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_checkpoint_is_quantised_while_it_is_loaded(bits: int, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        found = node(quantize=f"int{bits}")
+
+    assert isinstance(found, NativeDecoder)
+    assert found.rounds_inputs
+    assert f"weights of int{bits}: perplexity" in caplog.text
+
+
+@needs_kernels
+def test_by_default_floats_stay_floats() -> None:
+    assert not node().rounds_inputs
+
+
+@needs_kernels
+def test_a_calibration_text_decides_between_errors(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("def len(a): return the number of items of a container. " * 20)
+
+    plain, calibrated = (node(quantize="int4", **more) for more in ({}, {"calibration_text": str(text)}))
+
+    hidden = torch.randn(1, plain._hidden, generator=torch.Generator().manual_seed(0))
+    rows = torch.zeros(1, dtype=torch.int64)
+    assert not torch.equal(plain.head(hidden, rows), calibrated.head(hidden, rows))
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\xff"])
+def test_a_text_that_cannot_calibrate_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "text.txt").write_bytes(content)
+
+    with pytest.raises(ConfigError, match=r"calibration_text: .*text\.txt"):
+        node(quantize="int4", calibration_text=str(tmp_path / "text.txt"))
+
+
+def test_on_a_gpu_nothing_is_quantised() -> None:
+    share = DeviceShare(device=torch.device("cuda"), other_ranks=(), kv_pools=1)
+
+    with pytest.raises(ConfigError, match="quantize is int8, but the model is on a GPU"):
+        with_kernels(object(), settings.parse({"quantize": "int8"}), share)  # type: ignore[arg-type] # not reached
+
+
+def test_what_the_kernels_do_not_compute_is_refused() -> None:
+    with pytest.raises(
+        UnsupportedArchitectureError, match="quantize is int4, but the CPU kernels do not support"
+    ):
+        node(str(tiny_checkpoint("gemma3")), quantize="int4")

@@ -1,0 +1,485 @@
+// Weights of four or eight bits in groups, and their products with activations of eight bits.
+//
+// A weight is `scale * (number - zero)`, or `scale * number + minimum`. Numbers are unsigned; scale and minimum are
+// those of its column and of 32 consecutive k, a group. Activations are rounded to eight bits with a scale for each
+// row and group, as in llama.cpp. The products of a group are summed as integers, which is exact, and the groups'
+// sums are added in order. So the result of a row has the same bits by all instructions, and in any batch.
+//
+// A group of a unit is, for each panel, its numbers as the instructions need them: in a vector four consecutive k
+// of each of sixteen columns. Two vectors of four bits share 64 bytes: the first half of the group is in the low
+// bits, the second half in the high ones. Then come the scales of all columns (float16), and the minimums, if any.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "numbers.h"
+#include "tiles.h"
+
+#if !defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace dalsegno::grouped {
+
+constexpr int GROUP = 32;
+constexpr int WORDS = GROUP / 4;  // of four numbers
+constexpr int COLUMNS = UNIT * LANES;
+
+inline constexpr int zero_of(int bits, bool has_minimums) { return has_minimums ? 0 : 1 << (bits - 1); }
+
+struct Weights {
+  const char* data;
+  int n, k, bits;
+  bool has_minimums;
+  float factor;  // of all scales and minimums: a power of two, so that they are in the range of float16 (`round_row`)
+  int groups() const { return (k + GROUP - 1) / GROUP; }
+  int units() const { return (n + COLUMNS - 1) / COLUMNS; }
+  size_t panel_bytes() const { return size_t(LANES) * GROUP * bits / 8; }
+  size_t group_bytes() const { return UNIT * panel_bytes() + COLUMNS * sizeof(uint16_t) * (1 + has_minimums); }
+  size_t unit_bytes() const { return groups() * group_bytes(); }
+};
+
+// Rows of activations.
+struct Activations {
+  int8_t* numbers;     // (rows, stride)
+  float* scales;       // (groups, all_rows)
+  float* scaled_sums;  // (groups, all_rows): of the numbers, times their scale
+  int32_t* sums;       // (groups, all_rows): of the numbers
+  int groups, all_rows;
+  size_t stride;
+
+  // Tiles of rows read up to this many rows beyond the last; their results are dropped.
+  static constexpr int SPARE_ROWS = 16;
+  static size_t bytes(int rows, int depth) {
+    const size_t groups = (depth + GROUP - 1) / GROUP;
+    const size_t row = row_stride<int8_t>(static_cast<int>(groups) * GROUP) + groups * 3 * sizeof(float);
+    return (rows + SPARE_ROWS) * row;
+  }
+  // In `bytes(rows, depth)` bytes at `room`.
+  static Activations at(char* room, int rows, int depth) {
+    Activations found;
+    found.groups = (depth + GROUP - 1) / GROUP;
+    found.all_rows = rows + SPARE_ROWS;
+    found.stride = row_stride<int8_t>(found.groups * GROUP);
+    const size_t scales = size_t(found.all_rows) * found.groups;
+    found.numbers = reinterpret_cast<int8_t*>(room);
+    found.scales = reinterpret_cast<float*>(room + found.all_rows * found.stride);
+    found.scaled_sums = found.scales + scales;
+    found.sums = reinterpret_cast<int32_t*>(found.scaled_sums + scales);
+    return found;
+  }
+  Activations from(int row) const {
+    return {numbers + row * stride, scales + row, scaled_sums + row, sums + row, groups, all_rows, stride};
+  }
+  size_t place(int group) const { return size_t(group) * all_rows; }  // of the first row's scale
+};
+
+typedef int8_t Bytes __attribute__((vector_size(16)));
+
+// a * b + c, rounded once: the compiler is not asked, so that all variants have the same bits.
+inline Floats multiply_add(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+  __m256 of[3][2];
+  std::memcpy(of[0], &a, sizeof a), std::memcpy(of[1], &b, sizeof b), std::memcpy(of[2], &c, sizeof c);
+  for (int half = 0; half < 2; ++half) of[0][half] = _mm256_fmadd_ps(of[0][half], of[1][half], of[2][half]);
+  return load_raw<Floats>(of[0]);
+#endif
+}
+
+inline Ints rounded_product(Floats a, Floats b) {  // |a b| < 2^22; ties to even
+  const Floats shift = splat(12582912.0f);
+  return as<Ints>(multiply_add(a, b, shift)) - as<Ints>(shift);
+}
+
+constexpr int32_t INFINITE = 0x7F800000;  // the bits of infinity: larger ones are NaN
+constexpr float LEAST = 1e-30f;           // smaller ones count as zero
+
+// The bits of the largest magnitude: those of positive floats have the order of integers.
+inline int32_t most_bits(Floats a, Floats b) {
+  const auto larger = [](auto p, auto q) { return p > q ? p : q; };
+  return reduced(larger(as<Ints>(a) & INT32_MAX, as<Ints>(b) & INT32_MAX), larger);
+}
+
+// Rounds row `row` of `to`, from k numbers: a multiple of LANES. A number that is not finite makes its row NaN.
+// `factor` is that of the weights.
+template <class T>
+void round_row(const T* x, int k, float factor, const Activations& to, int row) {
+  const Activations mine = to.from(row);
+  for (int group = 0; group < to.groups; ++group) {
+    const int at = group * GROUP;
+    const Floats a = load(x + at), b = at + LANES < k ? load(x + at + LANES) : Floats{};
+    const int32_t bits = most_bits(a, b);
+    const float most = as<float>(bits);
+    const bool is_finite = bits < INFINITE, has_any = is_finite && most >= LEAST;
+    const Floats inverse = splat(has_any ? 127.0f / most : 0.0f);
+    const Ints first = rounded_product(a, inverse), second = rounded_product(b, inverse);
+    const Bytes halves[2] = {__builtin_convertvector(first, Bytes), __builtin_convertvector(second, Bytes)};
+    std::memcpy(mine.numbers + at, halves, sizeof halves);
+    const float scale = !is_finite ? NAN : has_any ? most / 127.0f * factor : 0.0f;
+    const int32_t sum = reduced(first + second, [](auto p, auto q) { return p + q; });
+    mine.scales[to.place(group)] = scale;
+    mine.sums[to.place(group)] = sum;
+    mine.scaled_sums[to.place(group)] = scale * sum;
+  }
+}
+
+// Adds to each lane the products of its four numbers of `w`, unsigned, and those of `x`, signed.
+template <int bits>
+inline void add_products(Ints& into, Words w, const int8_t* x) {
+  const int32_t word = load_raw<int32_t>(x);
+#if defined(__AVX512VNNI__)
+  into = (Ints)_mm512_dpbusd_epi32((__m512i)into, (__m512i)w, _mm512_set1_epi32(word));
+#elif defined(__AVX512BW__)
+  const __m512i numbers = (__m512i)w, other = _mm512_set1_epi32(word);
+  if constexpr (bits == 4) {  // sums of two fit into sixteen bits
+    into += (Ints)_mm512_madd_epi16(_mm512_maddubs_epi16(numbers, other), _mm512_set1_epi16(1));
+  } else {
+    const __m512i even = _mm512_and_si512(numbers, _mm512_set1_epi16(0xFF)), odd = _mm512_srli_epi16(numbers, 8);
+    into += (Ints)_mm512_madd_epi16(even, _mm512_srai_epi16(_mm512_slli_epi16(other, 8), 8));
+    into += (Ints)_mm512_madd_epi16(odd, _mm512_srai_epi16(other, 8));
+  }
+#else
+  __m256i half[2], sum[2];
+  std::memcpy(half, &w, sizeof half);
+  std::memcpy(sum, &into, sizeof sum);
+  const __m256i other = _mm256_set1_epi32(word);
+  for (int which = 0; which < 2; ++which) {
+#if defined(__AVXVNNI__)
+    sum[which] = _mm256_dpbusd_avx_epi32(sum[which], half[which], other);
+#else
+    const auto add = [&](__m256i products) { sum[which] = _mm256_add_epi32(sum[which], products); };
+    if constexpr (bits == 4) {
+      add(_mm256_madd_epi16(_mm256_maddubs_epi16(half[which], other), _mm256_set1_epi16(1)));
+    } else {
+      const __m256i even = _mm256_and_si256(half[which], _mm256_set1_epi16(0xFF)), odd = _mm256_srli_epi16(half[which], 8);
+      add(_mm256_madd_epi16(even, _mm256_srai_epi16(_mm256_slli_epi16(other, 8), 8)));
+      add(_mm256_madd_epi16(odd, _mm256_srai_epi16(other, 8)));
+    }
+#endif
+  }
+  std::memcpy(&into, sum, sizeof into);
+#endif
+}
+
+inline Floats load_halves(const uint16_t* at) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
+#else
+  const auto part = [&](int half) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at) + half)); };
+  const __m256 both[2] = {part(0), part(1)};
+  return load_raw<Floats>(both);
+#endif
+}
+
+// The scales and minimums of a group of a unit, and what they make of sums of integers.
+template <bool has_minimums>
+class Scales {
+ public:
+  explicit Scales(const char* at) : at_(reinterpret_cast<const uint16_t*>(at)) {}
+  Floats scale(int panel) const { return load_halves(at_ + panel * LANES); }
+  Floats minimum(int panel) const { return load_halves(at_ + COLUMNS + panel * LANES); }
+
+ private:
+  const uint16_t* at_;
+};
+
+// Adds the sum of a group's products to y.
+inline void add_group(Floats& y, Ints products, Floats scale, float scale_of_x) {
+  y = multiply_add(__builtin_convertvector(products, Floats), scale * scale_of_x, y);
+}
+
+// Multiplies rows of x with a unit: y (rows, UNIT).
+template <int bits, bool has_minimums, int rows>
+void multiply_rows(const Activations& x, const char* unit, size_t group_bytes, Ahead ahead, Floats* y) {
+  constexpr size_t PANEL = size_t(LANES) * GROUP * bits / 8;
+  constexpr int ZERO = zero_of(bits, has_minimums);
+  Floats sums[rows][UNIT] = {};
+  for (int group = 0; group < x.groups; ++group, unit += group_bytes) {
+    for (int line = 0; line < ahead.lines; ++line, ahead.from += 64) __builtin_prefetch(ahead.from, 0, 2);
+    Ints products[rows][UNIT];
+    for (int row = 0; row < rows; ++row)
+      for (int panel = 0; panel < UNIT; ++panel)
+        products[row][panel] = Ints{} - ZERO * x.sums[x.place(group) + row];
+    const int8_t* numbers = x.numbers + group * GROUP;
+    if constexpr (bits == 4) {
+      for (int word = 0; word < WORDS / 2; ++word)
+        for (int panel = 0; panel < UNIT; ++panel) {
+          const Words both = load_raw<Words>(unit + panel * PANEL + word * sizeof(Words));
+          const Words low = both & 0x0F0F0F0F, high = both >> 4 & 0x0F0F0F0F;
+          for (int row = 0; row < rows; ++row) {
+            const int8_t* mine = numbers + row * x.stride + word * 4;
+            add_products<bits>(products[row][panel], low, mine);
+            add_products<bits>(products[row][panel], high, mine + GROUP / 2);
+          }
+        }
+    } else {
+      for (int word = 0; word < WORDS; ++word)
+        for (int panel = 0; panel < UNIT; ++panel) {
+          const Words w = load_raw<Words>(unit + panel * PANEL + word * sizeof(Words));
+          for (int row = 0; row < rows; ++row)
+            add_products<bits>(products[row][panel], w, numbers + row * x.stride + word * 4);
+        }
+    }
+    const Scales<has_minimums> scales(unit + UNIT * PANEL);
+    for (int panel = 0; panel < UNIT; ++panel) {
+      const Floats scale = scales.scale(panel);
+      for (int row = 0; row < rows; ++row) {
+        const size_t at = x.place(group) + row;
+        add_group(sums[row][panel], products[row][panel], scale, x.scales[at]);
+        if constexpr (has_minimums)
+          sums[row][panel] = multiply_add(scales.minimum(panel), splat(x.scaled_sums[at]), sums[row][panel]);
+      }
+    }
+  }
+  for (int row = 0; row < rows; ++row)
+    for (int panel = 0; panel < UNIT; ++panel) y[row * UNIT + panel] = sums[row][panel];
+}
+
+// The number of rows computed at once, limited by registers.
+#if defined(__AVX512F__)
+constexpr int AT_ONCE = 4;
+#else
+constexpr int AT_ONCE = 1;
+#endif
+
+template <int bits, bool has_minimums, int... rows>
+constexpr auto multiplies(std::integer_sequence<int, rows...>) {
+  return std::array{multiply_rows<bits, has_minimums, rows + 1>...};
+}
+template <int bits, bool has_minimums>
+constexpr auto BY_ROWS = multiplies<bits, has_minimums>(std::make_integer_sequence<int, AT_ONCE>());
+
+#if defined(DALSEGNO_AMX)
+constexpr int LEAST_FOR_TILES = 14;  // fewer rows are faster without the tile unit
+constexpr int BATCH = 4;            // groups whose integers are computed at a time
+constexpr int PIECE = 8;            // groups of a unit that are unpacked at a time, into the L1 cache
+
+struct alignas(64) Unpacked {
+  uint8_t numbers[PIECE][UNIT][WORDS][64];
+};
+
+// Unpacks groups of a unit for the tile unit: less the zero, as signed numbers, unless there are minimums.
+template <int bits, bool has_minimums>
+void unpack(const char* unit, size_t group_bytes, int groups, Unpacked& to) {
+  constexpr size_t PANEL = size_t(LANES) * GROUP * bits / 8;
+  for (int group = 0; group < groups; ++group, unit += group_bytes)
+    for (int panel = 0; panel < UNIT; ++panel)
+      for (int word = 0; word < WORDS * bits / 8; ++word) {
+        const Words found = load_raw<Words>(unit + panel * PANEL + word * sizeof(Words));
+        const auto put = [&](int at, Words numbers) {
+          if constexpr (!has_minimums) {
+            // The zero is the highest bit, so subtracting it is flipping it, and extending it as the sign.
+            const __m512i zero = _mm512_set1_epi8(static_cast<char>(zero_of(bits, false)));
+            numbers = (Words)_mm512_sub_epi8((__m512i)numbers, zero);
+          }
+          std::memcpy(to.numbers[group][panel][at], &numbers, sizeof numbers);
+        };
+        if constexpr (bits == 4)
+          put(word, found & 0x0F0F0F0F), put(word + WORDS / 2, found >> 4 & 0x0F0F0F0F);
+        else
+          put(word, found);
+      }
+}
+
+// Multiplies `rows` rows, at most sixteen, with `groups` groups of a panel, the first of them `from`. Adds to y, whose
+// rows are UNIT apart, or overwrites it with the first group of all. The tile unit computes the integers of four groups
+// while the vector unit scales those of the four before.
+template <bool has_minimums, int rows>
+void multiply_panel(const Activations& x, int from, int groups, const Unpacked& w, const char* scales, size_t group_bytes,
+                    int panel, Ahead ahead, Floats* y) {
+  alignas(64) int32_t products[2][BATCH][rows][LANES];
+  Floats sums[rows];
+#pragma GCC unroll 16
+  for (int row = 0; row < rows; ++row) sums[row] = from ? y[row * UNIT] : Floats{};
+  const auto compute = [&](int group) {
+    amx::multiply_groups<!has_minimums, rows>(
+        x.numbers + (from + group) * GROUP, x.stride, reinterpret_cast<const char*>(w.numbers[group][panel]),
+        sizeof w.numbers[0], std::min(BATCH, groups - group), products[group / BATCH % 2]);
+  };
+  compute(0);
+  for (int group = 0; group < groups; ++group, scales += group_bytes) {
+    for (int line = 0; line < ahead.lines; ++line, ahead.from += 64) __builtin_prefetch(ahead.from, 0, 2);
+    if (group % BATCH == 0 && group + BATCH < groups) compute(group + BATCH);
+    const Scales<has_minimums> here(scales);
+    const Floats scale = here.scale(panel);
+    const float *of_x = x.scales + x.place(from + group), *sums_of_x = x.scaled_sums + x.place(from + group);
+    const auto& integers = products[group / BATCH % 2][group % BATCH];
+#pragma GCC unroll 16
+    for (int row = 0; row < rows; ++row) add_group(sums[row], load_raw<Ints>(integers[row]), scale, of_x[row]);
+    if constexpr (has_minimums) {
+      const Floats minimum = here.minimum(panel);
+#pragma GCC unroll 16
+      for (int row = 0; row < rows; ++row) sums[row] = multiply_add(minimum, splat(sums_of_x[row]), sums[row]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int row = 0; row < rows; ++row) y[row * UNIT] = sums[row];
+}
+
+// The same as `multiply_rows` by the tile unit, for any number of rows.
+template <int bits, bool has_minimums>
+void multiply_tiles(const Activations& x, int rows, const char* unit, size_t group_bytes, const char* next, size_t bytes,
+                    Floats* y) {
+  constexpr size_t SCALES = UNIT * size_t(LANES) * GROUP * bits / 8;
+  constexpr int ALL = amx::TILE_ROWS, HALF = ALL / 2;
+  const int tiles = (rows + ALL - 1) / ALL;
+  const size_t lines = (bytes / 64 + size_t(tiles) * x.groups - 1) / (size_t(tiles) * x.groups);
+  Unpacked piece;
+  int shaped = 0;
+  for (int from = 0; from < x.groups; from += PIECE) {
+    const int groups = std::min(PIECE, x.groups - from);
+    const char* packed = unit + from * group_bytes;
+    unpack<bits, has_minimums>(packed, group_bytes, groups, piece);
+    for (int first = 0; first < rows; first += ALL) {
+      const int count = rows - first <= HALF ? HALF : ALL;
+      if (std::exchange(shaped, count) != count) amx::shape_for_groups(count);
+      for (int panel = 0; panel < UNIT; ++panel) {
+        const Ahead ahead{next, panel ? 0 : static_cast<int>(lines)};
+        const auto compute = count == ALL ? multiply_panel<has_minimums, ALL> : multiply_panel<has_minimums, HALF>;
+        compute(x.from(first), from, groups, piece, packed + SCALES, group_bytes, panel, ahead, y + first * UNIT + panel);
+      }
+      next += lines * groups * 64;
+    }
+  }
+}
+#endif
+
+template <int bits, bool has_minimums>
+void multiply_unit(const Activations& x, int rows, const Weights& w, int number, bool is_followed, Floats* y) {
+  const size_t unit_bytes = w.unit_bytes(), group_bytes = w.group_bytes();
+  const char* unit = w.data + number * unit_bytes;
+#if defined(DALSEGNO_AMX)
+  if (rows >= LEAST_FOR_TILES)
+    return multiply_tiles<bits, has_minimums>(x, rows, unit, group_bytes, unit + unit_bytes, is_followed ? unit_bytes : 0, y);
+#endif
+  const int tiles = (rows + AT_ONCE - 1) / AT_ONCE;
+  const int lines = static_cast<int>(group_bytes / 64);
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int first = rows * tile / tiles, count = rows * (tile + 1) / tiles - first;
+    const bool is_last = tile + 1 == tiles;
+    BY_ROWS<bits, has_minimums>[count - 1](x.from(first), unit, group_bytes,
+                                           {unit + unit_bytes, is_followed && is_last ? lines : 0}, y + first * UNIT);
+  }
+}
+
+// Multiplies all rows of a block with one unit: y (rows, UNIT).
+inline void multiply(const Activations& x, int rows, const Weights& w, int unit, bool is_followed, Floats* y) {
+  const auto compute = w.bits == 4 ? (w.has_minimums ? multiply_unit<4, true> : multiply_unit<4, false>)
+                                   : (w.has_minimums ? multiply_unit<8, true> : multiply_unit<8, false>);
+  compute(x, rows, w, unit, is_followed, y);
+}
+
+// Computes y = x W^T for `rows` rows of x, by all members; `put` is that of `product`.
+template <class Put>
+void product(Team::Member& member, int phase, const Activations& x, int rows, const Weights& w, const Put& put) {
+  share_units(
+      member, phase, rows, x.stride, w.units(),
+      [&](int first, int count, int unit, bool is_followed, Floats* y) {
+        multiply(x.from(first), count, w, unit, is_followed, y);
+      },
+      put);
+}
+
+// Where the numbers of a matrix come from: rows of one byte per number, and scales and minimums (float16) in rows of
+// `groups`; no minimums if null.
+struct Source {
+  const uint8_t* numbers;
+  const uint16_t *scales, *minimums;
+};
+
+// Packs n rows, by all members. Padding is not written, so `into` must be zero before.
+inline void pack(Team::Member& member, int phase, char* into, const Weights& w, const Source& from, int n,
+                 Columns columns, int offset) {
+  const int panels = (n + LANES - 1) / LANES;
+  member.each(phase, panels, [&](int panel) {
+    for (int number = panel * LANES; number < std::min(n, (panel + 1) * LANES); ++number) {
+      const int column = packed_column(columns, number, offset);
+      const int lane = column % LANES, place = column % COLUMNS;
+      char* unit = into + column / COLUMNS * w.unit_bytes();
+      for (int group = 0; group < w.groups(); ++group) {
+        char* block = unit + group * w.group_bytes();
+        auto* to = reinterpret_cast<uint8_t*>(block + place / LANES * w.panel_bytes());
+        const size_t at = number * size_t(w.k) + group * GROUP;
+        for (int k = 0; k < std::min(GROUP, w.k - group * GROUP); ++k) {
+          const uint8_t found = from.numbers[at + k];
+          if (w.bits == 8)
+            to[k / 4 * 64 + lane * 4 + k % 4] = found;
+          else
+            to[k % (GROUP / 2) / 4 * 64 + lane * 4 + k % 4] |= static_cast<uint8_t>(k < GROUP / 2 ? found : found << 4);
+        }
+        auto* halves = reinterpret_cast<uint16_t*>(block + UNIT * w.panel_bytes());
+        halves[place] = from.scales[number * size_t(w.groups()) + group];
+        if (from.minimums) halves[COLUMNS + place] = from.minimums[number * size_t(w.groups()) + group];
+      }
+    }
+  });
+}
+
+// Chooses the numbers and the scale of a group of weights: those with the least squared error, weighted by
+// `importance` unless null, among some scales near that of the largest weight. Returns the scale; NaN if a weight is not finite.
+template <int bits>
+float choose(const float* w, int count, const float* importance, uint8_t* numbers) {
+  constexpr int ZERO = 1 << (bits - 1), TRIES = bits == 4 ? 9 : 0;
+  float x[GROUP] = {}, weight[GROUP] = {};
+  float extreme = 0.0f;
+  for (int k = 0; k < count; ++k) {
+    x[k] = w[k];
+    weight[k] = importance ? importance[k] : 1.0f;
+    if (std::fabs(x[k]) > std::fabs(extreme)) extreme = x[k];
+  }
+  std::fill_n(numbers, count, static_cast<uint8_t>(ZERO));
+  const Floats a = load(x), b = load(x + LANES), of_a = load(weight), of_b = load(weight + LANES);
+  if (most_bits(a, b) >= INFINITE) return NAN;
+  if (std::fabs(extreme) < LEAST) return 0.0f;
+  const auto bounded = [](Ints v) {
+    v = v < -ZERO ? Ints{} - ZERO : v;
+    return v > ZERO - 1 ? Ints{} + (ZERO - 1) : v;
+  };
+  const Floats along_a = of_a * a, along_b = of_b * b;
+  float best = -1.0f, chosen = 0.0f;
+  Ints numbers_a{}, numbers_b{};
+  for (int attempt = -TRIES; attempt <= TRIES; ++attempt) {
+    // With four bits the largest weight is -8: one step more than +7.
+    const Floats inverse = splat((bits == 4 ? -(ZERO + 0.1f * attempt) : ZERO - 1) / extreme);
+    const Ints p = bounded(rounded_product(a, inverse)), q = bounded(rounded_product(b, inverse));
+    const Floats fp = __builtin_convertvector(p, Floats), fq = __builtin_convertvector(q, Floats);
+    const float along = sum(multiply_add(along_a, fp, along_b * fq));
+    const float length = sum(multiply_add(of_a * fp, fp, of_b * fq * fq));
+    if (!(length > 0.0f)) continue;
+    const float gain = along * along / length;  // what the error is less than without any number
+    if (gain > best) best = gain, chosen = along / length, numbers_a = p, numbers_b = q;
+  }
+  int32_t all[GROUP];
+  std::memcpy(all, &numbers_a, sizeof numbers_a);
+  std::memcpy(all + LANES, &numbers_b, sizeof numbers_b);
+  for (int k = 0; k < count; ++k) numbers[k] = static_cast<uint8_t>(all[k] + ZERO);
+  return chosen;
+}
+
+// Quantises the rows of `w` (n, k), by all members: numbers (n, k), scales (n, groups).
+template <class T>
+void quantise(Team::Member& member, int phase, const T* w, int n, int k, int bits, const float* importance,
+              uint8_t* numbers, float* scales) {
+  const int groups = (k + GROUP - 1) / GROUP;
+  member.each(phase, n, [&](int row) {
+    for (int group = 0; group < groups; ++group) {
+      const int at = group * GROUP, count = std::min(GROUP, k - at);
+      float all[GROUP];
+      for (int number = 0; number < count; ++number) {
+        if constexpr (sizeof(T) == 2)
+          all[number] = to_float(w[row * size_t(k) + at + number]);
+        else
+          all[number] = w[row * size_t(k) + at + number];
+      }
+      const auto chosen = bits == 4 ? choose<4> : choose<8>;
+      scales[row * size_t(groups) + group] =
+          chosen(all, count, importance ? importance + at : nullptr, numbers + row * size_t(k) + at);
+    }
+  });
+}
+
+}  // namespace dalsegno::grouped

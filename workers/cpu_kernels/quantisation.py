@@ -1,0 +1,133 @@
+"""The form in which the CPU kernels multiply each matrix of a model: floats, or numbers of few bits.
+
+Numbers of four or eight bits come from the checkpoint as it stores them, or are chosen here, matrix by
+matrix, while the model is packed (`grouped.h`). The language head has eight bits at least, for an error there
+is an error of every token.
+
+`quantised_layers` lets the stock model compute what the kernels compute: with the same weights, and inputs of
+matrices rounded as theirs. So the check at load compares like with like.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+
+from models.grouped_weights import GROUP, GroupedWeight
+from workers.cpu_kernels.packing import MatrixPacker, Weight
+
+_HEAD_BITS: Final = 8
+_LEAST: Final = 1e-30
+"""Smaller activations count as zero, as in `grouped.h`."""
+
+
+class Forms:
+    """Returns each matrix of a model in its form.
+
+    Args:
+        packer: quantises.
+        bits: of the numbers that are chosen here, 4 or 8; None leaves floats as they are.
+        stored: by module, what reads a matrix as the checkpoint stores it, or returns None.
+        head: the linear layer from states to logits.
+        importance: by module, the factors of squared errors, one for each input.
+
+    Attributes:
+        has_few_bits: whether any matrix so far had numbers of few bits.
+    """
+
+    def __init__(
+        self,
+        packer: MatrixPacker,
+        *,
+        bits: int | None,
+        stored: Mapping[Any, Callable[[], GroupedWeight | None]],
+        head: Any,
+        importance: Mapping[Any, torch.Tensor],
+    ) -> None:
+        self._packer: Final = packer
+        self._bits: Final = bits
+        self._stored: Final = stored
+        self._head: Final = head
+        self._importance: Final = importance
+        self.has_few_bits = False
+
+    def of(self, linear: Any) -> Weight:
+        """Return the weight of a linear layer, (outputs, inputs)."""
+        found = self._of(linear)
+        self.has_few_bits |= isinstance(found, GroupedWeight)
+        return found
+
+    def _of(self, linear: Any) -> Weight:
+        stored = self._stored.get(linear)
+        if stored is not None and (found := stored()) is not None:
+            return found
+        if self._bits is None:
+            weight: torch.Tensor = linear.weight
+            return weight
+        bits = max(self._bits, _HEAD_BITS) if linear is self._head else self._bits
+        return self._packer.quantised(linear.weight, bits, self._importance.get(linear))
+
+
+@contextmanager
+def quantised_layers(linears: Iterable[Any], forms: Forms) -> Iterator[None]:
+    """Let linear layers compute what the kernels do with quantised weights; others stay as they are.
+
+    One layer at a time has its weights as floats.
+    """
+    handles = [handle for linear in linears for handle in _hooks(linear, forms)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _hooks(linear: Any, forms: Forms) -> Iterator[Any]:
+    own: list[torch.Tensor] = []
+
+    def before(_: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        own.append(linear.weight.data)
+        weight = forms.of(linear)
+        if not isinstance(weight, GroupedWeight):
+            return inputs
+        linear.weight.data = weight.floats().to(linear.weight.dtype)
+        return (rounded(inputs[0]), *inputs[1:])
+
+    def after(*_: Any) -> None:
+        linear.weight.data = own.pop()
+
+    yield linear.register_forward_pre_hook(before)
+    yield linear.register_forward_hook(after, always_call=True)
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """Return activations, (..., k), rounded as the kernels do: to eight bits, with a scale for each group."""
+    k = x.shape[-1]
+    padded = torch.nn.functional.pad(x.float(), (0, -k % GROUP))
+    groups = padded.reshape(*padded.shape[:-1], -1, GROUP)
+    most = groups.abs().amax(-1, keepdim=True)
+    # Not 127 / most, which torch computes as a product with the reciprocal.
+    inverse = torch.where(most < _LEAST, 0.0, torch.full_like(most, 127) / most)
+    numbers: torch.Tensor = (groups.double() * inverse).round().float()  # the exact products, as there
+    return (numbers * (most / 127)).flatten(-2)[..., :k].to(x.dtype)
+
+
+@contextmanager
+def observed_inputs(linears: Iterable[Any]) -> Iterator[dict[Any, torch.Tensor]]:
+    """Yield the mean square of each input of linear layers, (inputs,) float32, by layer.
+
+    Forward passes within the block fill it.
+    """
+    found: dict[Any, torch.Tensor] = {}
+
+    def observe(linear: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+        rows = inputs[0].float().reshape(-1, inputs[0].shape[-1])
+        found[linear] = rows.square().mean(0) + found.get(linear, 0.0)
+
+    handles = [linear.register_forward_pre_hook(observe) for linear in linears]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
