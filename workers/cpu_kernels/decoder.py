@@ -87,17 +87,18 @@ def use_cpu_kernels(node: KVNode, *, threads: int, quantisation: Quantisation = 
         return node
     many = "1 thread" if threads == 1 else f"{threads} threads"
     _LOGGER.info("%s is computed by the CPU kernels for %s, %s", node.name, kernels.variant, many)
-    measured = list(quantisation.measured) if len(quantisation.measured) > 1 else None
-    floats = Predictions.of(node.reference(torch.tensor(measured)), measured) if measured else None
+    text = list(quantisation.measured)
+    if len(text) < 2:
+        return NativeDecoder(node, kernels, threads=threads, quantisation=quantisation)
+    floats = Predictions.of(node.reference(torch.tensor(text)), text)
     decoder = NativeDecoder(node, kernels, threads=threads, quantisation=quantisation)
-    if measured and floats is not None:
-        few = predictions(decoder, measured)
-        _LOGGER.info(
-            "%s: weights of int%d: perplexity %.4g on a text of %d tokens, with floats %.4g; the most likely "
-            "token is the same in %.1f %% of places",
-            *(node.name, quantisation.bits, few.perplexity, len(measured), floats.perplexity),
-            100 * few.agreement(floats),
-        )
+    few = predictions(decoder, text)
+    _LOGGER.info(
+        "%s: weights of int%d: perplexity %.4g on a text of %d tokens, with floats %.4g; the most likely "
+        "token is the same in %.1f %% of places",
+        *(node.name, quantisation.bits, few.perplexity, len(text), floats.perplexity),
+        100 * few.agreement(floats),
+    )
     return decoder
 
 
@@ -138,16 +139,23 @@ class NativeDecoder(LlamaLike):
         self._cells: tuple[Any, Any] = (None, None)
         model = TextModel.of(node)
         self._body: Final = model.name
-        body, config, head = model.body, model.config, model.head.weight
+        body, config = model.body, model.config
         packing = MatrixPacker(kernels, self._context, node.dtype)
         self._memory: Final[list[Any]] = [packing]
-        self._forms: Forms | None = _forms_of(node, packing, quantisation)
-        self._take_references(node)
-        self._head: Final = packing.stack([self._forms.of(model.head)])
-        if head is not self._embed.weight:
-            head.data = head.data.new_empty(0)
+        forms = _forms_of(node, packing, quantisation)
+        text = text_for(node)
+        self._masked_reference: torch.Tensor | None = None
+        # Computed now, because packing frees the weights of the model.
+        with quantised_layers(_linears_of(model), forms):
+            self._reference: Final[tuple[torch.Tensor, torch.Tensor]] = (text, node.reference(text))
+            if FULL in self.masks:
+                node.use_attention(paged.ATTENTION)
+                self._masked_reference = masked_logits(node)
+        self._head: Final = packing.stack([forms.of(model.head)])
+        if model.head.weight is not self._embed.weight:
+            model.head.weight.data = model.head.weight.data.new_empty(0)
         self._layers: Final = (library.Layer * self.layout.layers)(
-            *(self._layer(layer, packing) for layer in body.layers)
+            *(self._layer(layer, packing, forms) for layer in body.layers)
         )
         self._model: Final = library.Model(
             dtype=self._dtype,
@@ -162,8 +170,7 @@ class NativeDecoder(LlamaLike):
             layer=self._layers,
             norm=self._floats(body.norm.weight),
         )
-        self.rounds_inputs: Final = self._forms.has_few_bits
-        self._forms = None
+        self.rounds_inputs: Final = forms.has_few_bits
         _LOGGER.info("%s: weights packed into %.0f MB", node.name, packing.nbytes / 1e6)
 
     def __del__(self) -> None:
@@ -219,21 +226,9 @@ class NativeDecoder(LlamaLike):
         assert self._masked_reference is not None, "the node declares the mask"
         return self._masked_reference
 
-    def _take_references(self, node: Any) -> None:
-        """Compute the logits of the self-check now, because packing frees the weights of the model."""
-        assert self._forms is not None
-        text = text_for(node)
-        self._masked_reference: torch.Tensor | None = None
-        with quantised_layers(_linears_of(TextModel.of(node)), self._forms):
-            self._reference: tuple[torch.Tensor, torch.Tensor] = (text, node.reference(text))
-            if FULL in self.masks:
-                node.use_attention(paged.ATTENTION)
-                self._masked_reference = masked_logits(node)
-
     # ---- weights -----------------------------------------------------------------------------------
-    def _layer(self, layer: Any, packing: MatrixPacker) -> library.Layer:
-        assert self._forms is not None
-        own, mlp, form = layer.self_attn, layer.mlp, self._forms.of
+    def _layer(self, layer: Any, packing: MatrixPacker, forms: Forms) -> library.Layer:
+        own, mlp, form = layer.self_attn, layer.mlp, forms.of
         projections = (own.q_proj, own.k_proj, own.v_proj)
         biases = [projection.bias for projection in projections]
         norms = [getattr(own, name, None) for name in ("q_norm", "k_norm")]
@@ -291,14 +286,8 @@ def _forms_of(node: Any, packer: MatrixPacker, quantisation: Quantisation) -> Fo
     if quantisation.bits is not None and quantisation.calibration:
         with observed_inputs(_linears_of(model)) as importance:
             node.reference(torch.tensor(quantisation.calibration, device=node.device))
-    stored = {}
-    if quantisation.keeps_stored:
-        names = getattr(node, "stored_weights", {})
-        stored = (
-            {module: names[name] for name, module in node.model.named_modules() if name in names}
-            if names
-            else {}
-        )
+    readers = getattr(node, "stored_weights", {}) if quantisation.keeps_stored else {}
+    stored = {node.model.get_submodule(name): read for name, read in readers.items()}
     return Forms(packer, bits=quantisation.bits, stored=stored, head=model.head, importance=importance)
 
 

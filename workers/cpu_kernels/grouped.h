@@ -116,7 +116,8 @@ void round_row(const T* x, int k, float factor, const Activations& to, int row) 
     const float most = as<float>(bits);
     const bool is_finite = bits < INFINITE, has_any = is_finite && most >= LEAST;
     const Floats inverse = splat(has_any ? 127.0f / most : 0.0f);
-    const Ints first = rounded_product(a, inverse), second = rounded_product(b, inverse);
+    const Ints first = has_any ? rounded_product(a, inverse) : Ints{};
+    const Ints second = has_any ? rounded_product(b, inverse) : Ints{};
     const Bytes halves[2] = {__builtin_convertvector(first, Bytes), __builtin_convertvector(second, Bytes)};
     std::memcpy(mine.numbers + at, halves, sizeof halves);
     const float scale = !is_finite ? NAN : has_any ? most / 127.0f * factor : 0.0f;
@@ -423,7 +424,7 @@ inline void pack(Team::Member& member, int phase, char* into, const Weights& w, 
 // `importance` unless null, among some scales near that of the largest weight. Returns the scale; NaN if a weight is not finite.
 template <int bits>
 float choose(const float* w, int count, const float* importance, uint8_t* numbers) {
-  constexpr int ZERO = 1 << (bits - 1), TRIES = bits == 4 ? 9 : 0;
+  constexpr int ZERO = 1 << (bits - 1), TRIES = bits == 4 ? 4 : 0;
   float x[GROUP] = {}, weight[GROUP] = {};
   float extreme = 0.0f;
   for (int k = 0; k < count; ++k) {
@@ -444,7 +445,7 @@ float choose(const float* w, int count, const float* importance, uint8_t* number
   Ints numbers_a{}, numbers_b{};
   for (int attempt = -TRIES; attempt <= TRIES; ++attempt) {
     // With four bits the largest weight is -8: one step more than +7.
-    const Floats inverse = splat((bits == 4 ? -(ZERO + 0.1f * attempt) : ZERO - 1) / extreme);
+    const Floats inverse = splat((bits == 4 ? -(ZERO + 0.2f * attempt) : ZERO - 1) / extreme);
     const Ints p = bounded(rounded_product(a, inverse)), q = bounded(rounded_product(b, inverse));
     const Floats fp = __builtin_convertvector(p, Floats), fq = __builtin_convertvector(q, Floats);
     const float along = sum(multiply_add(along_a, fp, along_b * fq));
