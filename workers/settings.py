@@ -15,6 +15,7 @@ from configs.checks import hint_for
 from configs.deployment import ConfigError, DeploymentConfig
 from configs.renamed_keys import RENAMED, warning, with_current_names
 from models import registry
+from models.base import EngineKind, ModelGraph
 from shared.validation_errors import validation_problem
 from workers.kv_engine.config import MAX_PASS_TOKENS
 
@@ -116,7 +117,22 @@ def of(config: DeploymentConfig) -> EngineSettings:
     Raises:
         ConfigError: an unknown key or an invalid value; the message names the key and what is expected.
     """
-    return parse(config.model_kwargs, registry.graph(config.model).kwargs)
+    graph = registry.graph(config.model)
+    found = parse(config.model_kwargs, graph.kwargs)
+    if found.quantises and (reason := _unquantised(config, graph)):
+        raise ConfigError(f"model_kwargs.quantize is {found.quantize}, but the model {reason}: leave it out")
+    return found
+
+
+def _unquantised(config: DeploymentConfig, graph: ModelGraph) -> str | None:
+    """The reason why no weights of a model can be quantised, whatever its device; None if they can."""
+    if EngineKind.KV not in graph.nodes.values():
+        return "has no node with layers of a language model"
+    if config.takes_adapters:
+        return "takes adapters, which change floats"
+    if any(group.followers for group in config.groups):
+        return "is shared by ranks (tp_size), which compute with torch"
+    return None
 
 
 def parse(kwargs: Mapping[str, Any], own: Collection[str] = ()) -> EngineSettings:

@@ -21,16 +21,20 @@ class MemoryNeed:
     """The memory of one copy of a model, over all its ranks.
 
     Attributes:
-        weights_bytes: of the weights, in the dtype that they are loaded in.
+        weights_bytes: of the weights, in the dtype that they are loaded in; if they are quantised meanwhile,
+            of all matrices in that many bits.
+        is_quantised: whether they are.
         kv_bytes_per_token: of the KV cache; 0 if unknown, or if there is none.
     """
 
     weights_bytes: int
     kv_bytes_per_token: int
+    is_quantised: bool = False
 
     def in_words(self, max_seq_len: int) -> Iterator[str]:
         """Yield notes for the operator."""
-        yield f"the weights take {in_words(self.weights_bytes)} of memory"
+        rest = "; embeddings stay floats, and the head has eight bits" if self.is_quantised else ""
+        yield f"the weights take {in_words(self.weights_bytes)} of memory{rest}"
         if each := self.kv_bytes_per_token:
             yield (
                 f"keys and values take {in_words(each)} for each token, {in_words(each * max_seq_len)} for a "
@@ -58,9 +62,11 @@ def of(config: DeploymentConfig, *, kv_bytes: int) -> MemoryNeed | None:
         return None
     each = _BYTES.get(str(config.model_kwargs.get("dtype", "auto")))
     weights_bytes = sizes.bytes_as(each) if each is not None else sizes.stored_bytes
-    if bits := _QUANTISED_BITS.get(str(config.model_kwargs.get("quantize", "auto"))):
+    bits = _QUANTISED_BITS.get(str(config.model_kwargs.get("quantize", "auto")))
+    if bits is not None:
         weights_bytes = int(sizes.bytes_as(2) / 16 * bits)
     return MemoryNeed(
         weights_bytes=weights_bytes,
         kv_bytes_per_token=kv_bytes,
+        is_quantised=bits is not None,
     )

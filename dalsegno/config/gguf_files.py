@@ -4,6 +4,7 @@ The folder's name has a digest of the file's path, size and time, so that a repl
 The conversion is a process of its own: it imports torch and transformers, which the launcher does without.
 """
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from configs.deployment import ConfigError
-from models.checkpoints.files import CONFIG
+from models.checkpoints.files import CONFIG, CheckpointError
+from models.checkpoints.weights import read_shards
 from models.gguf.parts import name_of, parts_of
 
 _GIB: Final = 1 << 30
@@ -35,8 +37,9 @@ def converted(file: Path, cache_home: Path, say: Callable[[str], None]) -> Path:
         size += found.st_size
         digest.update(f"{part}|{found.st_size}|{found.st_mtime_ns}|".encode())
     folder = cache_home / "dalsegno" / "gguf" / digest.hexdigest() / name_of(file)
-    if (folder / CONFIG).is_file():
+    if _is_whole(folder):
         return folder
+    shutil.rmtree(folder, ignore_errors=True)
     say(f"{file.name} ({size / _GIB:.1f} GiB) is converted once, in {folder}")
     command = [sys.executable, "-P", "-m", "models.gguf.conversion", str(file), str(folder)]
     ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
@@ -44,3 +47,11 @@ def converted(file: Path, cache_home: Path, say: Callable[[str], None]) -> Path:
         last = ended.stderr.strip().rpartition("\n")[2]
         raise ConfigError(last or f"{file}: the conversion ended with status {ended.returncode}")
     return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a folder has all that a conversion writes: files may have been damaged or deleted since."""
+    try:
+        return (folder / CONFIG).is_file() and bool(read_shards(folder))
+    except CheckpointError:
+        return False

@@ -75,10 +75,15 @@ def grouped_parts(name: str, tensors: Mapping[str, TensorInfo], checkpoint: Path
     module, numbers = name.rpartition(".")[0], tensors[name]
     scales, minimums = f"{module}.{_SCALES}", f"{module}.{_MINIMUMS}"
     found = tensors.get(scales)
-    if numbers.dtype != "U8" or len(numbers.shape) != 2 or found is None or len(found.shape) != 2:
+    tables = [tensors[part] for part in (scales, minimums) if part in tensors]
+    if (
+        (numbers.dtype, len(numbers.shape)) != ("U8", 2)
+        or found is None
+        or any((table.dtype, len(table.shape)) != ("F32", 2) for table in tables)
+    ):
         raise CheckpointError(
             f"{checkpoint}: {name} is {numbers.dtype}{list(numbers.shape)}, expected a matrix of U8, and "
-            f"one of F32 in {scales}; convert the file again"
+            f"ones of F32 in {scales} and {minimums}, if there is any; convert the file again"
         )
     outputs, groups = found.shape
     bits = 4 if numbers.shape[1] * 2 == groups * GROUP else 8

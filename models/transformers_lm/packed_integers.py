@@ -192,7 +192,7 @@ def packed_parts(
     scales = found.shape if layout.has_inputs_first else found.shape[::-1]
     count = scales[0] if scales else 0
     size = ceil(inputs / count) if count else 0
-    size = next((one for one in _group_sizes(config) if ceil(inputs / one) == count), size)
+    size = next((one for one in group_sizes(config) if ceil(inputs / one) == count), size)
     parts = PackedParts(
         layout,
         bits,
@@ -221,8 +221,8 @@ def packed_parts(
     return parts
 
 
-def _group_sizes(config: Mapping[str, Any]) -> list[int]:
-    """The inputs of a group, as configured."""
+def group_sizes(config: Mapping[str, Any]) -> list[int]:
+    """Return the inputs of a group, as configured: several if the configuration has several."""
     groups = (config.get("config_groups") or {}).values()
     told = [(group.get("weights") or {}).get("group_size") for group in groups]
     told += [config.get("group_size"), config.get("q_group_size")]

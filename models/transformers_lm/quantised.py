@@ -36,7 +36,7 @@ from models.transformers_lm import grouped_files, mxfp4
 from models.transformers_lm.four_bit_floats import FourBitParts, four_bit_parts, is_state
 from models.transformers_lm.grouped_files import GroupedParts, grouped_parts
 from models.transformers_lm.mxfp4 import Mxfp4Parts
-from models.transformers_lm.packed_integers import LAYOUTS, PackedParts, packed_parts
+from models.transformers_lm.packed_integers import LAYOUTS, PackedParts, group_sizes, packed_parts
 
 _SCALES: Final = MappingProxyType(
     {
@@ -306,7 +306,7 @@ def _parts_of(
         scale,
         zeros if zeros in tensors else None,
         (rows, columns),
-        _block((rows, columns), tensors[scale].shape, next(iter(_configured_blocks(config)), None)),
+        _block((rows, columns), tensors[scale].shape, config),
         divisor=_LARGEST_INT8 if method == "bitsandbytes" else 1,
     )
     high, wide = parts.block
@@ -330,16 +330,17 @@ def _configured_blocks(config: Mapping[str, Any]) -> set[tuple[int, int]]:
     return {(int(high), int(wide)) for high, wide in filter(None, found)}
 
 
-def _block(
-    shape: tuple[int, int], scales: tuple[int, ...], configured: tuple[int, int] | None
-) -> tuple[int, int]:
+def _block(shape: tuple[int, int], scales: tuple[int, ...], config: Mapping[str, Any]) -> tuple[int, int]:
     """The rows and columns of a weight that share a scale: as configured, or by the number of scales."""
     if prod(scales) == 1:
         return shape
+    configured = next(iter(_configured_blocks(config)), None)
     if configured is not None and scales not in ((shape[0],), (shape[0], 1)):
         return configured
     down, across = scales if len(scales) == 2 else (scales[0], 1)
-    return max(1, shape[0] // down), max(1, shape[1] // across)
+    # The last group may be incomplete, so the number of groups does not say their size.
+    wide = next((size for size in group_sizes(config) if ceil(shape[1] / size) == across), shape[1] // across)
+    return max(1, shape[0] // down), max(1, wide)
 
 
 def _packed_bits(config: Mapping[str, Any], method: str) -> int | None:

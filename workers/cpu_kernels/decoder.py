@@ -28,7 +28,7 @@ from workers.kv_engine import kernel_models
 from workers.kv_engine.attention import paged
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.kernel_models import Inputs, LlamaLike, SplicedInputs, TextModel
-from workers.kv_engine.node import FULL, KVNode
+from workers.kv_engine.node import FULL, KVNode, token_programs_of
 from workers.kv_engine.selfcheck import masked_logits, text_for
 from workers.kv_engine.step import Step
 from workers.kv_engine.text_logits import Predictions, predictions
@@ -88,7 +88,7 @@ def use_cpu_kernels(node: KVNode, *, threads: int, quantisation: Quantisation = 
     many = "1 thread" if threads == 1 else f"{threads} threads"
     _LOGGER.info("%s is computed by the CPU kernels for %s, %s", node.name, kernels.variant, many)
     text = list(quantisation.measured)
-    if len(text) < 2:
+    if len(text) < 2 or token_programs_of(node):  # these do not predict the next token of a text
         return NativeDecoder(node, kernels, threads=threads, quantisation=quantisation)
     floats = Predictions.of(node.reference(torch.tensor(text)), text)
     decoder = NativeDecoder(node, kernels, threads=threads, quantisation=quantisation)

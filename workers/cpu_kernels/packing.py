@@ -24,6 +24,8 @@ Weight: TypeAlias = torch.Tensor | GroupedWeight
 _UNIT: Final = 64  # columns computed together
 _LARGEST_EXPONENT: Final = 15
 """Of scales in float16, whose largest number is just below 2**16."""
+_MOST_IMPORTANT: Final = 1e4
+"""The largest factor of a squared error, and one divided by the smallest."""
 _MIN_WEIGHTS_PER_PATCH: Final = 256
 """Squeezing is worthwhile with at most one patch per this many weights."""
 
@@ -76,13 +78,13 @@ class MatrixPacker:
         Args:
             weight: (n, k) floats.
             bits: of a number, 4 or 8.
-            importance: (k,) float32, positive: factors of the squared errors, those of an input.
+            importance: (k,) float32: factors of the squared errors of an input, relative to each other.
         """
         weight = weight.to(weight.dtype if weight.dtype in DTYPES else torch.float32).contiguous()
         n, k = weight.shape
         numbers = torch.empty(n, k, dtype=torch.uint8)
         scales = torch.empty(n, -(-k // GROUP))
-        factors = importance.contiguous() if importance is not None else None
+        factors = _relative(importance) if importance is not None else None
         self._kernels.quantise(
             *(self._context, DTYPES[weight.dtype], weight.data_ptr(), n, k, bits),
             *(factors.data_ptr() if factors is not None else None, numbers.data_ptr(), scales.data_ptr()),
@@ -177,6 +179,12 @@ class MatrixPacker:
     def _keep(self, pages: mmap.mmap, *others: Any) -> None:
         self._memory.append((pages, *others))
         self.nbytes += len(pages) + sum(map(ctypes.sizeof, others))
+
+
+def _relative(importance: torch.Tensor) -> torch.Tensor:
+    """Factors near 1. An input without importance has a little, so that its weights do not become zero."""
+    relative = (importance / importance.mean()).nan_to_num(1.0, _MOST_IMPORTANT, 1.0)
+    return relative.clamp(1 / _MOST_IMPORTANT, _MOST_IMPORTANT).contiguous()
 
 
 def _factor_of(tables: Sequence[torch.Tensor]) -> float:

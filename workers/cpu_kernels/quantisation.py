@@ -1,8 +1,8 @@
 """The form in which the CPU kernels multiply each matrix of a model: floats, or numbers of few bits.
 
 Numbers of four or eight bits come from the checkpoint as it stores them, or are chosen here, matrix by
-matrix, while the model is packed (`grouped.h`). The language head has eight bits at least, for an error there
-is an error of every token.
+matrix, while the model is packed (`grouped.h`). What the checkpoint stores in fewer bits stays as it is. The
+head gets eight bits, for an error there is an error of every token.
 
 `quantised_layers` lets the stock model compute what the kernels compute: with the same weights, and inputs of
 matrices rounded as theirs. So the check at load compares like with like.
@@ -59,13 +59,16 @@ class Forms:
         return found
 
     def _of(self, linear: Any) -> Weight:
-        stored = self._stored.get(linear)
-        if stored is not None and (found := stored()) is not None:
-            return found
-        if self._bits is None:
+        bits = self._bits
+        if bits is not None and linear is self._head:
+            bits = max(bits, _HEAD_BITS)
+        read = self._stored.get(linear)
+        stored = read() if read is not None else None
+        if stored is not None and (bits is None or stored.bits <= bits):
+            return stored
+        if bits is None:
             weight: torch.Tensor = linear.weight
             return weight
-        bits = max(self._bits, _HEAD_BITS) if linear is self._head else self._bits
         return self._packer.quantised(linear.weight, bits, self._importance.get(linear))
 
 

@@ -20,6 +20,7 @@ Of a node without a language head, embeddings and states are compared in place o
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
+from math import isnan
 from typing import Any, Final, cast
 
 import numpy as np
@@ -137,6 +138,8 @@ def _compare(node: KVNode, found: torch.Tensor, expected: torch.Tensor, what: st
     difference = torch.where(found == expected, 0.0, found - expected)
     error = float(difference.abs().max() / expected[finite].std())
     tolerance = _TOLERANCE_OF_ROUNDED if rounds_inputs_of(node) else _TOLERANCE[node.dtype]
+    if isnan(error):
+        reason = "its weights have values that are not numbers: download it again"
     if not error <= tolerance:
         raise UnsupportedArchitectureError(
             f"{node.architecture} is not served: over the paged pool {what} differ from its own by "

@@ -129,12 +129,9 @@ def _load_served(
         kernel = choose_attention(node, settings.attention)
         # The members of a group exchange sums within each layer; adapters hook into the stock modules.
         if config.takes_adapters:
-            node_loading.check_quantises(settings, "takes adapters, which change floats")
             _LOGGER.info("%s is computed by torch, because it takes adapters", node.name)
         elif group is None:
             node = node_loading.with_kernels(node, settings, share, quantised_from=config)
-        else:
-            node_loading.check_quantises(settings, "is shared by ranks (tp_size), which compute with torch")
         _check_programs(node, settings)
         _check_drafts(node, settings)
         _check_handover(config, name, node)

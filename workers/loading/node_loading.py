@@ -132,7 +132,11 @@ def with_kernels(
         _LOGGER.info("%s is computed by torch, as model_kwargs.kernels says", node.name)
         return node
     if share.device.type == "cuda":
-        check_quantises(settings, "is on a GPU, whose kernels multiply floats")
+        if settings.quantises:
+            raise ConfigError(
+                f"model_kwargs.quantize is {settings.quantize}, but the model is on a GPU, whose kernels "
+                "multiply floats: leave it out"
+            )
         from workers.kv_engine.gpu.fusion import use_gpu_kernels  # noqa: PLC0415 - needs CUDA
 
         return use_gpu_kernels(node)
@@ -144,18 +148,6 @@ def with_kernels(
         threads=kernel_threads(node.parameters, share.cores),
         quantisation=quantisation_of(quantised_from, settings) if quantised_from is not None else AS_STORED,
     )
-
-
-def check_quantises(settings: EngineSettings, reason: str) -> None:
-    """Check that the settings quantise nothing; `reason` completes "the model".
-
-    Raises:
-        ConfigError: they do.
-    """
-    if settings.quantises:
-        raise ConfigError(
-            f"model_kwargs.quantize is {settings.quantize}, but the model {reason}: leave it out"
-        )
 
 
 def check_kv_nodes(config: DeploymentConfig) -> bool:

@@ -36,6 +36,23 @@ def test_a_file_is_converted_once_and_again_when_it_has_changed(tmp_path: Path) 
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("size", [None, 20_000])
+def test_a_damaged_folder_is_made_anew(tmp_path: Path, size: int | None) -> None:
+    file, said = write_gguf(tiny_checkpoint("qwen3"), tmp_path / "m.gguf"), list[str]()
+    folder = gguf_files.converted(file, tmp_path / "cache", said.append)
+    weights = folder / "model-00001.safetensors"
+    whole = weights.stat().st_size
+    if size is None:
+        weights.unlink()
+    else:
+        os.truncate(weights, size)
+
+    assert gguf_files.converted(file, tmp_path / "cache", said.append) == folder
+
+    assert weights.stat().st_size == whole
+    assert len(said) == 2
+
+
 def test_what_is_wrong_with_a_file_is_the_error(tmp_path: Path) -> None:
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF")

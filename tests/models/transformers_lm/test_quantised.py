@@ -494,6 +494,30 @@ def test_integers_can_be_had_as_they_are_stored(
         torch.testing.assert_close(weight.floats(), expected[f"{name}.weight"].float(), rtol=1e-4, atol=1e-6)
 
 
+def int8_in_groups_of_48(weight: torch.Tensor) -> Stored:
+    """The last group of 64 inputs has sixteen."""
+    group = torch.arange(weight.shape[1]) // 48
+    scale = torch.stack(
+        [weight[:, group == one].abs().amax(1) / 127 for one in range(int(group.max()) + 1)], 1
+    )
+    stored = (weight / scale[:, group]).round()
+    return {"weight": stored.to(torch.int8), "weight_scale": scale}, stored * scale[:, group]
+
+
+@pytest.mark.slow
+def test_a_last_group_may_be_incomplete(tmp_path: Path) -> None:
+    plain, stored = quantised(
+        tmp_path,
+        compressed("int-quantized", num_bits=8, group_size=48, strategy="group"),
+        int8_in_groups_of_48,
+    )
+    ids = torch.arange(20)
+
+    found, expected = (load_decoder(one, "llm", dtype="float32").reference(ids) for one in (stored, plain))
+
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("config", "store"),
     [

@@ -16,6 +16,8 @@ from tests.workers.kv_engine.oracle import ids, run
 from workers.cpu_kernels import decoder, quantisation
 from workers.cpu_kernels import library as kernels
 from workers.cpu_kernels.decoder import NativeDecoder, Quantisation, use_cpu_kernels
+from workers.cpu_kernels.packing import MatrixPacker
+from workers.cpu_kernels.quantisation import Forms
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.node import KVNode
 from workers.kv_engine.outputs import TokenOutput
@@ -264,6 +266,23 @@ def test_weights_are_computed_from_as_they_are_stored() -> None:
 
     assert (found.log_probs - expected.log_probs).abs().mean() < 0.05
     assert (found.log_probs - plain.log_probs).abs().mean() > 0.2
+
+
+@pytest.mark.parametrize(("bits", "found"), [(None, 8), (4, 4), (8, 8)])
+def test_what_is_stored_in_more_bits_is_quantised_further(bits: int | None, found: int) -> None:
+    linear = models.node().model.model.layers[0].self_attn.o_proj
+    stored = GroupedWeight(8, torch.full(linear.weight.shape, 130, dtype=torch.uint8), torch.ones(80, 4))
+    by = library(NAMES[-1])
+    context = by.open(1)
+    packer = MatrixPacker(by, context, torch.float32)
+
+    forms = Forms(packer, bits=bits, stored={linear: lambda: stored}, head=None, importance={})
+
+    weight = forms.of(linear)
+    by.close(context)
+    assert isinstance(weight, GroupedWeight)
+    assert weight.bits == found
+    assert (weight is stored) == (found == 8)
 
 
 def test_the_error_is_told_at_load(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,6 +212,18 @@ def test_quantised_weights_are_the_nearest_and_the_same_by_all(bits: int, dtype:
     assert error < (step.square().mean() / 12) * 1.1  # that of an even rounding with the plain scale
 
 
+@pytest.mark.parametrize("unknown", [0.0, 1e-30, torch.inf, torch.nan])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_inputs_without_a_known_importance_keep_their_weights(bits: int, unknown: float) -> None:
+    weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
+    importance = torch.ones(128)
+    importance[:32] = unknown
+    with products(NAMES[0]) as one:
+        plain, weighted = one.quantised(weight, bits), one.quantised(weight, bits, importance)
+    errors = [(found.floats() - weight)[:, :32].square().mean() for found in (plain, weighted)]
+    assert errors[1] < 1.1 * errors[0]
+
+
 def test_errors_are_kept_from_where_they_matter() -> None:
     weight = torch.randn(64, 96, generator=torch.Generator().manual_seed(0))
     importance = torch.ones(96)

@@ -4,11 +4,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from configs.checks import resolve
-from configs.deployment import ConfigError
+from configs.deployment import ConfigError, NodeGroup
 from models.checkpoints.files import UnsupportedArchitectureError
 from tests.tiny import tiny_checkpoint
 from workers import settings
@@ -69,6 +70,28 @@ def test_on_a_gpu_nothing_is_quantised() -> None:
 
     with pytest.raises(ConfigError, match="quantize is int8, but the model is on a GPU"):
         with_kernels(object(), settings.parse({"quantize": "int8"}), share)  # type: ignore[arg-type] # not reached
+
+
+@pytest.mark.parametrize(
+    ("model", "told", "reason"),
+    [
+        ("demo-draw", {}, "has no node with layers of a language model"),
+        ("demo", {"adapters_at_runtime": True}, "takes adapters, which change floats"),
+        (
+            "demo",
+            {"node_groups": [NodeGroup(node_names=["prepare", "llm"], ranks=[0, 1], tp_size=2)]},
+            "is shared by ranks",
+        ),
+    ],
+)
+def test_models_whose_weights_cannot_be_quantised_are_refused_before_anything_is_loaded(
+    model: str, told: dict[str, Any], reason: str
+) -> None:
+    config = resolve(model)
+    config = msgspec.structs.replace(config, model_kwargs=config.model_kwargs | {"quantize": "int4"}, **told)
+
+    with pytest.raises(ConfigError, match=f"quantize is int4, but the model {reason}"):
+        settings.of(config)
 
 
 def test_what_the_kernels_do_not_compute_is_refused() -> None:
