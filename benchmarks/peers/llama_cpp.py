@@ -15,7 +15,7 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 
-from benchmarks.peers.protocol import Answer, Ready, drive
+from benchmarks.peers.protocol import Answer, Ready, bits_of_weights, drive
 from benchmarks.peers.to_gguf import path_of
 
 _ROWS = 32
@@ -100,7 +100,7 @@ class _Model:
 
 @contextmanager
 def _loaded(checkpoint: Path) -> Iterator[Ready]:
-    path = path_of(checkpoint)
+    path = path_of(checkpoint, bits_of_weights())
     model = _Model(path)
     said = llama_cpp.llama_print_system_info().decode()
     command = f"llama_decode of {path.name}, n_batch {_BATCH}, n_ubatch {_MICRO_BATCH}; {said}"

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from benchmarks.peers.protocol import Ready, drive
+from benchmarks.peers.protocol import Ready, bits_of_weights, drive
 from benchmarks.peers.streams import complete
 from tests.e2e.deploy import serve
 
@@ -17,13 +17,15 @@ _HOW: Final = ("--set", "model_kwargs.dtype=bfloat16")  # the stored type; a CPU
 
 @contextmanager
 def _served(checkpoint: Path) -> Iterator[Ready]:
+    bits = bits_of_weights()
+    how = _HOW if bits == 16 else (*_HOW, "--quantize", f"int{bits}")
     with (
         tempfile.TemporaryDirectory(prefix="dalsegno-bench-") as folder,
-        serve(Path(folder), *_HOW, model=str(checkpoint)) as running,
+        serve(Path(folder), *how, model=str(checkpoint)) as running,
     ):
         yield Ready(
             partial(complete, running.url, checkpoint.name),
-            f"dalsegno serve {checkpoint} {' '.join(_HOW)}",
+            f"dalsegno serve {checkpoint} {' '.join(how)}",
             ("dalsegno", "torch", "transformers"),
         )
         print(running.log(), file=sys.stderr)

@@ -61,6 +61,11 @@ class Ready:
     packages: tuple[str, ...] = field(default=())
 
 
+def bits_of_weights() -> int:
+    """The bits of a weight that the runner asks for: 16, 8 or 4; the second argument of a script."""
+    return int(sys.argv[2]) if len(sys.argv) > 2 else 16
+
+
 def drive(load: Callable[[Path], AbstractContextManager[Ready]]) -> None:
     """Load the checkpoint named on the command line, and answer until the runner closes its end."""
     told = os.fdopen(os.dup(1), "w", encoding="utf-8")

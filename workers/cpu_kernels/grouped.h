@@ -176,7 +176,7 @@ inline Floats load_halves(const uint16_t* at) {
 #endif
 }
 
-// The scales and minimums of a group of a unit, and what they make of sums of integers.
+// The scales and minimums of a group of a unit.
 template <bool has_minimums>
 class Scales {
  public:

