@@ -37,9 +37,10 @@ def converted(file: Path, cache_home: Path, say: Callable[[str], None]) -> Path:
         size += found.st_size
         digest.update(f"{part}|{found.st_size}|{found.st_mtime_ns}|".encode())
     folder = cache_home / "dalsegno" / "gguf" / digest.hexdigest() / name_of(file)
-    if _is_whole(folder):
-        return folder
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        if _is_whole(folder):
+            return folder
+        shutil.rmtree(folder)
     say(f"{file.name} ({size / _GIB:.1f} GiB) is converted once, in {folder}")
     command = [sys.executable, "-P", "-m", "models.gguf.conversion", str(file), str(folder)]
     ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
