@@ -96,7 +96,7 @@ LLAMA_CPP: Final = Environment(
         "PIP_NO_CACHE_DIR": "1",  # pip keeps what it has built, whatever the options were
         "CMAKE_ARGS": "-DGGML_NATIVE=ON -DGGML_LLAMAFILE=ON -DLLAVA_BUILD=OFF "
         # Its code for AMX raises a protection fault with quantised weights (docs/log.md, 2026-11-28).
-        f"-DCMAKE_C_FLAGS={_NO_AMX} -DCMAKE_CXX_FLAGS={_NO_AMX}"
+        f"-DCMAKE_C_FLAGS={_NO_AMX} -DCMAKE_CXX_FLAGS={_NO_AMX}",
     },
 )
 
