@@ -81,7 +81,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def quantises(self) -> bool:
-        """Whether weights are quantised while they are loaded."""
+        """True if weights are quantised while they are loaded."""
         return self.quantize in ("int8", "int4")
 
     def max_sequences_on(self, device_type: str) -> int:

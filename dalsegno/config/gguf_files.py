@@ -19,7 +19,7 @@ from models.gguf.parts import name_of, parts_of
 
 _GIB: Final = 1 << 30
 _FORM: Final = b"groups"
-"""What conversions write; another name makes them anew."""
+"""The name of what conversions write; another one makes them anew."""
 
 
 def converted(file: Path, cache_home: Path, say: Callable[[str], None]) -> Path:
@@ -51,7 +51,7 @@ def converted(file: Path, cache_home: Path, say: Callable[[str], None]) -> Path:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a folder has all that a conversion writes: files may have been damaged or deleted since."""
+    """True if a folder has all that a conversion writes: files may have been damaged or deleted since."""
     try:
         return (folder / CONFIG).is_file() and bool(read_shards(folder))
     except CheckpointError:

@@ -72,6 +72,7 @@ class _Parts:
         shape: the shape of the weight.
         block: the rows and columns that share a scale.
         divisor: of the scales.
+        is_int8: its numbers are integers, not floats of eight bits.
     """
 
     weight: str
@@ -80,6 +81,7 @@ class _Parts:
     shape: tuple[int, int]
     block: tuple[int, int]
     divisor: int = 1
+    is_int8: bool = False
 
     @property
     def blocks(self) -> int:
@@ -99,9 +101,9 @@ class _Parts:
         return weight
 
     def grouped(self, read: Callable[[str], torch.Tensor]) -> GroupedWeight | None:
-        """Return a weight of int8 as it is stored; None for others, or if a scale is that of fewer inputs."""
-        weight, (rows, columns), wide = read(self.weight), self.shape, self.block[1]
-        if weight.dtype != torch.int8 or (wide < columns and wide % GROUP):
+        """Return a weight of int8 as it is stored; None if a scale is that of no whole groups."""
+        (rows, columns), wide = self.shape, self.block[1]
+        if wide < columns and wide % GROUP:
             return None
         scale, zeros = (
             per_group(self._spread(table)[:, :: max(wide, 1)].expand(rows, -1), wide, columns)
@@ -113,7 +115,7 @@ class _Parts:
             )
         )
         assert scale is not None
-        numbers = (weight.to(torch.int16) + 128).to(torch.uint8)
+        numbers = (read(self.weight).to(torch.int16) + 128).to(torch.uint8)
         minimums = None if zeros is None or not bool(zeros.any()) else (zeros + 128) * -scale
         return GroupedWeight(8, numbers, scale, minimums)
 
@@ -177,14 +179,18 @@ class Quantised:
         return {name: one for name, one in files.items() if name not in self.spare} | whole
 
     def grouped(self, files: Mapping[str, Any]) -> dict[str, Callable[[], GroupedWeight | None]]:
-        """What reads the weights as they are stored, by the name of the module (`q` of `q.weight`).
+        """Return readers of weights as they are stored, by the name of the module (`q` of `q.weight`).
 
-        It returns None for weights that have no integers in groups of 32.
+        A reader returns None for a weight that has no integers in groups of 32.
         """
         return {
             name.removesuffix(".weight"): partial(parts.grouped, lambda part: files[part][...])
             for name, parts in self.weights.items()
-            if isinstance(parts, (_Parts, PackedParts, GroupedParts)) and name.endswith(".weight")
+            if name.endswith(".weight")
+            and (
+                isinstance(parts, (PackedParts, GroupedParts))
+                or (isinstance(parts, _Parts) and parts.is_int8)
+            )
         }
 
     def sizes(self, stored: Mapping[str, int]) -> dict[str, int]:
@@ -308,6 +314,7 @@ def _parts_of(
         (rows, columns),
         _block((rows, columns), tensors[scale].shape, config),
         divisor=_LARGEST_INT8 if method == "bitsandbytes" else 1,
+        is_int8=tensor.dtype == "I8",
     )
     high, wide = parts.block
     for part in parts.names[1:]:

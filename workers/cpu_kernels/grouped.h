@@ -256,8 +256,8 @@ constexpr auto BY_ROWS = multiplies<bits, has_minimums>(std::make_integer_sequen
 
 #if defined(DALSEGNO_AMX)
 constexpr int LEAST_FOR_TILES = 14;  // fewer rows are faster without the tile unit
-constexpr int BATCH = 4;            // groups whose integers are computed at a time
-constexpr int PIECE = 8;            // groups of a unit that are unpacked at a time, into the L1 cache
+constexpr int BATCH = 4;             // groups whose integers are computed at a time
+constexpr int PIECE = 8;             // groups of a unit that are unpacked at a time, into the L1 cache
 
 struct alignas(64) Unpacked {
   uint8_t numbers[PIECE][UNIT][WORDS][64];

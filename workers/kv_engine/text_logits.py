@@ -1,4 +1,4 @@
-"""What a node predicts for a text: the comparison of two forms of one model.
+"""Predictions of a node for a text: the comparison of two forms of one model.
 
 `predictions` computes a text over a small pool of its own, as the engine does.
 """
@@ -48,7 +48,7 @@ class Predictions:
 
 @torch.inference_mode()
 def predictions(node: KVNode, ids: list[int]) -> Predictions:
-    """Return what a node predicts for a text of at least two tokens, in one step."""
+    """Return the predictions of a node for a text of at least two tokens, in one step."""
     blocks = -(-len(ids) // _BLOCK_SIZE)
     builder = StepBuilder(
         max_sequences=1,

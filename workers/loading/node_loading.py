@@ -140,13 +140,13 @@ def with_kernels(
         from workers.kv_engine.gpu.fusion import use_gpu_kernels  # noqa: PLC0415 - needs CUDA
 
         return use_gpu_kernels(node)
-    from workers.cpu_kernels.decoder import AS_STORED, use_cpu_kernels  # noqa: PLC0415 - imports transformers
+    from workers.cpu_kernels.decoder import use_cpu_kernels  # noqa: PLC0415 - imports transformers
     from workers.loading.quantised_loading import quantisation_of  # noqa: PLC0415 - the same
 
     return use_cpu_kernels(
         node,
         threads=kernel_threads(node.parameters, share.cores),
-        quantisation=quantisation_of(quantised_from, settings) if quantised_from is not None else AS_STORED,
+        quantisation=quantisation_of(quantised_from, settings),
     )
 
 

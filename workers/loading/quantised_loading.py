@@ -36,14 +36,14 @@ the hedge.
 """The beginning of Alice's Adventures in Wonderland (Lewis Carroll 1865)."""
 
 
-def quantisation_of(config: DeploymentConfig, settings: EngineSettings) -> Quantisation:
-    """Return the quantisation of the model in the configuration's checkpoint.
+def quantisation_of(config: DeploymentConfig | None, settings: EngineSettings) -> Quantisation:
+    """Return the quantisation of the model in the configuration's checkpoint; without one, none is chosen.
 
     Raises:
         ConfigError: the calibration text cannot be read.
     """
     bits = _BITS.get(settings.quantize)
-    if bits is None:
+    if bits is None or config is None:
         return Quantisation(keeps_stored=settings.quantize != "none")
     calibration: list[int] = []
     if settings.calibration_text is not None:
