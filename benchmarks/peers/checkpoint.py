@@ -1,4 +1,4 @@
-"""The checkpoint of all peers: the shape of Qwen3-0.6B with a smaller vocabulary, random weights.
+"""The checkpoint of all peers: the shape of a published Qwen3 with a smaller vocabulary, random weights.
 
 It has the layout of the Hugging Face hub: `config.json`, bfloat16 in `model.safetensors`, and a byte-level
 tokenizer. Two properties make tokens countable in any server's output:
@@ -42,8 +42,15 @@ _LETTERS: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The sizes of a Qwen3: those of the published 0.6B except the vocabulary."""
+    """The sizes of a Qwen3: those of the published 0.6B except the vocabulary.
 
+    Attributes:
+        intermediate: the inner width of an MLP, or of an expert.
+        experts: of a layer; 0 is one MLP for all tokens.
+        chosen: the experts that see a token.
+    """
+
+    name: str = "qwen3-0.6b"
     hidden: int = 1024
     layers: int = 28
     heads: int = 16
@@ -52,6 +59,8 @@ class Shape:
     intermediate: int = 3072
     vocabulary: int = 32_000
     positions: int = 4096
+    experts: int = 0
+    chosen: int = 0
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield the names and shapes of the tensors in the file."""
@@ -66,22 +75,42 @@ class Shape:
             yield f"{at}.self_attn.o_proj.weight", (self.hidden, self.heads * self.head_dim)
             yield f"{at}.self_attn.q_norm.weight", (self.head_dim,)
             yield f"{at}.self_attn.k_norm.weight", (self.head_dim,)
-            yield f"{at}.mlp.gate_proj.weight", (self.intermediate, self.hidden)
-            yield f"{at}.mlp.up_proj.weight", (self.intermediate, self.hidden)
-            yield f"{at}.mlp.down_proj.weight", (self.hidden, self.intermediate)
+            if self.experts:
+                yield f"{at}.mlp.gate.weight", (self.experts, self.hidden)
+            within = [f"{at}.mlp.experts.{number}" for number in range(self.experts)] or [f"{at}.mlp"]
+            for mlp in within:
+                yield f"{mlp}.gate_proj.weight", (self.intermediate, self.hidden)
+                yield f"{mlp}.up_proj.weight", (self.intermediate, self.hidden)
+                yield f"{mlp}.down_proj.weight", (self.hidden, self.intermediate)
         yield "model.norm.weight", (self.hidden,)
 
     @property
     def bytes_per_step(self) -> int:
-        """The bytes of weights that a decode step reads: all, because embeddings are the output layer too."""
-        return _BFLOAT16_BYTES * sum(prod(shape) for _, shape in self.tensors())
+        """The bytes of weights that a decode step of one sequence reads.
+
+        That is all, because embeddings are the output layer too; of experts, those that see a token.
+        """
+        unread = 3 * (self.experts - self.chosen) * self.intermediate * self.hidden * self.layers
+        return _BFLOAT16_BYTES * (sum(prod(shape) for _, shape in self.tensors()) - unread)
 
 
 QWEN3_0_6B: Final = Shape()
+QWEN3_30B_A3B: Final = Shape(
+    name="qwen3-30b-a3b",
+    hidden=2048,
+    layers=4,
+    heads=32,
+    kv_heads=4,
+    intermediate=768,
+    experts=128,
+    chosen=8,
+)
+"""Layers of the published model, 4 of its 48: 2.6 billion weights, of which a token is multiplied by 0.3."""
+SHAPES: Final = {shape.name: shape for shape in (QWEN3_0_6B, QWEN3_30B_A3B)}
 
 
 def write(folder: Path, shape: Shape) -> Path:
-    """Write the checkpoint unless it exists: half a minute and a gigabyte for the usual shape.
+    """Write the checkpoint unless it exists: half a minute and a gigabyte for the smallest shape.
 
     The write is atomic: to a temporary folder, which is then renamed.
     """
@@ -116,8 +145,17 @@ def words(folder: Path) -> list[str]:
 
 
 def _config(shape: Shape) -> dict[str, Any]:
+    kind = "Qwen3Moe" if shape.experts else "Qwen3"
+    of_experts = {
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": shape.intermediate,
+        "norm_topk_prob": True,
+        "num_experts": shape.experts,
+        "num_experts_per_tok": shape.chosen,
+    }
     return {
-        "architectures": ["Qwen3ForCausalLM"],
+        "architectures": [f"{kind}ForCausalLM"],
         "attention_bias": False,
         "attention_dropout": 0.0,
         "eos_token_id": shape.vocabulary - 1,
@@ -128,7 +166,7 @@ def _config(shape: Shape) -> dict[str, Any]:
         "intermediate_size": shape.intermediate,
         "max_position_embeddings": shape.positions,
         "max_window_layers": shape.layers,
-        "model_type": "qwen3",
+        "model_type": "qwen3_moe" if shape.experts else "qwen3",
         "num_attention_heads": shape.heads,
         "num_hidden_layers": shape.layers,
         "num_key_value_heads": shape.kv_heads,
@@ -141,7 +179,7 @@ def _config(shape: Shape) -> dict[str, Any]:
         "use_cache": True,
         "use_sliding_window": False,
         "vocab_size": shape.vocabulary,
-    }
+    } | (of_experts if shape.experts else {})
 
 
 def _write_weights(path: Path, shape: Shape) -> None:

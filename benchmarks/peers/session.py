@@ -83,10 +83,12 @@ class Session:
 
     Attributes:
         failures: by failed peer, its last output.
+        shape: of the model.
     """
 
     peers: dict[str, Peer]
     failures: dict[str, str]
+    shape: checkpoint.Shape
 
     def each(self, doing: Callable[[str, Peer], None]) -> None:
         """Call `doing` for all peers that have not failed; a peer that fails now is excluded."""
@@ -97,6 +99,9 @@ class Session:
                 self.failures[name] = str(error)
                 del self.peers[name]
                 peer.stop()
+
+    def prompts(self, count: int, length: int, seed: str) -> list[list[int]]:
+        return checkpoint.prompts(self.shape, count, length, seed=seed)
 
     def stop(self) -> None:
         for peer in self.peers.values():
@@ -111,7 +116,7 @@ def _started(session: Session, warm: Sequence[int]) -> Iterator[None]:
         print(f"{name}: starting", flush=True)
         peer.start()
         for count in warm:
-            peer.ask(_prompts(count, _WARM_PROMPT, f"warm {count}"), _WARM_TOKENS)
+            peer.ask(session.prompts(count, _WARM_PROMPT, f"warm {count}"), _WARM_TOKENS)
         peer.sleep()
 
     try:
@@ -137,10 +142,10 @@ def measure(
             speeds.append(memory.bytes_per_s())
             peer.wake()
             time.sleep(_REST_S)  # lets it catch up with idle work that was stopped
-            peer.ask(_prompts(1, _WARM_PROMPT, f"woken {number}"), _WARM_TOKENS)
+            peer.ask(session.prompts(1, _WARM_PROMPT, f"woken {number}"), _WARM_TOKENS)
             for count in clients:
                 for again in range(max(1, _LEAST_REQUESTS // count)):
-                    asked = _prompts(count, PROMPT, f"round {number}, {count} at a time, {again}")
+                    asked = session.prompts(count, PROMPT, f"round {number}, {count} at a time, {again}")
                     waves[name][count].append(_wave(peer.ask(asked, tokens), words))
             peer.sleep()
             print(f"round {number + 1}: {name}, {time.perf_counter() - begun_s:.0f} s", flush=True)
@@ -160,6 +165,12 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks peers", description=__doc__)
     parser.add_argument("--rounds", type=int, default=2, help="turns of each peer; default: %(default)s")
     parser.add_argument("--peers", help=f"participants, of {', '.join(ENTRANTS)}; default: all that can")
+    parser.add_argument(
+        "--shape",
+        choices=checkpoint.SHAPES,
+        default=checkpoint.QWEN3_0_6B.name,
+        help="the model, with random weights; of the larger one 4 layers; default: %(default)s",
+    )
     parser.add_argument(
         "--bits",
         type=int,
@@ -190,13 +201,13 @@ def main(arguments: Sequence[str]) -> None:
         )
 
     print(described())
-    folder = checkpoint.write(given.cache / "qwen3-0.6b", checkpoint.QWEN3_0_6B)
-    session = _installed(names, given.cache, folder, given.bits)
+    shape = checkpoint.SHAPES[given.shape]
+    session = _installed(names, given.cache, shape, given.bits)
     with _started(session, sorted({1, max(given.clients)})):
         ready = dict(session.peers)
         waves, speeds = measure(
             session,
-            checkpoint.words(folder),
+            checkpoint.words(given.cache / shape.name),
             rounds=given.rounds,
             clients=given.clients,
             tokens=given.tokens,
@@ -215,15 +226,16 @@ def main(arguments: Sequence[str]) -> None:
     if not found:
         print("no peer answered: nothing to compare")
         return
-    show(report(found, speeds, int(checkpoint.QWEN3_0_6B.bytes_per_step / 16 * _BITS_OF_WEIGHTS[given.bits])))
+    show(report(found, speeds, int(shape.bytes_per_step / 16 * _BITS_OF_WEIGHTS[given.bits])))
     print("commands and calls")
     for name in found:
         versions = ", ".join(f"{package} {version}" for package, version in ready[name].versions.items())
         print(f"  {name}: {versions}\n    {ready[name].how}")
 
 
-def _installed(names: Sequence[str], cache: Path, folder: Path, bits: int) -> Session:
-    session = Session({}, {})
+def _installed(names: Sequence[str], cache: Path, shape: checkpoint.Shape, bits: int) -> Session:
+    folder = checkpoint.write(cache / shape.name, shape)
+    session = Session({}, {}, shape)
     for name in names:
         entrant = ENTRANTS[name]
         try:
@@ -248,7 +260,3 @@ def _prepare(python: Path, module: str, folder: Path, bits: int) -> None:
     )
     if done.returncode:
         raise PeerFailedError(f"`python -m {module} {folder}` ended with {done.returncode}:\n{done.stderr}")
-
-
-def _prompts(count: int, length: int, seed: str) -> list[list[int]]:
-    return checkpoint.prompts(checkpoint.QWEN3_0_6B, count, length, seed=seed)

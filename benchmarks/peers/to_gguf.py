@@ -6,6 +6,7 @@ bits llama.cpp then quantises the file: Q8_0, or Q4_0 with a head of Q6_K.
 
 import ctypes
 import json
+import re
 import struct
 import sys
 from collections.abc import Iterator
@@ -17,9 +18,11 @@ from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
 
 from benchmarks.peers.protocol import bits_of_weights
 
+_EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.\d+\.(gate|up|down)_proj\.weight")
 _NAMES = {
     "input_layernorm": "attn_norm",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "post_attention_layernorm": "ffn_norm",
@@ -49,7 +52,8 @@ def convert(checkpoint: Path) -> None:
         return
     config = json.loads((checkpoint / "config.json").read_text())
     draft = path.with_name(f"{path.name}.part")
-    writer = GGUFWriter(draft, "qwen3")
+    experts = config.get("num_experts", 0)
+    writer = GGUFWriter(draft, "qwen3moe" if experts else "qwen3")
     writer.add_name(checkpoint.name)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -62,19 +66,32 @@ def convert(checkpoint: Path) -> None:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_vocab_size(config["vocab_size"])
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     writer.add_tokenizer_model("none")
     writer.add_file_type(LlamaFileType.MOSTLY_BF16)
+    merged: dict[str, list[Any]] = {}
     for name, values in _tensors(checkpoint / "model.safetensors"):
-        if values.ndim == 1:
+        if found := _EXPERTS.fullmatch(name):
+            merged.setdefault(f"blk.{found[1]}.ffn_{found[2]}_exps.weight", []).append(values)
+        elif values.ndim == 1 or name.endswith(".mlp.gate.weight"):  # routers are float32, as norms are
             writer.add_tensor(_renamed(name), (values.astype(np.uint32) << 16).view(np.float32))
         else:
-            raw = np.ascontiguousarray(values).view(np.uint8)
-            writer.add_tensor(_renamed(name), raw, raw_dtype=GGMLQuantizationType.BF16)
+            _add_bfloat16(writer, _renamed(name), values)
+    for name, several in merged.items():
+        _add_bfloat16(writer, name, np.stack(several))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     draft.rename(path)
+
+
+def _add_bfloat16(writer: GGUFWriter, name: str, values: Any) -> None:
+    raw = np.ascontiguousarray(values).view(np.uint8)
+    writer.add_tensor(name, raw, raw_dtype=GGMLQuantizationType.BF16)
 
 
 def quantise(checkpoint: Path, bits: int) -> None:

@@ -30,7 +30,7 @@ ABSENT = Entrant(script=FAKE, environment=_Nowhere(name="absent", installs=()))
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(checkpoint, "QWEN3_0_6B", SMALL)
+    monkeypatch.setitem(checkpoint.SHAPES, "qwen3-0.6b", SMALL)
     monkeypatch.setattr("benchmarks.peers.bandwidth._BYTES", 1 << 20)
     monkeypatch.setattr(session, "ENTRANTS", {"ours": Entrant(script=FAKE, is_server=True), "absent": ABSENT})
     measured = {name: lambda name=name: [Figure(f"{name} is so", 2.0, RATIO)] for name in ("one", "two")}

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "experts.h"
 #include "grouped.h"
 #include "numbers.h"
 #include "team.h"
@@ -31,8 +32,17 @@ struct Matrix {
   float factor;
 };
 
+// The matrices of all experts of a layer, one expert after the other, each from a whole unit on.
+struct Experts {
+  Matrix router;  // (count, hidden); one more row is the gate of the MLP for all tokens, if that has one
+  Matrix gate_up, down;
+  int32_t count, chosen;  // 0 without experts; how many of them see a token
+  int32_t normalises, gates_mlp;
+};
+
 struct Layer {
-  Matrix qkv, o, gate_up, down;
+  Matrix qkv, o, gate_up, down;  // without `gate_up`, tokens see experts only
+  Experts experts;
   const float *norm_in, *norm_post;
   const float *q_norm, *k_norm;  // (dim,), or null
   const float *qkv_bias, *o_bias;
@@ -89,6 +99,7 @@ struct Context {
   Team team;
   Scratch scratch;
   std::vector<QueryTile> tiles;
+  std::vector<Routing> routings;
 };
 
 template <class T>
@@ -111,6 +122,9 @@ void multiply(Team::Member& member, int& phase, const T* x, size_t stride, int r
               [&](int row) { grouped::round_row(x + row * stride, round_up(w.k, LANES), w.factor, narrow, row); });
   grouped::product(member, phase++, narrow, rows, grouped_weights(w), put);
 }
+
+// The units of one of `experts` matrices in one.
+inline int units_of_one(const Matrix& all, int experts) { return packed<float>(all).units() / experts; }
 
 // Root mean square norm (Zhang and Sennrich 2019) of `size` numbers, a multiple of LANES.
 template <class T>
@@ -143,14 +157,19 @@ struct Body {
   const Model& model;
   const Step& step;
   const std::vector<QueryTile>& tiles;
-  float* qkv;    // (tokens, qkv_width)
-  T* narrow;     // (tokens, hidden_depth or heads * dim): the input of qkv, o and gate_up
-  T* wide;       // (tokens, intermediate_depth)
-  float* state;  // (tokens, hidden_width)
-  char* rounded;  // (tokens,): the input of a product with weights in groups
-  int qkv_width, narrow_width, wide_width, state_width;
+  float* qkv = nullptr;    // (tokens, qkv_width)
+  T* narrow = nullptr;     // (tokens, hidden_depth or heads * dim): the input of qkv, o and gate_up
+  T* wide = nullptr;       // (tokens or choices, intermediate_depth)
+  float* state = nullptr;  // (tokens, hidden_width)
+  char* rounded = nullptr;  // (tokens or choices,): the input of a product with weights in groups
+  // Of layers with experts; a choice is a token and one of its experts.
+  float* scores = nullptr;   // (tokens, scores_width)
+  T* picked = nullptr;       // (choices, narrow_width): the states of tokens, in the order of experts
+  float* partial = nullptr;  // (choices, state_width): the results, in this order
+  const Routing* routings = nullptr;  // by layer
+  int qkv_width = 0, narrow_width = 0, wide_width = 0, state_width = 0, scores_width = 0;
 
-  static constexpr int PHASES = 12;  // per layer, at most
+  static constexpr int PHASES = 24;  // per layer, at most
   static constexpr int NO_LAYER = -1;
 
   void operator()(Team::Member& member) const {
@@ -170,13 +189,15 @@ struct Body {
       attention(member, phase++, layer, keys, values);
       multiply(member, phase, narrow, narrow_width, tokens, layer.o, rounded, adding(layer.o_bias, layer.o.n));
       normalise(member, phase++, layer.norm_post, NO_LAYER);
-      multiply(member, phase, narrow, narrow_width, tokens, layer.gate_up, rounded,
-               [&](int row, int column, const Floats* y) {
-                T* to = wide + row * size_t(wide_width) + column / 2;
-                for (int pair = 0; pair < UNIT / 2; ++pair)
-                  store(to + pair * LANES, silu(y[2 * pair]) * y[2 * pair + 1]);
-              });
-      multiply(member, phase, wide, wide_width, tokens, layer.down, rounded, adding(nullptr, 0));
+      if (layer.experts.count) choose(member, phase, layer.experts, routings[number]);
+      if (layer.gate_up.n) {
+        multiply(member, phase, narrow, narrow_width, tokens, layer.gate_up, rounded, activating());
+        if (layer.experts.gates_mlp)
+          multiply(member, phase, wide, wide_width, tokens, layer.down, rounded, adding_gated(layer.experts.count));
+        else
+          multiply(member, phase, wide, wide_width, tokens, layer.down, rounded, adding(nullptr, 0));
+      }
+      if (layer.experts.count) add_experts(member, phase, layer.experts, routings[number]);
     }
     member.each(phase++, tokens, [&](int token) {
       add_rows(token, model.layers - 1);
@@ -213,6 +234,100 @@ struct Body {
         store(to + v * LANES, sum);
       }
     };
+  }
+
+  // Adds a product to the residual stream, times the gate of each token.
+  auto adding_gated(int gate) const {
+    return [this, gate](int row, int column, const Floats* y) {
+      const float opened = 1.0f / (1.0f + std::exp(-scores[row * size_t(scores_width) + gate]));
+      float* to = state + row * size_t(state_width) + column;
+      for (int v = 0; v < UNIT; ++v) store(to + v * LANES, load(to + v * LANES) + y[v] * opened);
+    };
+  }
+
+  // Keeps the inner states of MLPs.
+  auto activating() const {
+    return [this](int row, int column, const Floats* y) {
+      T* to = wide + row * size_t(wide_width) + column / 2;
+      for (int pair = 0; pair < UNIT / 2; ++pair) store(to + pair * LANES, silu(y[2 * pair]) * y[2 * pair + 1]);
+    };
+  }
+
+  // Chooses the experts of each token.
+  void choose(Team::Member& member, int& phase, const Experts& experts, const Routing& routing) const {
+    const int tokens = step.tokens, chosen = experts.chosen;
+    multiply(member, phase, narrow, narrow_width, tokens, experts.router, rounded,
+             [&](int row, int column, const Floats* y) { put_floats(scores + row * size_t(scores_width) + column, y); });
+    member.each(phase++, tokens, [&](int token) {
+      const size_t first = token * size_t(chosen);
+      choose_experts(scores + token * size_t(scores_width), experts.count, chosen, experts.normalises != 0,
+                     routing.experts + first, routing.weights + first);
+    });
+    member.each(phase++, 1, [&](int) { routing.sort(tokens, chosen, experts.count, rows_of_block(experts)); });
+  }
+
+  static int rows_of_block(const Experts& experts) {
+    const int deepest = std::max(experts.gate_up.k, experts.down.k);
+    return most_rows_of_block((experts.gate_up.bits ? 1 : sizeof(T)) * row_stride<T>(deepest));
+  }
+
+  // Adds to each token's state the results of its experts.
+  void add_experts(Team::Member& member, int& phase, const Experts& experts, const Routing& routing) const {
+    const int tokens = step.tokens, chosen = experts.chosen, choices = tokens * chosen;
+    const Matrix &gate_up = experts.gate_up, &down = experts.down;
+    const auto rounded_for = [&](const Matrix& w) { return grouped::Activations::at(rounded, choices, w.k); };
+    member.each(phase++, tokens, [&](int token) {
+      const T* from = narrow + token * size_t(narrow_width);
+      for (int choice = token * chosen; choice < (token + 1) * chosen; ++choice) {
+        const int row = routing.rows[choice];
+        if (gate_up.bits)
+          grouped::round_row(from, round_up(gate_up.k, LANES), gate_up.factor, rounded_for(gate_up), row);
+        else
+          std::memcpy(picked + row * size_t(narrow_width), from, packed<T>(gate_up).depth() * sizeof(T));
+      }
+    });
+    multiply_blocks(member, phase, picked, narrow_width, experts, gate_up, routing, activating());
+    if (down.bits)
+      member.each(phase++, choices, [&](int row) {
+        const T* from = wide + row * size_t(wide_width);
+        grouped::round_row(from, round_up(down.k, LANES), down.factor, rounded_for(down), row);
+      });
+    multiply_blocks(member, phase, wide, wide_width, experts, down, routing,
+                    [&](int row, int column, const Floats* y) {
+                      put_floats(partial + row * size_t(state_width) + column, y);
+                    });
+    member.each(phase++, tokens, [&](int token) {
+      float* mine = state + token * size_t(state_width);
+      for (int at = 0; at < model.hidden; at += LANES) {
+        Floats sum = Floats{};
+        for (int choice = token * chosen; choice < (token + 1) * chosen; ++choice)
+          sum += load(partial + routing.rows[choice] * size_t(state_width) + at) * routing.weights[choice];
+        store(mine + at, load(mine + at) + sum);
+      }
+    });
+  }
+
+  // Multiplies each block of rows by the matrix of its expert, in one phase. Rows of groups are rounded already.
+  template <class Put>
+  void multiply_blocks(Team::Member& member, int& phase, const T* x, size_t stride, const Experts& experts,
+                       const Matrix& w, const Routing& routing, const Put& put) const {
+    const auto block_of = [&](int number) { return routing.blocks[number]; };
+    const int units = units_of_one(w, experts.count);
+    if (w.bits) {
+      const auto narrow = grouped::Activations::at(rounded, step.tokens * experts.chosen, w.k);
+      return share_units(
+          member, phase++, *routing.count, block_of, units,
+          [&](int first, int count, int unit, bool is_followed, Floats* y) {
+            grouped::multiply(narrow.from(first), count, grouped_weights(w), unit, is_followed, y);
+          },
+          put);
+    }
+    share_units(
+        member, phase++, *routing.count, block_of, units,
+        [&](int first, int count, int unit, bool is_followed, Floats* y) {
+          multiply_unit(x + first * stride, stride, count, packed<T>(w), unit, is_followed, y);
+        },
+        put);
   }
 
   // Rotates a token's queries and keys, and stores its keys and values in the pool.
@@ -266,27 +381,90 @@ const std::vector<QueryTile>& tiles_of(std::vector<QueryTile>& tiles, const Mode
   return tiles;
 }
 
+// Takes arrays from memory, one after the other, each from a new cache line on.
+class Rooms {
+ public:
+  // Without memory, only their size is counted.
+  explicit Rooms(char* memory) : memory_(memory) {}
+  template <class T>
+  T* take(size_t count) {
+    const size_t at = (bytes_ + 63) / 64 * 64;
+    bytes_ = at + count * sizeof(T);
+    return memory_ ? reinterpret_cast<T*>(memory_ + at) : nullptr;
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  char* memory_;
+  size_t bytes_ = 0;
+};
+
+// The largest experts of a model's layers.
+struct Largest {
+  int count = 0, chosen = 0, scores = 0, depth_of_rounded = 0, depth = 0, rows_of_block = MOST_ROWS_OF_BLOCK;
+  bool picks = false;
+};
+
+template <class T>
+Largest largest_experts(const Model& model) {
+  Largest all;
+  for (int number = 0; number < model.layers; ++number) {
+    const Experts& experts = model.layer[number].experts;
+    if (!experts.count) continue;
+    all.count = std::max(all.count, experts.count);
+    all.chosen = std::max(all.chosen, experts.chosen);
+    all.scores = std::max(all.scores, experts.router.n);
+    all.depth = std::max({all.depth, experts.gate_up.k, experts.down.k});
+    all.rows_of_block = std::min(all.rows_of_block, Body<T>::rows_of_block(experts));
+    all.picks |= !experts.gate_up.bits;
+  }
+  return all;
+}
+
+// Sets the arrays of a body, in memory of which the rooms are taken.
+template <class T>
+void place(Body<T>& body, std::vector<Routing>& routings, const Largest& experts, Rooms& rooms) {
+  const Model& model = body.model;
+  const size_t tokens = body.step.tokens, choices = tokens * experts.chosen;
+  const int deepest = std::max({model.hidden, model.heads * model.dim, model.intermediate});
+  body.state = rooms.take<float>(tokens * body.state_width);
+  body.qkv = rooms.take<float>(tokens * body.qkv_width);
+  body.narrow = rooms.take<T>(tokens * body.narrow_width);
+  body.wide = rooms.take<T>(std::max(tokens, choices) * body.wide_width);
+  const auto rounded = [](size_t rows, int depth) { return grouped::Activations::bytes(static_cast<int>(rows), depth); };
+  body.rounded = rooms.take<char>(std::max(rounded(tokens, deepest), choices ? rounded(choices, experts.depth) : 0));
+  body.scores = rooms.take<float>(experts.count ? tokens * body.scores_width : 0);
+  body.picked = rooms.take<T>(experts.picks ? choices * body.narrow_width : 0);
+  body.partial = rooms.take<float>(choices * body.state_width);
+  if (!experts.count) return;
+  Routing shared{};
+  shared.experts = rooms.take<int32_t>(choices);
+  shared.weights = rooms.take<float>(choices);
+  shared.rows = rooms.take<int32_t>(choices);
+  routings.assign(model.layers, shared);
+  const int blocks = Routing::most_blocks(experts.count, static_cast<int>(choices), experts.rows_of_block);
+  for (Routing& routing : routings) {
+    routing.blocks = rooms.take<Rows>(blocks);
+    routing.count = rooms.take<int32_t>(1);
+  }
+  body.routings = routings.data();
+}
+
 template <class T>
 void run_body(Context& context, const Model& model, const Step& step) {
+  const Largest experts = largest_experts<T>(model);
+  Body<T> body{model, step, tiles_of(context.tiles, model, step, context.team.size())};
   // Rows are padded to whole units, because products write whole units.
   const int heads = model.heads * model.dim, unit = UNIT * LANES;
-  const int qkv_width = round_up(heads + 2 * model.kv_heads * model.dim, unit);
-  const int narrow_width = row_stride<T>(round_up(std::max(model.hidden, heads), unit));
-  const int wide_width = row_stride<T>(round_up(model.intermediate, unit));
-  const int state_width = round_up(model.hidden, unit);
-  const size_t tokens = step.tokens;
-  const int deepest = std::max({model.hidden, heads, model.intermediate});
-  char* room = context.scratch.room(
-      tokens * (sizeof(float) * (qkv_width + state_width) + sizeof(T) * (narrow_width + wide_width)) +
-      grouped::Activations::bytes(step.tokens, deepest));
-  float* state = reinterpret_cast<float*>(room);
-  float* qkv = state + tokens * state_width;
-  T* narrow = reinterpret_cast<T*>(qkv + tokens * qkv_width);
-  T* wide = narrow + tokens * narrow_width;
-  char* rounded = reinterpret_cast<char*>(wide + tokens * wide_width);
-  const std::vector<QueryTile>& tiles = tiles_of(context.tiles, model, step, context.team.size());
-  const Body<T> body{model, step,      tiles,        qkv,        narrow,     wide,
-                     state, rounded,   qkv_width,    narrow_width, wide_width, state_width};
+  body.qkv_width = round_up(heads + 2 * model.kv_heads * model.dim, unit);
+  body.narrow_width = row_stride<T>(round_up(std::max(model.hidden, heads), unit));
+  body.wide_width = row_stride<T>(round_up(model.intermediate, unit));
+  body.state_width = round_up(model.hidden, unit);
+  body.scores_width = round_up(experts.scores, unit);
+  Rooms counted(nullptr);
+  place(body, context.routings, experts, counted);
+  Rooms rooms(context.scratch.room(counted.bytes()));
+  place(body, context.routings, experts, rooms);
   context.team.run(2 + model.layers * Body<T>::PHASES, body);
 }
 

@@ -12,6 +12,7 @@ at load against transformers' model (`workers.kv_engine.selfcheck`).
 import ctypes
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,7 +22,8 @@ from models.base import TokenStep
 from models.checkpoints.files import UnsupportedArchitectureError
 from shared.errors import BugError, WorkerError
 from workers.cpu_kernels import library
-from workers.cpu_kernels.library import Library
+from workers.cpu_kernels.expert_layers import PARTS, ExpertMatrix, Part, all_chosen, experts_in, mlp_in
+from workers.cpu_kernels.library import Library, Matrix
 from workers.cpu_kernels.packing import DTYPES, LANES, MatrixPacker
 from workers.cpu_kernels.quantisation import Forms, observed_inputs, quantised_layers
 from workers.kv_engine import kernel_models
@@ -29,7 +31,7 @@ from workers.kv_engine.attention import paged
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.kernel_models import Inputs, LlamaLike, SplicedInputs, TextModel
 from workers.kv_engine.node import FULL, KVNode, token_programs_of
-from workers.kv_engine.selfcheck import masked_logits, text_for
+from workers.kv_engine.selfcheck import is_exact, masked_logits, text_for
 from workers.kv_engine.step import Step
 from workers.kv_engine.text_logits import Predictions, predictions
 
@@ -38,6 +40,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 _MAX_HEAD_DIM: Final = 256
 _MAX_HEADS_PER_KV_HEAD: Final = 32
 """The most heads that share one head of keys."""
+_MAX_EXPERTS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +119,8 @@ def _unsupported(node: Any) -> str:
         f"states of {config.hidden_size}": config.hidden_size % LANES == 0,
         f"{group} heads per KV head": group <= _MAX_HEADS_PER_KV_HEAD,
     }
+    for experts in _experts_of(text):
+        checks[f"{experts.num_experts} experts"] = experts.num_experts <= _MAX_EXPERTS
     return kernel_models.first_unknown(checks)
 
 
@@ -143,10 +148,14 @@ class NativeDecoder(LlamaLike):
         packing = MatrixPacker(kernels, self._context, node.dtype)
         self._memory: Final[list[Any]] = [packing]
         forms = _forms_of(node, packing, quantisation)
+        self.rounds_inputs: Final = forms.has_few_bits
         text = text_for(node)
         self._masked_reference: torch.Tensor | None = None
         # Computed now, because packing frees the weights of the model.
-        with quantised_layers(_linears_of(model), forms):
+        with (
+            quantised_layers(_linears_of(model), _experts_of(model), forms),
+            nullcontext() if is_exact(self) else all_chosen(body.layers),
+        ):
             self._reference: Final[tuple[torch.Tensor, torch.Tensor]] = (text, node.reference(text))
             if FULL in self.masks:
                 node.use_attention(paged.ATTENTION)
@@ -154,6 +163,7 @@ class NativeDecoder(LlamaLike):
         self._head: Final = packing.stack([forms.of(model.head)])
         if model.head.weight is not self._embed.weight:
             model.head.weight.data = model.head.weight.data.new_empty(0)
+        self._inner: Final = max(map(_inner_width, body.layers))
         self._layers: Final = (library.Layer * self.layout.layers)(
             *(self._layer(layer, packing, forms) for layer in body.layers)
         )
@@ -164,13 +174,12 @@ class NativeDecoder(LlamaLike):
             heads=config.num_attention_heads,
             kv_heads=self.layout.kv_heads,
             dim=self.layout.head_dim,
-            intermediate=config.intermediate_size,
+            intermediate=self._inner,
             eps=body.norm.variance_epsilon,
             scaling=body.layers[0].self_attn.scaling,
             layer=self._layers,
             norm=self._floats(body.norm.weight),
         )
-        self.rounds_inputs: Final = forms.has_few_bits
         _LOGGER.info("%s: weights packed into %.0f MB", node.name, packing.nbytes / 1e6)
 
     def __del__(self) -> None:
@@ -213,6 +222,18 @@ class NativeDecoder(LlamaLike):
         )
         return logits
 
+    @contextmanager
+    def choosing_all(self) -> Iterator[None]:
+        """Let all experts of a layer see each token: which ones are chosen depends on the last bit."""
+        own = [layer.experts.chosen for layer in self._layers]
+        for layer in self._layers:
+            layer.experts.chosen = layer.experts.count
+        try:
+            yield
+        finally:
+            for layer, chosen in zip(self._layers, own, strict=True):
+                layer.experts.chosen = chosen
+
     def reference(self, token_ids: torch.Tensor) -> torch.Tensor:
         text, logits = self._reference
         if not torch.equal(text, token_ids):
@@ -228,15 +249,19 @@ class NativeDecoder(LlamaLike):
 
     # ---- weights -----------------------------------------------------------------------------------
     def _layer(self, layer: Any, packing: MatrixPacker, forms: Forms) -> library.Layer:
-        own, mlp, form = layer.self_attn, layer.mlp, forms.of
+        own, form = layer.self_attn, forms.of
         projections = (own.q_proj, own.k_proj, own.v_proj)
         biases = [projection.bias for projection in projections]
         norms = [getattr(own, name, None) for name in ("q_norm", "k_norm")]
+        mlp, experts = mlp_in(layer), experts_in(layer)
         packed = library.Layer(
             qkv=packing.stack([form(projection) for projection in projections]),
             o=packing.stack([form(own.o_proj)]),
-            gate_up=packing.interleave(form(mlp.gate_proj), form(mlp.up_proj)),
-            down=packing.stack([form(mlp.down_proj)]),
+            gate_up=packing.interleave(form(mlp.gate_proj), form(mlp.up_proj))
+            if mlp is not None
+            else Matrix(),
+            down=packing.stack([form(mlp.down_proj)]) if mlp is not None else Matrix(),
+            experts=_packed_experts(layer.mlp, packing, forms) if experts is not None else library.Experts(),
             norm_in=self._floats(layer.input_layernorm.weight),
             norm_post=self._floats(layer.post_attention_layernorm.weight),
             q_norm=self._floats(norms[0].weight) if norms[0] is not None else None,
@@ -275,16 +300,56 @@ class NativeDecoder(LlamaLike):
 def _linears_of(model: TextModel) -> Iterator[Any]:
     """The linear layers that the kernels compute."""
     for layer in model.body.layers:
-        own, mlp = layer.self_attn, layer.mlp
-        yield from (own.q_proj, own.k_proj, own.v_proj, own.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        own, mlp = layer.self_attn, mlp_in(layer)
+        yield from (own.q_proj, own.k_proj, own.v_proj, own.o_proj)
+        if mlp is not None:
+            yield from (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
     yield model.head
+
+
+def _experts_of(model: TextModel) -> Iterator[Any]:
+    """The modules of experts."""
+    return (found for layer in model.body.layers if (found := experts_in(layer)) is not None)
+
+
+def _inner_width(layer: Any) -> int:
+    """The largest width of an inner state of a layer's MLPs."""
+    mlp, experts = mlp_in(layer), experts_in(layer)
+    of_mlp: int = mlp.down_proj.in_features if mlp is not None else 0
+    of_experts: int = experts.down_proj.shape[2] if experts is not None else 0
+    return max(of_mlp, of_experts)
+
+
+def _packed_experts(block: Any, packing: MatrixPacker, forms: Forms) -> library.Experts:
+    """Pack the experts of a layer, and their router, whose weights stay floats; `block` has both."""
+    router, experts = block.gate, block.experts
+    opener = getattr(block, "shared_expert_gate", None)
+
+    def all_of(*parts: Part) -> Matrix:
+        return packing.of_experts(
+            [
+                [forms.of(ExpertMatrix(experts, number, part)) for part in parts]
+                for number in range(experts.num_experts)
+            ]
+        )
+
+    gate, up, down = PARTS
+    return library.Experts(
+        router=packing.stack([router.weight, *([opener.weight] if opener is not None else [])]),
+        gate_up=all_of(gate, up),
+        down=all_of(down),
+        count=experts.num_experts,
+        chosen=router.top_k,
+        normalises=getattr(router, "norm_topk_prob", True),
+        gates_mlp=opener is not None,
+    )
 
 
 def _forms_of(node: Any, packer: MatrixPacker, quantisation: Quantisation) -> Forms:
     model = TextModel.of(node)
     importance: dict[Any, torch.Tensor] = {}
     if quantisation.bits is not None and quantisation.calibration:
-        with observed_inputs(_linears_of(model)) as importance:
+        with observed_inputs(_linears_of(model), _experts_of(model)) as importance:
             node.reference(torch.tensor(quantisation.calibration, device=node.device))
     readers = getattr(node, "stored_weights", {}) if quantisation.keeps_stored else {}
     stored = {node.model.get_submodule(name): read for name, read in readers.items()}

@@ -42,11 +42,24 @@ class Matrix(Structure):
     ]
 
 
+class Experts(Structure):
+    """The matrices of all experts of a layer, one expert after the other, each from a whole unit on.
+
+    `count` is 0 if there are none. A last row of the router is the gate of the layer's MLP if `gates_mlp`.
+    """
+
+    _fields_: ClassVar[_Fields] = [
+        *((name, Matrix) for name in ("router", "gate_up", "down")),
+        *((name, c_int32) for name in ("count", "chosen", "normalises", "gates_mlp")),
+    ]
+
+
 class Layer(Structure):
-    """The weights of a decoder layer. Norms and biases are float32; absent ones are null."""
+    """The weights of a decoder layer. Norms and biases are float32; absent ones are null or empty."""
 
     _fields_: ClassVar[_Fields] = [
         *((name, Matrix) for name in ("qkv", "o", "gate_up", "down")),
+        ("experts", Experts),
         *((name, c_void_p) for name in ("norm_in", "norm_post", "q_norm", "k_norm", "qkv_bias", "o_bias")),
         ("window", c_int32),
     ]

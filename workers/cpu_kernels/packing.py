@@ -67,8 +67,22 @@ class MatrixPacker:
 
     def interleave(self, gate: Weight, up: Weight) -> Matrix:
         """Return gate and up, both (n, k), as one matrix in which each column is next to its counterpart."""
-        filled = -(-gate.shape[0] // LANES) * LANES
-        return self._packed([gate, up], [(_Columns.GATE, 0), (_Columns.UP, 0)], columns=2 * filled)
+        columns = 2 * _filled(gate.shape[0], LANES)
+        return self._packed([gate, up], [(_Columns.GATE, 0), (_Columns.UP, 0)], columns=columns)
+
+    def of_experts(self, experts: Sequence[Sequence[Weight]]) -> Matrix:
+        """Return the matrices of all experts as one, in which each expert begins with a whole unit.
+
+        Args:
+            experts: of each expert its gate and up, which are interleaved, or one matrix.
+        """
+        is_pair, n = len(experts[0]) == 2, experts[0][0].shape[0]
+        width = _filled(2 * _filled(n, LANES) if is_pair else n, _UNIT)
+        mappings = (_Columns.GATE, _Columns.UP) if is_pair else (_Columns.PLAIN,)
+        places = [(mapping, number * width) for number in range(len(experts)) for mapping in mappings]
+        return self._packed(
+            [one for expert in experts for one in expert], places, columns=len(experts) * width
+        )
 
     def quantised(
         self, weight: torch.Tensor, bits: int, importance: torch.Tensor | None = None
@@ -179,6 +193,10 @@ class MatrixPacker:
     def _keep(self, pages: mmap.mmap, *others: Any) -> None:
         self._memory.append((pages, *others))
         self.nbytes += len(pages) + sum(map(ctypes.sizeof, others))
+
+
+def _filled(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
 
 
 def _relative(importance: torch.Tensor) -> torch.Tensor:

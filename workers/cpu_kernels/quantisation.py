@@ -10,11 +10,13 @@ matrices rounded as theirs. So the check at load compares like with like.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, Final
 
 import torch
 
 from models.grouped_weights import GROUP, GroupedWeight
+from workers.cpu_kernels.expert_layers import ExpertMatrix, experts_computed_by
 from workers.cpu_kernels.packing import MatrixPacker, Weight
 
 _HEAD_BITS: Final = 8
@@ -28,12 +30,10 @@ class Forms:
     Args:
         packer: quantises.
         bits: of the numbers that are chosen here, 4 or 8; None leaves floats as they are.
-        stored: by module, what reads a matrix as the checkpoint stores it, or returns None.
+        stored: by linear layer or matrix of an expert, what reads it as the checkpoint stores it, or returns
+            None.
         head: the linear layer from states to logits.
-        importance: by module, the factors of squared errors, one for each input.
-
-    Attributes:
-        has_few_bits: whether any matrix so far had numbers of few bits.
+        importance: by the same, the factors of squared errors, one for each input.
     """
 
     def __init__(
@@ -50,15 +50,14 @@ class Forms:
         self._stored: Final = stored
         self._head: Final = head
         self._importance: Final = importance
-        self.has_few_bits = False
+
+    @cached_property
+    def has_few_bits(self) -> bool:
+        """Whether any matrix has numbers of few bits."""
+        return self._bits is not None or any(read() is not None for read in self._stored.values())
 
     def of(self, linear: Any) -> Weight:
-        """Return the weight of a linear layer, (outputs, inputs)."""
-        found = self._of(linear)
-        self.has_few_bits |= isinstance(found, GroupedWeight)
-        return found
-
-    def _of(self, linear: Any) -> Weight:
+        """Return the weight of a linear layer or of an expert, (outputs, inputs)."""
         bits = self._bits
         if bits is not None and linear is self._head:
             bits = max(bits, _HEAD_BITS)
@@ -73,17 +72,24 @@ class Forms:
 
 
 @contextmanager
-def quantised_layers(linears: Iterable[Any], forms: Forms) -> Iterator[None]:
-    """Let linear layers compute what the kernels do with quantised weights; others stay as they are.
+def quantised_layers(linears: Iterable[Any], experts: Iterable[Any], forms: Forms) -> Iterator[None]:
+    """Let linear layers and experts compute what the kernels do with quantised weights; others stay.
 
-    One layer at a time has its weights as floats.
+    One matrix at a time is there as floats.
     """
     handles = [handle for linear in linears for handle in _hooks(linear, forms)]
     try:
-        yield
+        with experts_computed_by(lambda matrix, rows: _product(forms.of(matrix), rows), list(experts)):
+            yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _product(weight: Weight, rows: torch.Tensor) -> torch.Tensor:
+    if isinstance(weight, GroupedWeight):
+        weight, rows = weight.floats().to(rows.dtype), rounded(rows)
+    return torch.nn.functional.linear(rows, weight)
 
 
 def _hooks(linear: Any, forms: Forms) -> Iterator[Any]:
@@ -117,20 +123,28 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def observed_inputs(linears: Iterable[Any]) -> Iterator[dict[Any, torch.Tensor]]:
-    """Yield the mean square of each input of linear layers, (inputs,) float32, by layer.
+def observed_inputs(linears: Iterable[Any], experts: Iterable[Any]) -> Iterator[dict[Any, torch.Tensor]]:
+    """Yield the mean square of each input of linear layers and of matrices of experts, (inputs,) float32.
 
-    Forward passes within the block fill it.
+    Forward passes within the block fill it. Experts that get no token are not in it.
     """
     found: dict[Any, torch.Tensor] = {}
 
-    def observe(linear: Any, inputs: tuple[torch.Tensor, ...]) -> None:
-        rows = inputs[0].float().reshape(-1, inputs[0].shape[-1])
-        found[linear] = rows.square().mean(0) + found.get(linear, 0.0)
+    def observe(matrix: Any, inputs: torch.Tensor) -> None:
+        rows = inputs.float().reshape(-1, inputs.shape[-1])
+        found[matrix] = rows.square().mean(0) + found.get(matrix, 0.0)
 
-    handles = [linear.register_forward_pre_hook(observe) for linear in linears]
+    def multiply(matrix: ExpertMatrix, rows: torch.Tensor) -> torch.Tensor:
+        observe(matrix, rows)
+        return torch.nn.functional.linear(rows, matrix.weight)
+
+    handles = [
+        linear.register_forward_pre_hook(lambda linear, inputs: observe(linear, inputs[0]))
+        for linear in linears
+    ]
     try:
-        yield found
+        with experts_computed_by(multiply, list(experts)):
+            yield found
     finally:
         for handle in handles:
             handle.remove()

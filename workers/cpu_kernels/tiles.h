@@ -209,31 +209,51 @@ void multiply_unit(const T* x, size_t stride, int rows, const Packed<T>& w, int 
   multiply_plain(x, stride, tiles, weights, depth, false, unit + w.unit_bytes(), ahead, y);
 }
 
-// Shares the units of a product among all members. `multiply(row, count, unit, is_followed, y)` computes `count` rows
-// of a unit from `row` on, and `put(row, column, vectors)` receives each row of it, with columns beyond n.
-// `row_bytes` is the size of a row of x.
-template <class Multiply, class Put>
-void share_units(Team::Member& member, int phase, int rows, size_t row_bytes, int units, const Multiply& multiply,
-                 const Put& put) {
-  const int most = std::clamp<int>(static_cast<int>(BLOCK_BYTES / row_bytes), ROWS, MOST_ROWS_OF_BLOCK);
-  // Blocks are as even as possible: a block of two rows would read all weights once more.
-  const int fewest = (rows + most - 1) / most;
-  const int block = std::min(round_up((rows + fewest - 1) / fewest, ROWS), MOST_ROWS_OF_BLOCK);
-  const int blocks = (rows + block - 1) / block;
-  const int at_once = std::clamp(units / (8 * member.team_size()), 1, UNITS_IN_A_ROW);
+// A block of rows of x, and the matrix that it is multiplied by, if there are several.
+struct Rows {
+  int32_t first, count, matrix;
+};
+
+// The most rows of a block, whose rows have this many bytes.
+inline int most_rows_of_block(size_t row_bytes) {
+  return std::clamp<int>(static_cast<int>(BLOCK_BYTES / row_bytes), ROWS, MOST_ROWS_OF_BLOCK);
+}
+
+// Shares the units of the products of blocks among all members; a matrix has `units` units. `multiply(row, count,
+// unit, is_followed, y)` computes `count` rows of a unit from `row` on, and `put(row, column, vectors)` receives each
+// row of it, with columns beyond n.
+template <class BlockOf, class Multiply, class Put>
+void share_units(Team::Member& member, int phase, int blocks, const BlockOf& block_of, int units,
+                 const Multiply& multiply, const Put& put) {
+  const int at_once = std::clamp(blocks * units / (8 * member.team_size()), 1, UNITS_IN_A_ROW);
   Floats y[MOST_ROWS_OF_BLOCK * UNIT];
   // All of the matrix for one block before the next: x stays in the cache, weights are read once per block.
-  const auto first = [&](int piece) { return piece / units * block; };
-  const auto count = [&](int piece) { return std::min(block, rows - first(piece)); };
   member.share(
       phase, blocks * units, at_once,
       [&](int piece, bool is_followed) {
+        const Rows block = block_of(piece / units);
         const int unit = piece % units;
-        multiply(first(piece), count(piece), unit, is_followed && unit + 1 < units, y);
+        multiply(block.first, block.count, block.matrix * units + unit, is_followed && unit + 1 < units, y);
       },
       [&](int piece) {
-        for (int row = 0; row < count(piece); ++row) put(first(piece) + row, piece % units * UNIT * LANES, y + row * UNIT);
+        const Rows block = block_of(piece / units);
+        for (int row = 0; row < block.count; ++row)
+          put(block.first + row, piece % units * UNIT * LANES, y + row * UNIT);
       });
+}
+
+// The same for all rows of x and one matrix; `row_bytes` is the size of a row of x.
+template <class Multiply, class Put>
+void share_units(Team::Member& member, int phase, int rows, size_t row_bytes, int units, const Multiply& multiply,
+                 const Put& put) {
+  const int most = most_rows_of_block(row_bytes);
+  // Blocks are as even as possible: a block of two rows would read all weights once more.
+  const int fewest = (rows + most - 1) / most;
+  const int block = std::min(round_up((rows + fewest - 1) / fewest, ROWS), MOST_ROWS_OF_BLOCK);
+  share_units(
+      member, phase, (rows + block - 1) / block,
+      [&](int number) -> Rows { return {number * block, std::min(block, rows - number * block), 0}; }, units, multiply,
+      put);
 }
 
 // Computes y = x W^T for x (rows, depth), by all members; `put` is that of `share_units`.
@@ -247,16 +267,16 @@ void product(Team::Member& member, int phase, const T* x, size_t stride, int row
       put);
 }
 
-// The mapping of the rows of a matrix to the columns of the packed one.
+// The mapping of the rows of a matrix to the columns of the packed one, from an offset on.
 enum class Columns : int {
-  PLAIN = 0,  // consecutive, from an offset on
+  PLAIN = 0,  // consecutive
   GATE = 1,   // sixteen gate columns,
   UP = 2,     // then sixteen up columns, so that a unit has both
 };
 
 inline int packed_column(Columns columns, int number, int offset) {
   if (columns == Columns::PLAIN) return offset + number;
-  return number / LANES * 2 * LANES + number % LANES + (columns == Columns::UP ? LANES : 0);
+  return offset + number / LANES * 2 * LANES + number % LANES + (columns == Columns::UP ? LANES : 0);
 }
 
 // Packs the rows of `w` (n, k), by all members. Padding is not written, so `into` must be zero before.

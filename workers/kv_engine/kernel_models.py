@@ -4,6 +4,8 @@
     states += down(silu(gate) * up), of norm     them by head, Qwen2 adds biases
     states += rows                               after the first layers, for the images of Qwen3-VL
 
+In place of the one MLP of a layer, a router may choose a few of many (`EXPERTS`): on CPUs.
+
 The language model inside a vision-language class is one of them, too: its body decides, not the class around
 it. Each kind of kernel has further requirements (`workers.cpu_kernels.decoder`,
 `workers.kv_engine.gpu.decoder`).
@@ -33,8 +35,15 @@ _WINDOWS: Final[dict[str, Callable[[Any], int | None]]] = {
     "Qwen2_5_VLTextModel": lambda attention: attention.sliding_window,
     "Qwen3Model": lambda attention: attention.sliding_window,
     "Qwen3VLTextModel": lambda _: None,
+    "MixtralModel": lambda attention: attention.config.sliding_window,
+    "Qwen2MoeModel": lambda attention: getattr(attention, "sliding_window", None),
+    "Qwen3MoeModel": lambda attention: attention.sliding_window,
+    "Qwen3VLMoeTextModel": lambda _: None,
 }
 """The supported bodies, and the sliding window of an attention layer in each."""
+
+EXPERTS: Final = frozenset({"MixtralModel", "Qwen2MoeModel", "Qwen3MoeModel", "Qwen3VLMoeTextModel"})
+"""Those whose layers have experts (transformers' `experts` and `gate`, with a softmax over all scores)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -302,7 +302,7 @@ def rounds_inputs_of(node: Backbone) -> bool:
 
 
 def choosing_all_of(node: Backbone) -> AbstractContextManager[None]:
-    """Return a context in which the indexers of a node, if it has any, choose all keys."""
+    """Return a context in which indexers choose all keys, and experts of the CPU kernels see all tokens."""
     own: Callable[[], AbstractContextManager[None]] = getattr(node, "choosing_all", nullcontext)
     return own()
 

@@ -11,13 +11,14 @@ It is refused by name, for otherwise its answers would be slightly wrong.
 Where tokens may see later ones (the mask `full`), the text is computed once more with such tokens, and
 compared with torch's attention over the layers of transformers.
 
-Indexers choose keys by scores that rounding changes, and another choice changes logits by more than rounding.
-So they choose all keys here unless the dtype is float32.
+Indexers choose keys, and routers choose experts, by scores that rounding changes. Another choice changes
+logits by more than rounding. So all keys, and all experts of the CPU kernels, are chosen here where there is
+rounding.
 
 Of a node without a language head, embeddings and states are compared in place of ids and logits.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from math import isnan
@@ -79,12 +80,20 @@ def check_node(node: KVNode, kernel: AttentionKernel | None = None) -> None:
     """
     if not has_head(node):
         node = cast(KVNode, _WithTable(cast(HeadlessNode, node)))
+    with nullcontext() if is_exact(node) else choosing_all_of(node):
+        _check(node, kernel)
+
+
+def is_exact(node: KVNode) -> bool:
+    """True if a node computes in float32, and does not round to fewer bits."""
+    return node.dtype is torch.float32 and not rounds_inputs_of(node)
+
+
+def _check(node: KVNode, kernel: AttentionKernel | None) -> None:
     text = text_for(node)
-    with _choices(node):
-        expected = node.reference(text)
+    expected = node.reference(text)
     try:
-        with _choices(node):
-            found = _paged_logits(node, text.tolist(), kernel)
+        found = _paged_logits(node, text.tolist(), kernel)
     except (AttributeError, LookupError, NotImplementedError, TypeError, ValueError) as failure:
         raise UnsupportedArchitectureError(
             f"{node.architecture} is not served: it cannot be run over the paged pool "
@@ -103,10 +112,6 @@ def check_node(node: KVNode, kernel: AttentionKernel | None = None) -> None:
         found = masked_logits(node, kernel)
         what = "its logits for tokens that see later ones"
         _compare(node, found, expected, what, "the kernel declares a mask that it does not compute")
-
-
-def _choices(node: KVNode) -> AbstractContextManager[None]:
-    return nullcontext() if node.dtype is torch.float32 else choosing_all_of(node)
 
 
 class _WithTable:

@@ -1,5 +1,6 @@
 """What all peers load: a checkpoint as the hub has them, whose tokens can be counted in a text."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from benchmarks.peers.checkpoint import QWEN3_0_6B, Shape, prompts, words, write
 SMALL = Shape(
     hidden=64, layers=2, heads=4, kv_heads=2, head_dim=16, intermediate=96, vocabulary=1000, positions=256
 )
+WITH_EXPERTS = replace(SMALL, experts=6, chosen=2)
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +26,17 @@ def test_transformers_loads_it_whole(folder: Path) -> None:
 
     assert not any(told.values()), told
     assert sum(weights.numel() for weights in model.parameters()) * 2 == SMALL.bytes_per_step
+
+
+def test_transformers_loads_that_with_experts_whole(tmp_path: Path) -> None:
+    checkpoint = write(tmp_path / "it", WITH_EXPERTS)
+    model, told = AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=torch.bfloat16, output_loading_info=True
+    )
+
+    assert not any(told.values()), told
+    unread = sum(p.numel() * 4 // 6 for name, p in model.named_parameters() if "experts" in name)
+    assert sum(p.numel() for p in model.parameters()) - unread == WITH_EXPERTS.bytes_per_step // 2
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ class _Nowhere(Environment):
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "QWEN3_0_6B", SMALL)
+    monkeypatch.setitem(checkpoint.SHAPES, "qwen3-0.6b", SMALL)
     monkeypatch.setattr("benchmarks.peers.bandwidth._BYTES", 1 << 20)
     monkeypatch.setattr(session, "_REST_S", 0.0)
 
@@ -63,7 +63,7 @@ def test_a_report_has_the_ratios_first_and_names_who_could_not_be_installed(
 
 def test_who_fails_at_its_turn_or_does_not_start_is_out_and_the_others_go_on(tmp_path: Path) -> None:
     names = ["well", "no answer", "no start"]
-    now = Session({name: _peer(tmp_path / name, name) for name in names}, {})
+    now = Session({name: _peer(tmp_path / name, name) for name in names}, {}, SMALL)
     with session._started(now, []):
         assert list(now.failures) == ["no start"]
         waves, speeds = session.measure(now, WORDS, rounds=2, clients=[1, 2], tokens=3)
@@ -78,7 +78,7 @@ def test_who_fails_at_its_turn_or_does_not_start_is_out_and_the_others_go_on(tmp
 def test_who_has_the_first_turn_is_another_one_each_round(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    now = Session({name: _peer(tmp_path / name, "well") for name in ("one", "two")}, {})
+    now = Session({name: _peer(tmp_path / name, "well") for name in ("one", "two")}, {}, SMALL)
     with session._started(now, [1]):
         capsys.readouterr()
         session.measure(now, WORDS, rounds=2, clients=[1], tokens=2)

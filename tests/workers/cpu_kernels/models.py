@@ -9,10 +9,16 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from models.base import KVLayout
@@ -50,8 +56,28 @@ MODELS: Final[dict[str, tuple[Any, Any]]] = {
         MistralForCausalLM,
         MistralConfig(**_COMMON | {"num_key_value_heads": 1, "head_dim": 64}, sliding_window=24),
     ),
+    "qwen3_moe": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig(
+            **_COMMON, num_experts=11, num_experts_per_tok=3, moe_intermediate_size=48, mlp_only_layers=[1]
+        ),
+    ),
+    "qwen2_moe": (
+        Qwen2MoeForCausalLM,
+        Qwen2MoeConfig(
+            **_COMMON,
+            num_experts=6,
+            num_experts_per_tok=2,
+            moe_intermediate_size=80,
+            shared_expert_intermediate_size=144,
+        ),
+    ),
+    "mixtral": (MixtralForCausalLM, MixtralConfig(**_COMMON, num_local_experts=4, sliding_window=24)),
 }
-"""Two, three, seven and four sharers of a head of keys; norms of queries, biases, windows; odd depths."""
+"""Two, three, seven and four sharers of a head of keys; norms of queries, biases, windows; odd depths.
+
+Of those with experts, one has a layer without, one an MLP for all tokens beside them, one whole layers.
+"""
 
 
 def node(name: str = "qwen3", *, dtype: torch.dtype = torch.float32, **changes: Any) -> DecoderLM:
@@ -63,7 +89,7 @@ def node(name: str = "qwen3", *, dtype: torch.dtype = torch.float32, **changes: 
     torch.manual_seed(0)
     model = kind(config).eval().to(dtype).requires_grad_(requires_grad=False)
     for name_of, parameter in model.named_parameters():
-        if parameter.dim() == 2:
+        if parameter.dim() > 1:
             parameter.normal_(std=0.15)
         elif name_of.endswith("bias"):
             parameter.normal_(std=0.3)

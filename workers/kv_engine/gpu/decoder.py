@@ -48,6 +48,8 @@ def _unsupported(node: Any) -> str:
     """The property of the node that the kernels do not support; empty if none."""
     if unknown := kernel_models.unknown_in(node):
         return unknown
+    if (body := TextModel.of(node).name) in kernel_models.EXPERTS:
+        return f"the experts of {body}"
     dtypes = {weight.dtype for weight in node.model.parameters()}
     return "weights of several dtypes" if len(dtypes) > 1 else ""
 
