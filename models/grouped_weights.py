@@ -49,11 +49,16 @@ class GroupedWeight:
 
     def floats(self) -> torch.Tensor:
         """Return the weights, (n, k) float32."""
-        numbers, inputs = self.numbers.to(torch.float32), self.shape[1]
-        scales = self.scales.repeat_interleave(GROUP, 1)[:, :inputs]
+        inputs = self.shape[1]
+        if inputs % GROUP:
+            filled = torch.nn.functional.pad(self.numbers, (0, -inputs % GROUP))
+            return replace(self, numbers=filled).floats()[:, :inputs].contiguous()
+        floats = self.numbers.to(torch.float32).view(len(self.numbers), -1, GROUP)
         if self.minimums is None:
-            return (numbers - self.zero) * scales
-        return numbers * scales + self.minimums.repeat_interleave(GROUP, 1)[:, :inputs]
+            floats.sub_(self.zero).mul_(self.scales[:, :, None])
+        else:
+            floats.mul_(self.scales[:, :, None]).add_(self.minimums[:, :, None])
+        return floats.flatten(1)
 
 
 def per_group(values: torch.Tensor, size: int, inputs: int) -> torch.Tensor:

@@ -32,6 +32,7 @@ def load(
     progress: Progress = silent,
     kwargs: Mapping[str, Any] = MappingProxyType({}),
     peers: Peers | None = None,
+    leaves_stored: bool = False,
 ) -> DecoderLM:
     """Load the node of a checkpoint folder in Hugging Face format; see `load_decoder`.
 
@@ -51,6 +52,7 @@ def load(
         progress=progress,
         peers=peers,
         published=_published(checkpoint),
+        leaves_stored=leaves_stored,
     )
 
 

@@ -37,9 +37,12 @@ _UNQUANTISED: Final = {
     gguf.GGMLQuantizationType.BF16: torch.bfloat16,
 }
 _GROUPED: Final = frozenset(
-    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+    {
+        *("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"),
+        *("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
+    }
 )
-"""Classes whose linear layers our CPU kernels compute from integers in groups."""
+"""Classes whose linear layers and experts our CPU kernels compute from integers in groups."""
 _EMBEDDINGS: Final = "model.embed_tokens.weight"
 _HEAD: Final = "lm_head.weight"
 _ENDS: Final = frozenset(
@@ -234,10 +237,33 @@ def _weights(tensor: Any, place: Place, *, has_groups: bool) -> Iterator[tuple[s
     """The weights that a tensor of the file holds, by name."""
     is_quantised = tensor.tensor_type not in _UNQUANTISED
     as_groups = [name for name in place.names if has_groups and is_quantised and name != _EMBEDDINGS]
-    for name in as_groups:
-        yield from grouped_files.tensors_of(name, _with_rows(grouped(tensor), place.heads)).items()
+    if as_groups:
+        matrices = _matrices(tensor, len(place.names))
+        for name, matrix in zip(as_groups, matrices, strict=True):
+            yield from grouped_files.tensors_of(name, _with_rows(grouped(matrix), place.heads)).items()
     if names := [name for name in place.names if name not in as_groups]:
         yield from _float_weights(tensor, place, names)
+
+
+def _matrices(tensor: Any, count: int) -> Iterator[Any]:
+    """The matrices of a tensor: one, or one of each expert.
+
+    Raises:
+        CheckpointError: there are not `count`.
+    """
+    if tensor.data.ndim == 2:
+        yield tensor
+        return
+    _check_experts(tensor, len(tensor.data), count)
+    for data in tensor.data:
+        yield tensor._replace(data=data, shape=tensor.shape[:2])
+
+
+def _check_experts(tensor: Any, found: int, expected: int) -> None:
+    if found != expected:
+        raise CheckpointError(
+            f"{tensor.name} has {found} experts, expected {expected}; download the file again"
+        )
 
 
 def _with_rows(weight: GroupedWeight, heads: int) -> GroupedWeight:
@@ -260,10 +286,7 @@ def _float_weights(tensor: Any, place: Place, names: Sequence[str]) -> Iterator[
     if place.heads:
         floats = _unpermuted(floats, place.heads)
     several = floats.unbind(0) if len(names) > 1 else (floats,)
-    if len(several) != len(names):
-        raise CheckpointError(
-            f"{tensor.name} has {len(several)} experts, expected {len(names)}; download the file again"
-        )
+    _check_experts(tensor, len(several), len(names))
     for name, weight in zip(names, several, strict=True):
         yield name, weight.to(dtype, copy=True).contiguous()  # files hold no tensor that shares storage
 

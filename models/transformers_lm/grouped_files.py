@@ -44,6 +44,9 @@ class GroupedParts:
     def names(self) -> list[str]:
         return [name for name in (self.numbers, self.scales, self.minimums) if name is not None]
 
+    def is_grouped(self, _: Callable[[str], torch.Tensor]) -> bool:
+        return True
+
     def grouped(self, read: Callable[[str], torch.Tensor]) -> GroupedWeight:
         """Return the weight as it is stored."""
         numbers = read(self.numbers)

@@ -16,6 +16,7 @@ from models.checkpoints.progress import Progress, silent
 from models.checkpoints.weights import read_shards, weights_digest
 from models.transformers_lm.architecture import choose_dtype, config_of, max_positions_of, model_class_of
 from models.transformers_lm.attention_forms import attach_forms
+from models.transformers_lm.left_weights import Readers
 from models.transformers_lm.longrope import rotary_change_of
 from models.transformers_lm.node import DecoderLM
 from models.transformers_lm.probe import probe_layout
@@ -35,6 +36,7 @@ def load_decoder(
     progress: Progress = silent,
     peers: Peers | None = None,
     published: Published | None = None,
+    leaves_stored: bool = False,
 ) -> DecoderLM:
     """Load the decoder-only language model of a checkpoint folder in Hugging Face format.
 
@@ -43,7 +45,8 @@ def load_decoder(
     `CPU_FLOAT32_BYTES` and bfloat16 beyond, and also bfloat16 from `CPU_BFLOAT16_BYTES` on if the weights are
     stored in it and the processor has instructions for it. `progress` is called for every tensor that is
     read. Of a tensor-parallel group, `peers`, only this member's part is loaded. `published` describes a
-    checkpoint whose class transformers has under another name.
+    checkpoint whose class transformers has under another name. With `leaves_stored`, weights that are stored
+    as integers in groups are not read until `DecoderLM.fill`, on a CPU and of a whole model.
 
     Raises:
         CheckpointError: a file of the folder is missing, damaged or unsupported.
@@ -60,7 +63,11 @@ def load_decoder(
     layout = probe_layout(_part_of(model_class, peers, is_connected=False), config, max_positions)
     chosen = choose_dtype(dtype, on, quantised.as_floats(shards) if quantised is not None else shards)
     part = _part_of(model_class, peers, is_connected=True)
-    model = load_weights(part, config, shards, on, chosen, progress, quantised, renamed)
+    stored: Readers = {}
+    if quantised is not None and peers is None:
+        stored = quantised.grouped(slices_of(shards))
+    left = stored if leaves_stored and on.type == "cpu" else ()
+    model = load_weights(part, config, shards, on, chosen, progress, quantised, renamed, left)
     attach_forms(model)
     attach_recurrences(model)
     return DecoderLM(
@@ -70,9 +77,8 @@ def load_decoder(
         max_positions=max_positions,
         weights_digest=weights_digest(shards),
         rotary_change=rotary_change_of(model_class.__name__, config),
-        stored_weights=quantised.grouped(slices_of(shards))
-        if quantised is not None and peers is None
-        else {},
+        stored_weights=stored,
+        is_filled=not left,
     )
 
 

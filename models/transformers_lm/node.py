@@ -4,7 +4,6 @@ The modules are transformers' own. The node knows no pool and no requests: the e
 function of its layers.
 """
 
-from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
@@ -16,10 +15,11 @@ import torch
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from models.base import KVLayout, TokenStep
-from models.grouped_weights import GroupedWeight
+from models.transformers_lm import left_weights
 from models.transformers_lm.adapters import AdaptedModules
 from models.transformers_lm.architecture import body_name_of, body_of
 from models.transformers_lm.indexers import choosing_all
+from models.transformers_lm.left_weights import Readers
 from models.transformers_lm.longrope import LongFactors
 
 
@@ -29,8 +29,8 @@ class DecoderLM:
     Attributes:
         weights_digest: a digest that distinguishes checkpoints (hex).
         rotary_change: the longest sequence with short rotary factors (`models.transformers_lm.longrope`).
-        stored_weights: by the name of a linear layer, what reads its weight as integers in groups, as the
-            checkpoint stores it, or returns None.
+        stored_weights: what reads weights that the checkpoint stores as integers in groups.
+        is_filled: these weights are in the model as floats, too; otherwise they are placeholders.
     """
 
     def __init__(
@@ -42,7 +42,8 @@ class DecoderLM:
         max_positions: int,
         weights_digest: str,
         rotary_change: int | None = None,
-        stored_weights: Mapping[str, Callable[[], GroupedWeight | None]] = MappingProxyType({}),
+        stored_weights: Readers = MappingProxyType({}),
+        is_filled: bool = True,
     ) -> None:
         self.name: Final = name
         self.layout: Final = layout
@@ -51,6 +52,7 @@ class DecoderLM:
         self.architecture: Final = type(model).__name__
         self.kernels: Final = "torch"
         self.stored_weights: Final = stored_weights
+        self.is_filled = is_filled
         self._model = model
         self.rotary_change: Final = rotary_change
         self._long_factors: LongFactors | None = None
@@ -66,6 +68,12 @@ class DecoderLM:
     def model(self) -> Any:
         """The model of transformers."""
         return self._model
+
+    def fill(self) -> None:
+        """Read the weights that are placeholders, as floats."""
+        if not self.is_filled:
+            left_weights.fill(self._model, self.stored_weights)
+            self.is_filled = True
 
     @cached_property
     def adapted_modules(self) -> AdaptedModules:

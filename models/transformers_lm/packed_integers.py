@@ -111,15 +111,18 @@ class PackedParts:
         weight *= scale[:, group]
         return weight
 
-    def grouped(self, read: Callable[[str], torch.Tensor]) -> GroupedWeight | None:
-        """Return the weight as it is stored; None if its groups are not made of groups of 32."""
+    def is_grouped(self, read: Callable[[str], torch.Tensor]) -> bool:
+        """True if its groups are made of consecutive groups of 32."""
+        count = ceil(self.shape[1] / self.group_size)
+        if self.group_size % GROUP and count > 1:
+            return False
+        in_order = torch.arange(self.shape[1]) // self.group_size
+        return torch.equal(self._group_of_inputs(read, count), in_order)
+
+    def grouped(self, read: Callable[[str], torch.Tensor]) -> GroupedWeight:
+        """Return the weight as it is stored."""
         numbers, scale, zeros = self._read(read)
         size = self.group_size if scale.shape[1] > 1 else self.shape[1]
-        in_order = torch.arange(self.shape[1]) // size
-        if (size % GROUP and scale.shape[1] > 1) or not torch.equal(
-            self._group_of_inputs(read, scale.shape[1]), in_order
-        ):
-            return None
         bits = max(self.bits, 4)
         spread = (per_group(part, size, self.shape[1]) for part in (scale, zeros * -scale))
         weight = GroupedWeight(bits, numbers.to(torch.uint8), *spread)

@@ -100,11 +100,14 @@ class _Parts:
         weight *= self._spread(read(self.scale)) / self.divisor
         return weight
 
-    def grouped(self, read: Callable[[str], torch.Tensor]) -> GroupedWeight | None:
-        """Return a weight of int8 as it is stored; None if a scale is that of no whole groups."""
+    def is_grouped(self, _: Callable[[str], torch.Tensor]) -> bool:
+        """True if it is of int8, and its scales are those of whole groups."""
+        wide = self.block[1]
+        return self.is_int8 and (wide >= self.shape[1] or not wide % GROUP)
+
+    def grouped(self, read: Callable[[str], torch.Tensor]) -> GroupedWeight:
+        """Return the weight as it is stored."""
         (rows, columns), wide = self.shape, self.block[1]
-        if wide < columns and wide % GROUP:
-            return None
         scale, zeros = (
             per_group(self._spread(table)[:, :: max(wide, 1)].expand(rows, -1), wide, columns)
             if table is not None
@@ -178,19 +181,22 @@ class Quantised:
         }
         return {name: one for name, one in files.items() if name not in self.spare} | whole
 
-    def grouped(self, files: Mapping[str, Any]) -> dict[str, Callable[[], GroupedWeight | None]]:
-        """Return readers of weights as they are stored, by the name of the module (`q` of `q.weight`).
+    def grouped(self, files: Mapping[str, Any]) -> dict[str, Callable[[], GroupedWeight]]:
+        """Return readers of the weights that are integers in groups of 32, as they are stored.
 
-        A reader returns None for a weight that has no integers in groups of 32.
+        They have the names of modules: `q` of `q.weight`.
         """
+
+        def read(part: str) -> torch.Tensor:
+            found: torch.Tensor = files[part][...]
+            return found
+
         return {
-            name.removesuffix(".weight"): partial(parts.grouped, lambda part: files[part][...])
+            name.removesuffix(".weight"): partial(parts.grouped, read)
             for name, parts in self.weights.items()
             if name.endswith(".weight")
-            and (
-                isinstance(parts, (PackedParts, GroupedParts))
-                or (isinstance(parts, _Parts) and parts.is_int8)
-            )
+            and isinstance(parts, (_Parts, PackedParts, GroupedParts))
+            and parts.is_grouped(read)
         }
 
     def sizes(self, stored: Mapping[str, int]) -> dict[str, int]:

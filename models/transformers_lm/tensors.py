@@ -6,7 +6,7 @@ converted, or moved to a GPU, one by one, so the model is never in memory twice.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.progress import Progress
 from models.checkpoints.weights import Shard
+from models.transformers_lm.left_weights import with_placeholders
 from models.transformers_lm.quantised import Quantised
 from models.transformers_lm.renames import Renamed
 from models.transformers_lm.sharding import Cut, cuts_of, floats_among
@@ -77,12 +78,13 @@ def load_weights(
     progress: Progress,
     quantised: Quantised | None = None,
     renamed: Renamed | None = None,
+    left: Collection[str] = (),
 ) -> Any:
     """Load a model with its weights, by transformers' own renames, merges and ties.
 
     Transformers gets the tensors and not the folder, so it opens no file itself. For a `sharded` class only
-    the member's part of each tensor is read; `quantised` weights are read as floats; `renamed` ones are
-    stored under other names.
+    the member's part of each tensor is read; `quantised` weights are read as floats, except those of the
+    modules `left`, which are placeholders; `renamed` ones are stored under other names.
 
     Raises:
         CheckpointError: the weights do not fit the model.
@@ -95,6 +97,9 @@ def load_weights(
     sizes = {name: tensor.nbytes for shard in shards for name, tensor in shard.tensors.items()}
     if quantised is not None:
         sizes, slices = quantised.sizes(sizes), quantised.slices(slices)
+    if left:
+        slices = with_placeholders(slices, left, dtype)
+        sizes = {name: sizes.get(name, 0) for name in slices}
     cuts = cuts_of(model_class, config, sizes)
     misfit = _undescribed_code(model_class, config, shards, quantised) or _indivisible(slices, cuts)
     if misfit:

@@ -11,18 +11,27 @@ at load against transformers' model (`workers.kv_engine.selfcheck`).
 
 import ctypes
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
 
 from models.base import TokenStep
 from models.checkpoints.files import UnsupportedArchitectureError
+from models.transformers_lm.expert_layers import (
+    PARTS,
+    ExpertMatrix,
+    Part,
+    all_chosen,
+    experts_in,
+    matrix_named,
+    mlp_in,
+)
 from shared.errors import BugError, WorkerError
 from workers.cpu_kernels import library
-from workers.cpu_kernels.expert_layers import PARTS, ExpertMatrix, Part, all_chosen, experts_in, mlp_in
 from workers.cpu_kernels.library import Library, Matrix
 from workers.cpu_kernels.packing import DTYPES, LANES, MatrixPacker
 from workers.cpu_kernels.quantisation import Forms, observed_inputs, quantised_layers
@@ -30,7 +39,7 @@ from workers.kv_engine import kernel_models
 from workers.kv_engine.attention import paged
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.kernel_models import Inputs, LlamaLike, SplicedInputs, TextModel
-from workers.kv_engine.node import FULL, KVNode, token_programs_of
+from workers.kv_engine.node import FULL, KVNode, fill, token_programs_of
 from workers.kv_engine.selfcheck import is_exact, masked_logits, text_for
 from workers.kv_engine.step import Step
 from workers.kv_engine.text_logits import Predictions, predictions
@@ -86,6 +95,8 @@ def use_cpu_kernels(node: KVNode, *, threads: int, quantisation: Quantisation = 
         )
     if reason:
         _LOGGER.info("%s is computed by torch: the CPU kernels do not support %s", node.name, reason)
+    if kernels is None or quantisation.bits is not None or not quantisation.keeps_stored:
+        fill(node)  # floats are computed with, or measured against
     if kernels is None:
         return node
     many = "1 thread" if threads == 1 else f"{threads} threads"
@@ -151,22 +162,28 @@ class NativeDecoder(LlamaLike):
         self.rounds_inputs: Final = forms.has_few_bits
         text = text_for(node)
         self._masked_reference: torch.Tensor | None = None
-        # Computed now, because packing frees the weights of the model.
+        self._layers: Final = (library.Layer * self.layout.layers)()
+        self._chosen: Final[int] = getattr(config, "num_experts_per_tok", 0)
+        self._inner: Final = max(map(_inner_width, body.layers))
+
+        def pack(number: int) -> None:
+            self._layers[number] = self._layer(body.layers[number], packing, forms)
+            forms.forget()
+
+        # Computed now, because packing frees weights: those of a layer after its last use.
         with (
             quantised_layers(_linears_of(model), _experts_of(model), forms),
             nullcontext() if is_exact(self) else all_chosen(body.layers),
         ):
-            self._reference: Final[tuple[torch.Tensor, torch.Tensor]] = (text, node.reference(text))
             if FULL in self.masks:
                 node.use_attention(paged.ATTENTION)
-                self._masked_reference = masked_logits(node)
+                with _called_after(body.layers, lambda _: forms.forget()):
+                    self._masked_reference = masked_logits(node)
+            with _called_after(body.layers, pack):
+                self._reference: Final[tuple[torch.Tensor, torch.Tensor]] = (text, node.reference(text))
         self._head: Final = packing.stack([forms.of(model.head)])
         if model.head.weight is not self._embed.weight:
             model.head.weight.data = model.head.weight.data.new_empty(0)
-        self._inner: Final = max(map(_inner_width, body.layers))
-        self._layers: Final = (library.Layer * self.layout.layers)(
-            *(self._layer(layer, packing, forms) for layer in body.layers)
-        )
         self._model: Final = library.Model(
             dtype=self._dtype,
             layers=self.layout.layers,
@@ -261,7 +278,9 @@ class NativeDecoder(LlamaLike):
             if mlp is not None
             else Matrix(),
             down=packing.stack([form(mlp.down_proj)]) if mlp is not None else Matrix(),
-            experts=_packed_experts(layer.mlp, packing, forms) if experts is not None else library.Experts(),
+            experts=self._packed_experts(layer.mlp, packing, forms)
+            if experts is not None
+            else library.Experts(),
             norm_in=self._floats(layer.input_layernorm.weight),
             norm_post=self._floats(layer.post_attention_layernorm.weight),
             q_norm=self._floats(norms[0].weight) if norms[0] is not None else None,
@@ -273,6 +292,30 @@ class NativeDecoder(LlamaLike):
         for parameter in layer.parameters():
             parameter.data = parameter.data.new_empty(0)
         return packed
+
+    def _packed_experts(self, block: Any, packing: MatrixPacker, forms: Forms) -> library.Experts:
+        """Pack the experts of a layer, and their router, whose weights stay floats; `block` has both."""
+        router, experts = block.gate, block.experts
+        opener = getattr(block, "shared_expert_gate", None)
+
+        def all_of(*parts: Part) -> Matrix:
+            return packing.of_experts(
+                [
+                    [forms.of(ExpertMatrix(experts, number, part)) for part in parts]
+                    for number in range(experts.num_experts)
+                ]
+            )
+
+        gate, up, down = PARTS
+        return library.Experts(
+            router=packing.stack([router.weight, *([opener.weight] if opener is not None else [])]),
+            gate_up=all_of(gate, up),
+            down=all_of(down),
+            count=experts.num_experts,
+            chosen=self._chosen,
+            normalises=getattr(router, "norm_topk_prob", True),
+            gates_mlp=opener is not None,
+        )
 
     def _floats(self, values: torch.Tensor) -> int:
         """Return the address of a float32 copy that stays allocated."""
@@ -320,29 +363,20 @@ def _inner_width(layer: Any) -> int:
     return max(of_mlp, of_experts)
 
 
-def _packed_experts(block: Any, packing: MatrixPacker, forms: Forms) -> library.Experts:
-    """Pack the experts of a layer, and their router, whose weights stay floats; `block` has both."""
-    router, experts = block.gate, block.experts
-    opener = getattr(block, "shared_expert_gate", None)
+@contextmanager
+def _called_after(layers: Sequence[Any], call: Callable[[int], None]) -> Iterator[None]:
+    """Within this context, `call` gets the number of each layer after its forward pass."""
 
-    def all_of(*parts: Part) -> Matrix:
-        return packing.of_experts(
-            [
-                [forms.of(ExpertMatrix(experts, number, part)) for part in parts]
-                for number in range(experts.num_experts)
-            ]
-        )
+    def after(number: int, *_: Any) -> None:
+        with torch.inference_mode(mode=False), torch.no_grad():  # what it makes stays in use
+            call(number)
 
-    gate, up, down = PARTS
-    return library.Experts(
-        router=packing.stack([router.weight, *([opener.weight] if opener is not None else [])]),
-        gate_up=all_of(gate, up),
-        down=all_of(down),
-        count=experts.num_experts,
-        chosen=router.top_k,
-        normalises=getattr(router, "norm_topk_prob", True),
-        gates_mlp=opener is not None,
-    )
+    handles = [layer.register_forward_hook(partial(after, number)) for number, layer in enumerate(layers)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _forms_of(node: Any, packer: MatrixPacker, quantisation: Quantisation) -> Forms:
@@ -352,7 +386,7 @@ def _forms_of(node: Any, packer: MatrixPacker, quantisation: Quantisation) -> Fo
         with observed_inputs(_linears_of(model), _experts_of(model)) as importance:
             node.reference(torch.tensor(quantisation.calibration, device=node.device))
     readers = getattr(node, "stored_weights", {}) if quantisation.keeps_stored else {}
-    stored = {node.model.get_submodule(name): read for name, read in readers.items()}
+    stored = {matrix_named(node.model, name): read for name, read in readers.items()}
     return Forms(packer, bits=quantisation.bits, stored=stored, head=model.head, importance=importance)
 
 

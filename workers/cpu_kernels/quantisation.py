@@ -10,13 +10,12 @@ matrices rounded as theirs. So the check at load compares like with like.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any, Final
 
 import torch
 
 from models.grouped_weights import GROUP, GroupedWeight
-from workers.cpu_kernels.expert_layers import ExpertMatrix, experts_computed_by
+from models.transformers_lm.expert_layers import ExpertMatrix, experts_computed_by
 from workers.cpu_kernels.packing import MatrixPacker, Weight
 
 _HEAD_BITS: Final = 8
@@ -30,8 +29,7 @@ class Forms:
     Args:
         packer: quantises.
         bits: of the numbers that are chosen here, 4 or 8; None leaves floats as they are.
-        stored: by linear layer or matrix of an expert, what reads it as the checkpoint stores it, or returns
-            None.
+        stored: by linear layer or matrix of an expert, what reads it as the checkpoint stores it.
         head: the linear layer from states to logits.
         importance: by the same, the factors of squared errors, one for each input.
     """
@@ -41,7 +39,7 @@ class Forms:
         packer: MatrixPacker,
         *,
         bits: int | None,
-        stored: Mapping[Any, Callable[[], GroupedWeight | None]],
+        stored: Mapping[Any, Callable[[], GroupedWeight]],
         head: Any,
         importance: Mapping[Any, torch.Tensor],
     ) -> None:
@@ -50,25 +48,38 @@ class Forms:
         self._stored: Final = stored
         self._head: Final = head
         self._importance: Final = importance
+        self._kept: Final[dict[Any, GroupedWeight]] = {}
 
-    @cached_property
+    @property
     def has_few_bits(self) -> bool:
         """Whether any matrix has numbers of few bits."""
-        return self._bits is not None or any(read() is not None for read in self._stored.values())
+        return self._bits is not None or bool(self._stored)
 
     def of(self, linear: Any) -> Weight:
-        """Return the weight of a linear layer or of an expert, (outputs, inputs)."""
+        """Return the weight of a linear layer or of an expert, (outputs, inputs).
+
+        Numbers of few bits are kept until `forget`.
+        """
+        if linear in self._kept:
+            return self._kept[linear]
+        found = self._of(linear)
+        if isinstance(found, GroupedWeight):
+            self._kept[linear] = found
+        return found
+
+    def forget(self) -> None:
+        """Free the numbers that were returned so far."""
+        self._kept.clear()
+
+    def _of(self, linear: Any) -> Weight:
         bits = self._bits
         if bits is not None and linear is self._head:
             bits = max(bits, _HEAD_BITS)
-        read = self._stored.get(linear)
-        stored = read() if read is not None else None
+        stored = self._stored[linear]() if linear in self._stored else None
         if stored is not None and (bits is None or stored.bits <= bits):
             return stored
-        if bits is None:
-            weight: torch.Tensor = linear.weight
-            return weight
-        return self._packer.quantised(linear.weight, bits, self._importance.get(linear))
+        weight: torch.Tensor = linear.weight if stored is None else stored.floats()
+        return weight if bits is None else self._packer.quantised(weight, bits, self._importance.get(linear))
 
 
 @contextmanager

@@ -307,6 +307,16 @@ def choosing_all_of(node: Backbone) -> AbstractContextManager[None]:
     return own()
 
 
+def fill(node: Backbone) -> None:
+    """Read the weights of a node that are still in its files (`models.transformers_lm.left_weights`)."""
+    own: Callable[[], None] = getattr(node, "fill", _nothing)
+    own()
+
+
+def _nothing() -> None:
+    pass
+
+
 def splice(node: Backbone, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> Any:
     """Return the input of `forward` for tokens of which some are replaced (`MediaBackbone.splice`).
 

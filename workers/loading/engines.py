@@ -125,13 +125,16 @@ def _load_served(
     group: "GroupMembership | None",
 ) -> _Served:
     with memory.given_back():
-        node = node_loading.load_kv_node(config, name, settings, share.device, progress, group)
-        kernel = choose_attention(node, settings.attention)
         # The members of a group exchange sums within each layer; adapters hook into the stock modules.
-        if config.takes_adapters:
-            _LOGGER.info("%s is computed by torch, because it takes adapters", node.name)
-        elif group is None:
+        has_kernels = group is None and not config.takes_adapters
+        node = node_loading.load_kv_node(
+            config, name, settings, share.device, progress, group, leaves_stored=has_kernels
+        )
+        kernel = choose_attention(node, settings.attention)
+        if has_kernels:
             node = node_loading.with_kernels(node, settings, share, quantised_from=config)
+        elif config.takes_adapters:
+            _LOGGER.info("%s is computed by torch, because it takes adapters", node.name)
         _check_programs(node, settings)
         _check_drafts(node, settings)
         _check_handover(config, name, node)

@@ -28,7 +28,7 @@ def _infilling(monkeypatch: pytest.MonkeyPatch) -> None:
     """The node of the configuration has a token program and a tower: the same model again."""
     checkpoint = tiny_checkpoint("qwen3")
 
-    def load(*_: object) -> KVNode:
+    def load(*_: object, **__: object) -> KVNode:
         return InfillLM(load_decoder(checkpoint, "llm"), load_decoder(checkpoint, "llm"))
 
     monkeypatch.setattr(node_loading, "load_kv_node", load)

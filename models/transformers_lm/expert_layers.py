@@ -1,18 +1,26 @@
-"""The experts of transformers' layers, matrix by matrix, as the CPU kernels pack and check them.
+"""The experts of transformers' layers, matrix by matrix: files store them so, and CPU kernels pack them so.
 
 Transformers keeps the matrices of all experts of a layer in two parameters: `gate_up_proj`,
 (experts, 2 * inner, hidden), and `down_proj`, (experts, hidden, inner).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
 
 Part: TypeAlias = Literal["gate", "up", "down"]
 PARTS: Final[tuple[Part, ...]] = ("gate", "up", "down")
+_PARTS_IN_FILES: Final[Mapping[str, Part]] = MappingProxyType(
+    {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
+)
+_IN_FILES: Final = re.compile(
+    rf"(.+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.({'|'.join(_PARTS_IN_FILES)})"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,36 @@ class ExpertMatrix:
 
 
 Multiply: TypeAlias = Callable[[ExpertMatrix, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class NameInFiles:
+    """The name of an expert's matrix in files.
+
+    Attributes:
+        layer: the name of the decoder layer.
+    """
+
+    layer: str
+    number: int
+    part: Part
+
+
+def name_in_files(name: str) -> NameInFiles | None:
+    """Return the parts of a module's name in a checkpoint's files; None if it is no expert's."""
+    found = _IN_FILES.fullmatch(name)
+    return NameInFiles(found[1], int(found[2]), _PARTS_IN_FILES[found[3]]) if found else None
+
+
+def matrix_named(model: Any, name: str) -> Any:
+    """Return the linear layer, or the matrix of an expert, that has a name in a checkpoint's files.
+
+    Raises:
+        AttributeError: the model has none.
+    """
+    if found := name_in_files(name):
+        return ExpertMatrix(experts_in(model.get_submodule(found.layer)), found.number, found.part)
+    return model.get_submodule(name)
 
 
 def experts_in(layer: Any) -> Any | None:
