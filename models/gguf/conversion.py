@@ -45,6 +45,8 @@ _GROUPED: Final = frozenset(
 """Classes whose linear layers and experts our CPU kernels compute from integers in groups."""
 _EMBEDDINGS: Final = "model.embed_tokens.weight"
 _HEAD: Final = "lm_head.weight"
+_ROUTER: Final = ".mlp.gate.weight"
+"""Its scores decide between experts, so it is multiplied as floats."""
 _ENDS: Final = frozenset(
     {
         "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|end_of_text|>", "<|endoftext|>",
@@ -236,7 +238,11 @@ def _write_weights(tensors: Mapping[str, Any], model: Model, folder: Path) -> No
 def _weights(tensor: Any, place: Place, *, has_groups: bool) -> Iterator[tuple[str, torch.Tensor]]:
     """The weights that a tensor of the file holds, by name."""
     is_quantised = tensor.tensor_type not in _UNQUANTISED
-    as_groups = [name for name in place.names if has_groups and is_quantised and name != _EMBEDDINGS]
+    as_groups = [
+        name
+        for name in place.names
+        if has_groups and is_quantised and name != _EMBEDDINGS and not name.endswith(_ROUTER)
+    ]
     if as_groups:
         matrices = _matrices(tensor, len(place.names))
         for name, matrix in zip(as_groups, matrices, strict=True):

@@ -4,6 +4,7 @@ The modules are transformers' own. The node knows no pool and no requests: the e
 function of its layers.
 """
 
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from models.transformers_lm.architecture import body_name_of, body_of
 from models.transformers_lm.indexers import choosing_all
 from models.transformers_lm.left_weights import Readers
 from models.transformers_lm.longrope import LongFactors
+from shared.errors import BugError
 
 
 class DecoderLM:
@@ -69,11 +71,12 @@ class DecoderLM:
         """The model of transformers."""
         return self._model
 
-    def fill(self) -> None:
-        """Read the weights that are placeholders, as floats."""
+    def fill(self, *, but: Collection[str] = ()) -> None:
+        """Read the weights that are placeholders, as floats; those of the modules `but` remain."""
         if not self.is_filled:
-            left_weights.fill(self._model, self.stored_weights)
-            self.is_filled = True
+            chosen = {name: read for name, read in self.stored_weights.items() if name not in but}
+            left_weights.fill(self._model, chosen)
+            self.is_filled = not but
 
     @cached_property
     def adapted_modules(self) -> AdaptedModules:
@@ -105,6 +108,8 @@ class DecoderLM:
         return token_ids
 
     def forward(self, inputs: torch.Tensor, step: TokenStep) -> torch.Tensor:
+        if not self.is_filled:
+            raise BugError(f"{self.name}: its weights are placeholders: expected a call of `fill` before")
         given = {"inputs_embeds" if inputs.is_floating_point() else "input_ids": inputs[None]}
         chosen = nullcontext() if self._long_factors is None else self._long_factors.of(step.long_factors)
         with chosen:

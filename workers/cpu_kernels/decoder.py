@@ -355,6 +355,13 @@ def _experts_of(model: TextModel) -> Iterator[Any]:
     return (found for layer in model.body.layers if (found := experts_in(layer)) is not None)
 
 
+def _matrices_of(model: TextModel) -> Iterator[ExpertMatrix]:
+    """The matrices of experts."""
+    for experts in _experts_of(model):
+        for number in range(experts.num_experts):
+            yield from (ExpertMatrix(experts, number, part) for part in PARTS)
+
+
 def _inner_width(layer: Any) -> int:
     """The largest width of an inner state of a layer's MLPs."""
     mlp, experts = mlp_in(layer), experts_in(layer)
@@ -386,7 +393,10 @@ def _forms_of(node: Any, packer: MatrixPacker, quantisation: Quantisation) -> Fo
         with observed_inputs(_linears_of(model), _experts_of(model)) as importance:
             node.reference(torch.tensor(quantisation.calibration, device=node.device))
     readers = getattr(node, "stored_weights", {}) if quantisation.keeps_stored else {}
-    stored = {matrix_named(node.model, name): read for name, read in readers.items()}
+    named = {name: matrix_named(node.model, name) for name in readers}
+    packed = {*_linears_of(model), *_matrices_of(model)}
+    fill(node, but={name for name, matrix in named.items() if matrix in packed})
+    stored = {named[name]: read for name, read in readers.items()}
     return Forms(packer, bits=quantisation.bits, stored=stored, head=model.head, importance=importance)
 
 

@@ -19,7 +19,7 @@ A backbone whose long sequences have other rotary angles than short ones has the
 (`rotary_change_of`), and reads in `TokenStep.long_factors` which tokens belong to long ones.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -307,14 +307,11 @@ def choosing_all_of(node: Backbone) -> AbstractContextManager[None]:
     return own()
 
 
-def fill(node: Backbone) -> None:
-    """Read the weights of a node that are still in its files (`models.transformers_lm.left_weights`)."""
-    own: Callable[[], None] = getattr(node, "fill", _nothing)
-    own()
-
-
-def _nothing() -> None:
-    pass
+def fill(node: Backbone, *, but: Collection[str] = ()) -> None:
+    """Read weights of a node that are still in its files (`models.transformers_lm.left_weights`)."""
+    own: Callable[..., None] | None = getattr(node, "fill", None)
+    if own is not None:
+        own(but=but)
 
 
 def splice(node: Backbone, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> Any:

@@ -21,7 +21,7 @@ Of a node without a language head, embeddings and states are compared in place o
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
-from math import isnan
+from math import isnan, nan
 from typing import Any, Final, cast
 
 import numpy as np
@@ -141,7 +141,7 @@ class _WithTable:
 def _compare(node: KVNode, found: torch.Tensor, expected: torch.Tensor, what: str, reason: str) -> None:
     finite = expected.isfinite()  # a head may exclude tokens
     difference = torch.where(found == expected, 0.0, found - expected)
-    error = float(difference.abs().max() / expected[finite].std())
+    error = float(difference.abs().max() / expected[finite].std()) if finite.any() else nan
     tolerance = _TOLERANCE_OF_ROUNDED if rounds_inputs_of(node) else _TOLERANCE[node.dtype]
     if isnan(error):
         reason = "its weights have values that are not numbers: download it again"

@@ -66,15 +66,16 @@ def test_the_weights_are_those_of_the_model_as_the_file_has_them(tmp_path: Path,
         )
 
 
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
 @pytest.mark.parametrize("kind", [F32, F16, BF16, Q4_0, Q5_1])
 def test_floats_stay_what_they_are_and_others_are_integers_in_groups(
-    tmp_path: Path, kind: gguf.GGMLQuantizationType
+    tmp_path: Path, kind: gguf.GGMLQuantizationType, family: Family
 ) -> None:
-    folder = converted(tmp_path, "qwen3", kind=kind)
-    found, plain = weights(folder), weights(tiny_checkpoint("qwen3"))
+    folder = converted(tmp_path, family, kind=kind)
+    found, plain = weights(folder), weights(tiny_checkpoint(family))
 
     for name, weight in plain.items():
-        is_grouped = kind in (Q4_0, Q5_1) and name.endswith(("_proj.weight", HEAD))
+        is_grouped = kind in (Q4_0, Q5_1) and name.endswith(("_proj.weight", HEAD))  # no router
         expected = stored(weight, kind)
         assert found[name].dtype == (torch.float32 if is_grouped else expected.dtype), name
         assert torch.equal(found[name].to(expected.dtype), expected), name

@@ -9,6 +9,7 @@ import torch
 
 from models.checkpoints.files import UnsupportedArchitectureError
 from models.grouped_weights import GroupedWeight
+from models.transformers_lm.expert_layers import matrix_named
 from tests.workers.cpu_kernels import models
 from tests.workers.cpu_kernels.libraries import NAMES, library
 from tests.workers.kv_engine.engines import make_engine
@@ -77,15 +78,16 @@ def test_answers_are_those_of_generate(name: str, variant: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["qwen3", "qwen2_moe"])
 def test_probabilities_are_the_same_bits_alone_and_among_others_and_however_a_prompt_is_cut(
-    dtype: torch.dtype, variant: str
+    name: str, dtype: torch.dtype, variant: str
 ) -> None:
     specs = [
         SequenceSpec(key=str(number), prompt_ids=text, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=5)
         for number, text in enumerate(prompts(150, 20, 33, 7, 80))
     ]
     three, one = (
-        NativeDecoder(models.node(dtype=dtype), library(variant), threads=threads) for threads in (3, 1)
+        NativeDecoder(models.node(name, dtype=dtype), library(variant), threads=threads) for threads in (3, 1)
     )
     alone = engine(one, max_step_tokens=11, max_sequences=1)
 
@@ -94,6 +96,56 @@ def test_probabilities_are_the_same_bits_alone_and_among_others_and_however_a_pr
     for spec in specs:
         [(key, found)] = run(alone, [spec]).items()
         assert [output.score for output in found] == [output.score for output in together[key]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", NAMES)
+def test_an_expert_may_get_more_rows_than_a_block_has(variant: str) -> None:
+    """Half of a long prompt's tokens see each of four experts, in one step."""
+    texts = prompts(450, 430)
+    sizes = {"max_step_tokens": 900, "num_blocks": 300}
+
+    found = answers(
+        engine(NativeDecoder(models.node("mixtral"), library(variant), threads=2), **sizes), texts
+    )
+
+    assert found == answers(engine(models.node("mixtral"), **sizes), texts)
+    assert len({token for answer in found for token in answer}) > 20
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits", "seen"),
+    [
+        (torch.float32, None, 3),
+        (torch.bfloat16, None, 11),
+        (torch.float32, 8, 11),
+    ],
+)
+def test_where_there_is_rounding_all_experts_are_checked_at_load(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, bits: int | None, seen: int
+) -> None:
+    """Rounding may choose another expert, which changes a logit by more than rounding."""
+    node = models.node("qwen3_moe", dtype=dtype)
+    by = NativeDecoder(node, library(NAMES[-1]), threads=1, quantisation=Quantisation(bits=bits))
+    right, chosen = by.forward, set()
+
+    def forward(inputs: Any, step: Any) -> torch.Tensor:
+        chosen.add(by._layers[0].experts.chosen)
+        return right(inputs, step)
+
+    monkeypatch.setattr(by, "forward", forward)
+    engine(by)
+
+    assert chosen == {seen}
+    assert [layer.experts.chosen for layer in by._layers] == [3, 0, 3]
+
+
+def test_a_router_of_no_numbers_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    node = models.node("mixtral")
+    node.model.model.layers[0].mlp.gate.weight.data.fill_(torch.nan)
+
+    with pytest.raises(UnsupportedArchitectureError, match="values that are not numbers"):
+        engine(NativeDecoder(node, library(NAMES[-1]), threads=1))
 
 
 @pytest.mark.slow
@@ -209,15 +261,15 @@ def test_with_few_bits_layers_are_those_of_the_rounded_weights_and_inputs(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", NAMES)
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("name", "bits"), [("qwen3", 4), ("qwen3", 8), ("qwen3_moe", 4)])
 def test_with_few_bits_probabilities_are_the_same_bits_alone_and_among_others(
-    bits: int, variant: str
+    name: str, bits: int, variant: str
 ) -> None:
     specs = [
         SequenceSpec(key=str(number), prompt_ids=text, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=5)
         for number, text in enumerate(prompts(150, 20, 33, 7, 80))
     ]
-    by = quantised("qwen3", bits=bits, variant=variant, dtype=torch.bfloat16)
+    by = quantised(name, bits=bits, variant=variant, dtype=torch.bfloat16)
     alone = engine(by, max_step_tokens=11, max_sequences=1)
 
     together = run(engine(by), specs, every=2)
@@ -266,6 +318,56 @@ def test_weights_are_computed_from_as_they_are_stored() -> None:
 
     assert (found.log_probs - expected.log_probs).abs().mean() < 0.05
     assert (found.log_probs - plain.log_probs).abs().mean() > 0.2
+
+
+@pytest.mark.parametrize("part", ["gate_proj", "down_proj"])
+def test_experts_are_computed_from_as_they_are_stored(part: str) -> None:
+    node, changed = models.node("qwen3_moe"), models.node("qwen3_moe")
+    name = f"model.layers.2.mlp.experts.4.{part}"
+    floats = matrix_named(changed.model, name).weight
+    numbers = torch.full(floats.shape, 7, dtype=torch.uint8)
+    stored = GroupedWeight(4, numbers, torch.ones(len(numbers), -(-floats.shape[1] // 32)) * 0.5)
+    node.stored_weights = {name: lambda: stored}  # type: ignore[misc] # that of another checkpoint
+    floats.copy_(stored.floats())
+
+    [text] = prompts(60)
+    found, expected, plain = (
+        predictions(NativeDecoder(one, library(NAMES[-1]), threads=1), text)
+        for one in (node, changed, models.node("qwen3_moe"))
+    )
+
+    assert (found.log_probs - expected.log_probs).abs().max() < 0.05
+    assert (found.log_probs - plain.log_probs).abs().max() > 0.2
+
+
+def test_what_no_kernel_multiplies_as_stored_is_filled() -> None:
+    """A router is multiplied as floats, also if a checkpoint stores it in few bits."""
+    node, expected = models.node("qwen3_moe"), models.node("qwen3_moe")
+    router = node.model.model.layers[0].mlp.gate
+    numbers = torch.randint(0, 16, router.weight.shape, dtype=torch.uint8)
+    stored = GroupedWeight(4, numbers, torch.ones(len(numbers), 3) * 0.05)
+    expected.model.model.layers[0].mlp.gate.weight.data = stored.floats()
+    router.weight.data = torch.zeros(()).expand(router.weight.shape)
+    node.stored_weights = {"model.layers.0.mlp.gate": lambda: stored}  # type: ignore[misc] # as above
+    node.is_filled = False
+
+    [text] = prompts(60)
+    found, wanted = (
+        predictions(NativeDecoder(one, library(NAMES[-1]), threads=1), text) for one in (node, expected)
+    )
+
+    torch.testing.assert_close(found.log_probs, wanted.log_probs)
+
+
+def test_experts_that_saw_no_token_have_no_importance() -> None:
+    model = models.node("qwen3_moe").model
+    experts = model.model.layers[0].mlp.experts
+
+    with quantisation.observed_inputs([], [experts]) as found:
+        model(torch.tensor([[1]]))
+
+    assert len(found) == 9  # three experts saw the token
+    assert all(weight.shape == (matrix.weight.shape[1],) for matrix, weight in found.items())
 
 
 @pytest.mark.parametrize(("bits", "found"), [(None, 8), (4, 4), (8, 8)])

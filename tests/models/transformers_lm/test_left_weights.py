@@ -1,0 +1,114 @@
+"""Weights that are left in the files: they take no memory, and can be had as floats."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from models.transformers_lm.expert_layers import ExpertMatrix, matrix_named
+from models.transformers_lm.left_weights import with_placeholders
+from models.transformers_lm.loader import load_decoder
+from shared.errors import BugError
+from tests.models.transformers_lm.quantised_checkpoints import AWQ, GPTQ, Stored, awq, gptq, quantised
+from tests.peers import Circle
+from tests.tiny import Family
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "config", "store"),
+    [
+        ("qwen3", GPTQ, gptq()),
+        ("qwen3", AWQ, awq),
+        ("qwen3_moe", GPTQ, gptq()),
+        ("qwen2_moe", GPTQ, gptq()),
+        ("mixtral", GPTQ, gptq()),
+    ],
+)
+def test_they_take_no_memory_until_they_are_filled(
+    tmp_path: Path, family: Family, config: Mapping[str, Any], store: Callable[[torch.Tensor], Stored]
+) -> None:
+    _, folder = quantised(tmp_path, config, store, family)
+    expected = load_decoder(folder, "llm").model.state_dict()
+
+    node = load_decoder(folder, "llm", leaves_stored=True)
+
+    left = {id(_parameter(node.model, name)) for name in node.stored_weights}
+    for name, parameter in node.model.named_parameters():
+        is_left = id(parameter) in left
+        assert is_left == ("_proj" in name and "bias" not in name), name
+        assert (parameter.untyped_storage().nbytes() == parameter.element_size()) == is_left, name
+        assert parameter.shape == expected[name].shape
+    node.fill()
+    for name, tensor in node.model.state_dict().items():
+        assert torch.allclose(tensor, expected[name], rtol=1e-6, atol=0), name
+
+
+def _parameter(model: torch.nn.Module, name: str) -> torch.nn.Parameter:
+    """The parameter that holds the weight of a name in the files."""
+    matrix = matrix_named(model, name)
+    if isinstance(matrix, ExpertMatrix):
+        kind = "down_proj" if matrix.part == "down" else "gate_up_proj"
+        found: torch.nn.Parameter = getattr(matrix.experts, kind)
+        return found
+    return matrix.weight  # type: ignore[no-any-return] # of a linear layer
+
+
+def test_some_can_remain(tmp_path: Path) -> None:
+    _, folder = quantised(tmp_path, GPTQ, gptq())
+    node = load_decoder(folder, "llm", leaves_stored=True)
+    kept = "model.layers.1.mlp.up_proj"
+
+    node.fill(but={kept})
+
+    assert not node.is_filled
+    empty = {name for name in node.stored_weights if not node.model.get_submodule(name).weight.any()}
+    assert empty == {kept}
+
+
+def test_placeholders_are_not_computed_with(tmp_path: Path) -> None:
+    _, folder = quantised(tmp_path, GPTQ, gptq())
+    node = load_decoder(folder, "llm", leaves_stored=True)
+
+    with pytest.raises(BugError, match="llm: its weights are placeholders"):
+        node.forward(torch.zeros(1, dtype=torch.int64), None)  # type: ignore[arg-type] # not reached
+
+
+def test_a_member_of_a_group_leaves_nothing(tmp_path: Path) -> None:
+    _, folder = quantised(tmp_path, GPTQ, gptq())
+
+    assert load_decoder(folder, "llm", peers=Circle(2).members()[1], leaves_stored=True).is_filled
+
+
+def test_what_is_not_stored_so_is_read(tmp_path: Path) -> None:
+    plain, _ = quantised(tmp_path, GPTQ, gptq())
+
+    assert load_decoder(plain, "llm", leaves_stored=True).is_filled
+
+
+class _Slice:
+    def __init__(self, *shape: int) -> None:
+        self._shape = list(shape)
+
+    def get_shape(self) -> list[int]:
+        return self._shape
+
+
+def test_experts_of_a_layer_become_two_tensors() -> None:
+    names = {"gate_proj": (6, 8), "up_proj": (6, 8), "down_proj": (8, 6)}
+    slices = {
+        f"a.1.mlp.experts.{e}.{n}.weight": _Slice(*shape) for e in range(5) for n, shape in names.items()
+    }
+    other = _Slice(3)
+    left = [name.removesuffix(".weight") for name in slices]
+
+    found = with_placeholders({**slices, "norm.weight": other}, left, torch.bfloat16)
+
+    assert found.pop("norm.weight") is other
+    assert {name: one[...].shape for name, one in found.items()} == {
+        "a.1.mlp.experts.gate_up_proj": (5, 12, 8),
+        "a.1.mlp.experts.down_proj": (5, 8, 6),
+    }
+    assert {one[...].dtype for one in found.values()} == {torch.bfloat16}
