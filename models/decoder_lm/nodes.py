@@ -32,7 +32,7 @@ def load(
     progress: Progress = silent,
     kwargs: Mapping[str, Any] = MappingProxyType({}),
     peers: Peers | None = None,
-    leaves_stored: bool = False,
+    leaves_weights: bool = False,
 ) -> DecoderLM:
     """Load the node of a checkpoint folder in Hugging Face format; see `load_decoder`.
 
@@ -52,7 +52,7 @@ def load(
         progress=progress,
         peers=peers,
         published=_published(checkpoint),
-        leaves_stored=leaves_stored,
+        leaves_weights=leaves_weights,
     )
 
 

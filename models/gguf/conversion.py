@@ -29,6 +29,7 @@ from models.gguf.groups import grouped
 from models.gguf.parts import parts_of
 from models.grouped_weights import GroupedWeight
 from models.transformers_lm import grouped_files
+from models.transformers_lm.left_weights import CLASSES
 
 _SHARD_BYTES: Final = 2 << 30
 _UNQUANTISED: Final = {
@@ -36,13 +37,6 @@ _UNQUANTISED: Final = {
     gguf.GGMLQuantizationType.F16: torch.float16,
     gguf.GGMLQuantizationType.BF16: torch.bfloat16,
 }
-_GROUPED: Final = frozenset(
-    {
-        *("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"),
-        *("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
-    }
-)
-"""Classes whose linear layers and experts our CPU kernels compute from integers in groups."""
 _EMBEDDINGS: Final = "model.embed_tokens.weight"
 _HEAD: Final = "lm_head.weight"
 _ROUTER: Final = ".mlp.gate.weight"
@@ -108,7 +102,7 @@ def _as_stored(model: Model, tensors: Mapping[str, Any]) -> Model:
     Embeddings are looked up as floats. A head that shares them gets a matrix of its own.
     """
     kinds = {name: tensors[name].tensor_type for name in model.places}
-    if model.config["architectures"][0] not in _GROUPED or all(
+    if model.config["architectures"][0] not in CLASSES or all(
         kind in _UNQUANTISED for kind in kinds.values()
     ):
         return model

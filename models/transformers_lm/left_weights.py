@@ -1,19 +1,31 @@
-"""Weights that are left in the files, because the CPU kernels multiply them as they are stored.
+"""Weights that are left in the files until they are packed: by the CPU kernels, matrix by matrix.
 
-The model has placeholders for them, which take no memory. Whatever computes with floats fills them first.
+These multiply integers as they are stored, and matrices of experts one by one, whereas transformers merges
+those of a layer into a copy. So the model has placeholders for both, which take no memory. Whatever computes
+with floats in another way fills them first.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Final, TypeAlias
 
 import torch
 
 from models.grouped_weights import GroupedWeight
 from models.transformers_lm.expert_layers import ExpertMatrix, matrix_named, name_in_files
 
-Readers = Mapping[str, Callable[[], GroupedWeight]]
+Integers: TypeAlias = Mapping[str, Callable[[], GroupedWeight]]
 """By the name of a linear layer or of an expert's matrix, what reads its weight as it is stored."""
+Floats: TypeAlias = Mapping[str, Callable[[], torch.Tensor]]
+
+CLASSES: Final = frozenset(
+    {
+        *("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
+        *("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"),
+    }
+)
+"""Those that the CPU kernels can compute. Of others, all weights are read when they are loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +65,28 @@ def with_placeholders(slices: Mapping[str, Any], left: Iterable[str], dtype: tor
     return kept
 
 
-def fill(model: Any, readers: Readers) -> None:
-    """Replace placeholders by the floats of what is stored."""
+def floats_of_experts(slices: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Callable[[], torch.Tensor]]:
+    """Return what reads the matrices of experts that are stored one by one, by the names of modules."""
+    modules = {name.removesuffix(".weight"): one for name, one in slices.items() if name.endswith(".weight")}
+    return {
+        name: partial(_read, one, dtype) for name, one in modules.items() if name_in_files(name) is not None
+    }
+
+
+def _read(slice: Any, dtype: torch.dtype) -> torch.Tensor:
+    found: torch.Tensor = slice[...]
+    return found.to(dtype)
+
+
+def fill(model: Any, readers: Integers | Floats) -> None:
+    """Replace placeholders by the floats that their readers return."""
     for name, read in readers.items():
-        matrix = matrix_named(model, name)
+        matrix, found = matrix_named(model, name), read()
+        floats = found.floats() if isinstance(found, GroupedWeight) else found
         if isinstance(matrix, ExpertMatrix):
             for parameter in (matrix.experts.gate_up_proj, matrix.experts.down_proj):
                 if not any(parameter.stride()):
                     parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype)
-            matrix.weight.copy_(read().floats())
+            matrix.weight.copy_(floats)
         else:
-            matrix.weight.data = read().floats().to(matrix.weight.dtype)
+            matrix.weight.data = floats.to(matrix.weight.dtype)

@@ -16,7 +16,7 @@ from models.checkpoints.progress import Progress, silent
 from models.checkpoints.weights import read_shards, weights_digest
 from models.transformers_lm.architecture import choose_dtype, config_of, max_positions_of, model_class_of
 from models.transformers_lm.attention_forms import attach_forms
-from models.transformers_lm.left_weights import Readers
+from models.transformers_lm.left_weights import CLASSES, Floats, Integers, floats_of_experts
 from models.transformers_lm.longrope import rotary_change_of
 from models.transformers_lm.node import DecoderLM
 from models.transformers_lm.probe import probe_layout
@@ -36,7 +36,7 @@ def load_decoder(
     progress: Progress = silent,
     peers: Peers | None = None,
     published: Published | None = None,
-    leaves_stored: bool = False,
+    leaves_weights: bool = False,
 ) -> DecoderLM:
     """Load the decoder-only language model of a checkpoint folder in Hugging Face format.
 
@@ -45,8 +45,8 @@ def load_decoder(
     `CPU_FLOAT32_BYTES` and bfloat16 beyond, and also bfloat16 from `CPU_BFLOAT16_BYTES` on if the weights are
     stored in it and the processor has instructions for it. `progress` is called for every tensor that is
     read. Of a tensor-parallel group, `peers`, only this member's part is loaded. `published` describes a
-    checkpoint whose class transformers has under another name. With `leaves_stored`, weights that are stored
-    as integers in groups are not read until `DecoderLM.fill`, on a CPU and of a whole model.
+    checkpoint whose class transformers has under another name. With `leaves_weights`, those that the
+    CPU kernels read themselves are not read until `DecoderLM.fill`, on a CPU and of a whole model.
 
     Raises:
         CheckpointError: a file of the folder is missing, damaged or unsupported.
@@ -63,10 +63,17 @@ def load_decoder(
     layout = probe_layout(_part_of(model_class, peers, is_connected=False), config, max_positions)
     chosen = choose_dtype(dtype, on, quantised.as_floats(shards) if quantised is not None else shards)
     part = _part_of(model_class, peers, is_connected=True)
-    stored: Readers = {}
+    integers: Integers = {}
+    floats: Floats = {}
+    slices = slices_of(shards)
     if quantised is not None and peers is None:
-        stored = quantised.grouped(slices_of(shards))
-    left = stored if leaves_stored and on.type == "cpu" else ()
+        integers = quantised.grouped(slices)
+    leaves_weights &= on.type == "cpu" and peers is None and model_class.__name__ in CLASSES
+    if leaves_weights:
+        whole = quantised.slices(slices) if quantised is not None else slices
+        of_experts = floats_of_experts(whole, chosen)
+        floats = {name: read for name, read in of_experts.items() if name not in integers}
+    left = {*integers, *floats} if leaves_weights else ()
     model = load_weights(part, config, shards, on, chosen, progress, quantised, renamed, left)
     attach_forms(model)
     attach_recurrences(model)
@@ -77,7 +84,8 @@ def load_decoder(
         max_positions=max_positions,
         weights_digest=weights_digest(shards),
         rotary_change=rotary_change_of(model_class.__name__, config),
-        stored_weights=stored,
+        stored_weights=integers,
+        left_floats=floats,
         is_filled=not left,
     )
 

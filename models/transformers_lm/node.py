@@ -20,7 +20,7 @@ from models.transformers_lm import left_weights
 from models.transformers_lm.adapters import AdaptedModules
 from models.transformers_lm.architecture import body_name_of, body_of
 from models.transformers_lm.indexers import choosing_all
-from models.transformers_lm.left_weights import Readers
+from models.transformers_lm.left_weights import Floats, Integers
 from models.transformers_lm.longrope import LongFactors
 from shared.errors import BugError
 
@@ -32,7 +32,8 @@ class DecoderLM:
         weights_digest: a digest that distinguishes checkpoints (hex).
         rotary_change: the longest sequence with short rotary factors (`models.transformers_lm.longrope`).
         stored_weights: what reads weights that the checkpoint stores as integers in groups.
-        is_filled: these weights are in the model as floats, too; otherwise they are placeholders.
+        left_floats: what reads floats that are left in the files.
+        is_filled: all weights are in the model, as floats; otherwise these are placeholders.
     """
 
     def __init__(
@@ -44,7 +45,8 @@ class DecoderLM:
         max_positions: int,
         weights_digest: str,
         rotary_change: int | None = None,
-        stored_weights: Readers = MappingProxyType({}),
+        stored_weights: Integers = MappingProxyType({}),
+        left_floats: Floats = MappingProxyType({}),
         is_filled: bool = True,
     ) -> None:
         self.name: Final = name
@@ -54,6 +56,7 @@ class DecoderLM:
         self.architecture: Final = type(model).__name__
         self.kernels: Final = "torch"
         self.stored_weights: Final = stored_weights
+        self.left_floats: Final = left_floats
         self.is_filled = is_filled
         self._model = model
         self.rotary_change: Final = rotary_change
@@ -74,8 +77,10 @@ class DecoderLM:
     def fill(self, *, but: Collection[str] = ()) -> None:
         """Read the weights that are placeholders, as floats; those of the modules `but` remain."""
         if not self.is_filled:
-            chosen = {name: read for name, read in self.stored_weights.items() if name not in but}
-            left_weights.fill(self._model, chosen)
+            integers = {name: read for name, read in self.stored_weights.items() if name not in but}
+            floats = {name: read for name, read in self.left_floats.items() if name not in but}
+            left_weights.fill(self._model, integers)
+            left_weights.fill(self._model, floats)
             self.is_filled = not but
 
     @cached_property

@@ -83,8 +83,8 @@ def load_weights(
     """Load a model with its weights, by transformers' own renames, merges and ties.
 
     Transformers gets the tensors and not the folder, so it opens no file itself. For a `sharded` class only
-    the member's part of each tensor is read; `quantised` weights are read as floats, except those of the
-    modules `left`, which are placeholders; `renamed` ones are stored under other names.
+    the member's part of each tensor is read; `quantised` weights are read as floats; `renamed` ones are
+    stored under other names. Of the modules `left` the model gets placeholders.
 
     Raises:
         CheckpointError: the weights do not fit the model.

@@ -34,7 +34,13 @@ from shared.errors import BugError, WorkerError
 from workers.cpu_kernels import library
 from workers.cpu_kernels.library import Library, Matrix
 from workers.cpu_kernels.packing import DTYPES, LANES, MatrixPacker
-from workers.cpu_kernels.quantisation import Forms, observed_inputs, quantised_layers
+from workers.cpu_kernels.quantisation import (
+    Forms,
+    Left,
+    float_experts,
+    observed_inputs,
+    quantised_layers,
+)
 from workers.kv_engine import kernel_models
 from workers.kv_engine.attention import paged
 from workers.kv_engine.attention.pool import PagedPool
@@ -95,16 +101,18 @@ def use_cpu_kernels(node: KVNode, *, threads: int, quantisation: Quantisation = 
         )
     if reason:
         _LOGGER.info("%s is computed by torch: the CPU kernels do not support %s", node.name, reason)
-    if kernels is None or quantisation.bits is not None or not quantisation.keeps_stored:
-        fill(node)  # floats are computed with, or measured against
     if kernels is None:
+        fill(node)
         return node
+    if quantisation.bits is not None or not quantisation.keeps_stored:
+        fill(node, but=getattr(node, "left_floats", {}))  # integers are computed with as floats
     many = "1 thread" if threads == 1 else f"{threads} threads"
     _LOGGER.info("%s is computed by the CPU kernels for %s, %s", node.name, kernels.variant, many)
     text = list(quantisation.measured)
     if len(text) < 2 or token_programs_of(node):  # these do not predict the next token of a text
         return NativeDecoder(node, kernels, threads=threads, quantisation=quantisation)
-    floats = Predictions.of(node.reference(torch.tensor(text)), text)
+    with float_experts(_experts_of(TextModel.of(node)), _left_in(node)):
+        floats = Predictions.of(node.reference(torch.tensor(text)), text)
     decoder = NativeDecoder(node, kernels, threads=threads, quantisation=quantisation)
     few = predictions(decoder, text)
     _LOGGER.info(
@@ -386,18 +394,32 @@ def _called_after(layers: Sequence[Any], call: Callable[[int], None]) -> Iterato
             handle.remove()
 
 
+def _left_in(node: Any) -> Left:
+    """What reads the floats that are still in the node's files."""
+    readers = getattr(node, "left_floats", {})
+    return {matrix_named(node.model, name): read for name, read in readers.items()}
+
+
 def _forms_of(node: Any, packer: MatrixPacker, quantisation: Quantisation) -> Forms:
-    model = TextModel.of(node)
+    model, left = TextModel.of(node), _left_in(node)
     importance: dict[Any, torch.Tensor] = {}
     if quantisation.bits is not None and quantisation.calibration:
-        with observed_inputs(_linears_of(model), _experts_of(model)) as importance:
+        with observed_inputs(_linears_of(model), _experts_of(model), left) as importance:
             node.reference(torch.tensor(quantisation.calibration, device=node.device))
     readers = getattr(node, "stored_weights", {}) if quantisation.keeps_stored else {}
-    named = {name: matrix_named(node.model, name) for name in readers}
+    stored = {matrix_named(node.model, name): read for name, read in readers.items()}
     packed = {*_linears_of(model), *_matrices_of(model)}
-    fill(node, but={name for name, matrix in named.items() if matrix in packed})
-    stored = {named[name]: read for name, read in readers.items()}
-    return Forms(packer, bits=quantisation.bits, stored=stored, head=model.head, importance=importance)
+    others = {name for name in readers if matrix_named(node.model, name) not in packed}
+    if others:  # a router in few bits is computed with as floats
+        fill(node, but={*readers, *getattr(node, "left_floats", {})} - others)
+    return Forms(
+        packer,
+        bits=quantisation.bits,
+        stored=stored,
+        left=left,
+        head=model.head,
+        importance=importance,
+    )
 
 
 class _AddedRows:

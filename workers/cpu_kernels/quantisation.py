@@ -9,8 +9,8 @@ matrices rounded as theirs. So the check at load compares like with like.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Final
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -23,6 +23,23 @@ _LEAST: Final = 1e-30
 """Smaller activations count as zero, as in `grouped.h`."""
 
 
+Left: TypeAlias = Mapping[Any, Callable[[], torch.Tensor]]
+"""By linear layer or matrix of an expert, what reads its floats, if they are not in the model."""
+
+
+def floats_of(linear: Any, left: Left) -> torch.Tensor:
+    """Return a weight that is stored as floats."""
+    found: torch.Tensor = left[linear]() if linear in left else linear.weight
+    return found
+
+
+def float_experts(experts: Iterable[Any], left: Left) -> AbstractContextManager[None]:
+    """Return a context in which experts are computed with floats, also with those that are in the files."""
+    return experts_computed_by(
+        lambda matrix, rows: torch.nn.functional.linear(rows, floats_of(matrix, left)), list(experts)
+    )
+
+
 class Forms:
     """Returns each matrix of a model in its form.
 
@@ -30,6 +47,7 @@ class Forms:
         packer: quantises.
         bits: of the numbers that are chosen here, 4 or 8; None leaves floats as they are.
         stored: by linear layer or matrix of an expert, what reads it as the checkpoint stores it.
+        left: what reads floats that are not in the model.
         head: the linear layer from states to logits.
         importance: by the same, the factors of squared errors, one for each input.
     """
@@ -40,12 +58,14 @@ class Forms:
         *,
         bits: int | None,
         stored: Mapping[Any, Callable[[], GroupedWeight]],
+        left: Left,
         head: Any,
         importance: Mapping[Any, torch.Tensor],
     ) -> None:
         self._packer: Final = packer
         self._bits: Final = bits
         self._stored: Final = stored
+        self._left: Final = left
         self._head: Final = head
         self._importance: Final = importance
         self._kept: Final[dict[Any, GroupedWeight]] = {}
@@ -78,7 +98,7 @@ class Forms:
         stored = self._stored[linear]() if linear in self._stored else None
         if stored is not None and (bits is None or stored.bits <= bits):
             return stored
-        weight: torch.Tensor = linear.weight if stored is None else stored.floats()
+        weight = floats_of(linear, self._left) if stored is None else stored.floats()
         return weight if bits is None else self._packer.quantised(weight, bits, self._importance.get(linear))
 
 
@@ -134,7 +154,9 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def observed_inputs(linears: Iterable[Any], experts: Iterable[Any]) -> Iterator[dict[Any, torch.Tensor]]:
+def observed_inputs(
+    linears: Iterable[Any], experts: Iterable[Any], left: Left
+) -> Iterator[dict[Any, torch.Tensor]]:
     """Yield the mean square of each input of linear layers and of matrices of experts, (inputs,) float32.
 
     Forward passes within the block fill it. Experts that get no token are not in it.
@@ -147,7 +169,7 @@ def observed_inputs(linears: Iterable[Any], experts: Iterable[Any]) -> Iterator[
 
     def multiply(matrix: ExpertMatrix, rows: torch.Tensor) -> torch.Tensor:
         observe(matrix, rows)
-        return torch.nn.functional.linear(rows, matrix.weight)
+        return torch.nn.functional.linear(rows, floats_of(matrix, left))
 
     handles = [
         linear.register_forward_pre_hook(lambda linear, inputs: observe(linear, inputs[0]))

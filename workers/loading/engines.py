@@ -128,7 +128,7 @@ def _load_served(
         # The members of a group exchange sums within each layer; adapters hook into the stock modules.
         has_kernels = group is None and not config.takes_adapters
         node = node_loading.load_kv_node(
-            config, name, settings, share.device, progress, group, leaves_stored=has_kernels
+            config, name, settings, share.device, progress, group, leaves_weights=has_kernels
         )
         kernel = choose_attention(node, settings.attention)
         if has_kernels:

@@ -39,19 +39,19 @@ def load_node(
     progress: Progress,
     *,
     peers: Peers | None = None,
-    leaves_stored: bool = False,
+    leaves_weights: bool = False,
 ) -> Any:
     """Load one node of the graph by its family's loader; with `peers`, a member's part of a shared node.
 
-    With `leaves_stored`, weights that kernels may multiply as they are stored can be left in the files:
-    `with_kernels` has to follow.
+    With `leaves_weights`, those that kernels may read themselves can be left in the files: `with_kernels` has
+    to follow.
 
     Raises:
         CheckpointError: the checkpoint cannot be served.
         ConfigError: the family's nodes cannot be shared.
     """
     load = registry.module(config.model, "nodes").load
-    leaves_stored &= "leaves_stored" in signature(load).parameters
+    leaves_weights &= "leaves_weights" in signature(load).parameters
     if peers is not None:
         _check_shares(config, load, node, peers.size)
     return load(
@@ -62,7 +62,7 @@ def load_node(
         progress=lambda done, total, name: progress(done, total, node),
         kwargs=config.model_kwargs,
         **({"peers": peers} if peers is not None else {}),
-        **({"leaves_stored": True} if leaves_stored else {}),
+        **({"leaves_weights": True} if leaves_weights else {}),
     )
 
 
@@ -74,7 +74,7 @@ def load_kv_node(
     progress: Progress,
     group: "GroupMembership | None",
     *,
-    leaves_stored: bool = False,
+    leaves_weights: bool = False,
 ) -> "KVNode":
     """Load the KV node, or this rank's part of it in its tensor-parallel group; see `load_node`.
 
@@ -91,7 +91,7 @@ def load_kv_node(
 
         peers = TorchPeers(group.rendezvous, device)
     node: KVNode = load_node(
-        config, name, settings, device, progress, peers=peers, leaves_stored=leaves_stored
+        config, name, settings, device, progress, peers=peers, leaves_weights=leaves_weights
     )
     _check_length(config, node.max_positions)
     return node
@@ -113,7 +113,7 @@ def load_draft_model(
     if not settings.speculative_tokens or settings.draft_model is None:
         return None
     smaller = msgspec.structs.replace(config, checkpoint=settings.draft_model)
-    loaded = load_node(smaller, served.name, settings, share.device, progress, leaves_stored=True)
+    loaded = load_node(smaller, served.name, settings, share.device, progress, leaves_weights=True)
     draft = with_kernels(loaded, settings, share, quantised_from=smaller)
     if draft.vocab_size != served.vocab_size:
         raise ConfigError(

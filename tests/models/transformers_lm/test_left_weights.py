@@ -6,12 +6,21 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from models.transformers_lm.expert_layers import ExpertMatrix, matrix_named
 from models.transformers_lm.left_weights import with_placeholders
 from models.transformers_lm.loader import load_decoder
 from shared.errors import BugError
-from tests.models.transformers_lm.quantised_checkpoints import AWQ, GPTQ, Stored, awq, gptq, quantised
+from tests.models.transformers_lm.quantised_checkpoints import (
+    AWQ,
+    GPTQ,
+    Stored,
+    awq,
+    gptq,
+    quantised,
+    written,
+)
 from tests.peers import Circle
 from tests.tiny import Family
 
@@ -33,7 +42,7 @@ def test_they_take_no_memory_until_they_are_filled(
     _, folder = quantised(tmp_path, config, store, family)
     expected = load_decoder(folder, "llm").model.state_dict()
 
-    node = load_decoder(folder, "llm", leaves_stored=True)
+    node = load_decoder(folder, "llm", leaves_weights=True)
 
     left = {id(_parameter(node.model, name)) for name in node.stored_weights}
     for name, parameter in node.model.named_parameters():
@@ -58,7 +67,7 @@ def _parameter(model: torch.nn.Module, name: str) -> torch.nn.Parameter:
 
 def test_some_can_remain(tmp_path: Path) -> None:
     _, folder = quantised(tmp_path, GPTQ, gptq())
-    node = load_decoder(folder, "llm", leaves_stored=True)
+    node = load_decoder(folder, "llm", leaves_weights=True)
     kept = "model.layers.1.mlp.up_proj"
 
     node.fill(but={kept})
@@ -70,22 +79,64 @@ def test_some_can_remain(tmp_path: Path) -> None:
 
 def test_placeholders_are_not_computed_with(tmp_path: Path) -> None:
     _, folder = quantised(tmp_path, GPTQ, gptq())
-    node = load_decoder(folder, "llm", leaves_stored=True)
+    node = load_decoder(folder, "llm", leaves_weights=True)
 
     with pytest.raises(BugError, match="llm: its weights are placeholders"):
         node.forward(torch.zeros(1, dtype=torch.int64), None)  # type: ignore[arg-type] # not reached
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "stays_float", ["experts.0.up_proj", "experts.1.", "up_proj", "layers.0.mlp.experts"]
+)
+def test_some_experts_may_be_stored_as_floats(tmp_path: Path, stays_float: str) -> None:
+    plain, folder = quantised(tmp_path, GPTQ, gptq(), "qwen3_moe")
+    floats, files = (load_file(one / "model.safetensors") for one in (plain, folder))
+    names = {name for name in floats if stays_float in name and "experts" in name}
+    kept = {name: one for name, one in files.items() if f"{name.rpartition('.')[0]}.weight" not in names}
+    save_file(kept | {name: floats[name] for name in names}, folder / "model.safetensors", {"format": "pt"})
+    expected = load_decoder(folder, "llm").model.state_dict()
+
+    node = load_decoder(folder, "llm", leaves_weights=True)
+
+    assert node.left_floats.keys() == {name.removesuffix(".weight") for name in names}
+    assert not node.left_floats.keys() & node.stored_weights.keys()
+    node.fill()
+    for name, tensor in node.model.state_dict().items():
+        assert torch.allclose(tensor, expected[name], rtol=1e-6, atol=0), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen2_moe", "mixtral"])
+def test_experts_of_floats_are_not_merged_before_they_are_needed(tmp_path: Path, family: Family) -> None:
+    folder = written(tmp_path / "it", family)
+    expected = load_decoder(folder, "llm").model.state_dict()
+
+    node = load_decoder(folder, "llm", leaves_weights=True, dtype="float32")
+
+    assert not node.is_filled
+    assert node.left_floats
+    for name, parameter in node.model.named_parameters():
+        assert (parameter.untyped_storage().nbytes() == 4) == (".experts." in name), name
+    node.fill()
+    for name, tensor in node.model.state_dict().items():
+        assert torch.equal(tensor, expected[name].float()), name
+
+
+def test_of_classes_without_kernels_everything_is_read(tmp_path: Path) -> None:
+    assert load_decoder(written(tmp_path / "it", "olmoe"), "llm", leaves_weights=True).is_filled
+
+
 def test_a_member_of_a_group_leaves_nothing(tmp_path: Path) -> None:
     _, folder = quantised(tmp_path, GPTQ, gptq())
 
-    assert load_decoder(folder, "llm", peers=Circle(2).members()[1], leaves_stored=True).is_filled
+    assert load_decoder(folder, "llm", peers=Circle(2).members()[1], leaves_weights=True).is_filled
 
 
 def test_what_is_not_stored_so_is_read(tmp_path: Path) -> None:
     plain, _ = quantised(tmp_path, GPTQ, gptq())
 
-    assert load_decoder(plain, "llm", leaves_stored=True).is_filled
+    assert load_decoder(plain, "llm", leaves_weights=True).is_filled
 
 
 class _Slice:

@@ -363,7 +363,7 @@ def test_experts_that_saw_no_token_have_no_importance() -> None:
     model = models.node("qwen3_moe").model
     experts = model.model.layers[0].mlp.experts
 
-    with quantisation.observed_inputs([], [experts]) as found:
+    with quantisation.observed_inputs([], [experts], {}) as found:
         model(torch.tensor([[1]]))
 
     assert len(found) == 9  # three experts saw the token
@@ -378,7 +378,7 @@ def test_what_is_stored_in_more_bits_is_quantised_further(bits: int | None, foun
     context = by.open(1)
     packer = MatrixPacker(by, context, torch.float32)
 
-    forms = Forms(packer, bits=bits, stored={linear: lambda: stored}, head=None, importance={})
+    forms = Forms(packer, bits=bits, stored={linear: lambda: stored}, left={}, head=None, importance={})
 
     weight = forms.of(linear)
     by.close(context)
