@@ -19,7 +19,7 @@ _PARTS_IN_FILES: Final[Mapping[str, Part]] = MappingProxyType(
     {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 )
 _IN_FILES: Final = re.compile(
-    rf"(.+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.({'|'.join(_PARTS_IN_FILES)})"
+    rf"(model\.layers\.\d+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.({'|'.join(_PARTS_IN_FILES)})"
 )
 
 

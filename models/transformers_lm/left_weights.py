@@ -5,6 +5,7 @@ those of a layer into a copy. So the model has placeholders for both, which take
 with floats in another way fills them first.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,20 @@ CLASSES: Final = frozenset(
     }
 )
 """Those that the CPU kernels can compute. Of others, all weights are read when they are loaded."""
+_IN_LAYERS: Final = re.compile(
+    r"model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(shared_expert\.)?(gate|up|down)_proj)"
+)
+_HEAD: Final = "lm_head"
+
+
+def is_packed(module: str, config: Any) -> bool:
+    """True if the CPU kernels pack the weight of a module, so that nothing else needs it as floats.
+
+    A head that shares its weight with the embeddings is looked up there.
+    """
+    if module == _HEAD:
+        return not config.tie_word_embeddings
+    return bool(_IN_LAYERS.fullmatch(module)) or name_in_files(module) is not None
 
 
 @dataclass(frozen=True, slots=True)

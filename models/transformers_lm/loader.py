@@ -16,7 +16,7 @@ from models.checkpoints.progress import Progress, silent
 from models.checkpoints.weights import read_shards, weights_digest
 from models.transformers_lm.architecture import choose_dtype, config_of, max_positions_of, model_class_of
 from models.transformers_lm.attention_forms import attach_forms
-from models.transformers_lm.left_weights import CLASSES, Floats, Integers, floats_of_experts
+from models.transformers_lm.left_weights import CLASSES, Floats, Integers, floats_of_experts, is_packed
 from models.transformers_lm.longrope import rotary_change_of
 from models.transformers_lm.node import DecoderLM
 from models.transformers_lm.probe import probe_layout
@@ -66,9 +66,11 @@ def load_decoder(
     integers: Integers = {}
     floats: Floats = {}
     slices = slices_of(shards)
-    if quantised is not None and peers is None:
-        integers = quantised.grouped(slices)
-    leaves_weights &= on.type == "cpu" and peers is None and model_class.__name__ in CLASSES
+    has_kernels = on.type == "cpu" and peers is None and model_class.__name__ in CLASSES
+    if has_kernels and quantised is not None:
+        found = quantised.grouped(slices)
+        integers = {name: read for name, read in found.items() if is_packed(name, config)}
+    leaves_weights &= has_kernels
     if leaves_weights:
         whole = quantised.slices(slices) if quantised is not None else slices
         of_experts = floats_of_experts(whole, chosen)

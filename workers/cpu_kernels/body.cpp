@@ -637,6 +637,14 @@ int dalsegno_linear(void* context, int dtype, const Matrix* w, const float* x, i
   }
 }
 
+// Chooses experts for rows of scores (rows, count), as layers do: experts and weights (rows, chosen).
+void dalsegno_choose(const float* scores, int32_t rows, int32_t count, int32_t chosen, int normalises, int32_t* experts,
+                     float* weights) {
+  for (int row = 0; row < rows; ++row)
+    choose_experts(scores + row * size_t(count), count, chosen, normalises != 0, experts + row * size_t(chosen),
+                   weights + row * size_t(chosen));
+}
+
 int dalsegno_body(void* context, const Model* model, const Step* step) {
   try {
     if (model->dtype)

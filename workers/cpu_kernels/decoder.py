@@ -56,6 +56,9 @@ _MAX_HEAD_DIM: Final = 256
 _MAX_HEADS_PER_KV_HEAD: Final = 32
 """The most heads that share one head of keys."""
 _MAX_EXPERTS: Final = 1024
+_ROWS_OF_CHOICE: Final = 16
+_TOLERANCE_OF_CHOICE: Final = 0.01
+"""Of the weight of an expert, whose rounding to bfloat16 is below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +142,8 @@ def _unsupported(node: Any) -> str:
         f"{group} heads per KV head": group <= _MAX_HEADS_PER_KV_HEAD,
     }
     for experts in _experts_of(text):
-        checks[f"{experts.num_experts} experts"] = experts.num_experts <= _MAX_EXPERTS
+        count, chosen = experts.num_experts, config.num_experts_per_tok
+        checks[f"{chosen} of {count} experts"] = 0 < chosen <= count <= _MAX_EXPERTS
     return kernel_models.first_unknown(checks)
 
 
@@ -171,7 +175,8 @@ class NativeDecoder(LlamaLike):
         text = text_for(node)
         self._masked_reference: torch.Tensor | None = None
         self._layers: Final = (library.Layer * self.layout.layers)()
-        self._chosen: Final[int] = getattr(config, "num_experts_per_tok", 0)
+        # Read now, because all experts are chosen in the check.
+        self._chosen: Final = {one.mlp.gate: one.mlp.gate.top_k for one in body.layers if experts_in(one)}
         self._inner: Final = max(map(_inner_width, body.layers))
 
         def pack(number: int) -> None:
@@ -314,16 +319,42 @@ class NativeDecoder(LlamaLike):
                 ]
             )
 
+        self._check_choice(router)
         gate, up, down = PARTS
         return library.Experts(
             router=packing.stack([router.weight, *([opener.weight] if opener is not None else [])]),
             gate_up=all_of(gate, up),
             down=all_of(down),
             count=experts.num_experts,
-            chosen=self._chosen,
-            normalises=getattr(router, "norm_topk_prob", True),
+            chosen=self._chosen[router],
+            normalises=_normalises(router),
             gates_mlp=opener is not None,
         )
+
+    def _check_choice(self, router: Any) -> None:
+        """Compare the weights of chosen experts with the router's: the check of logits lets all be chosen.
+
+        Raises:
+            UnsupportedArchitectureError: they differ.
+        """
+        states = torch.randn(_ROWS_OF_CHOICE, self._hidden, generator=torch.Generator().manual_seed(0))
+        own, router.top_k = router.top_k, self._chosen[router]
+        scores, expected, _ = router(states.to(router.weight.dtype))
+        router.top_k = own
+        scores = scores.float().contiguous()
+        found = torch.empty(expected.shape)
+        experts = torch.empty(expected.shape, dtype=torch.int32)
+        self._kernels.choose(
+            *(scores.data_ptr(), *scores.shape, self._chosen[router], _normalises(router)),
+            *(experts.data_ptr(), found.data_ptr()),
+        )
+        # The weights, because of equal scores either may be chosen.
+        error = float((found - expected.float().sort(descending=True).values).abs().max())
+        if error > _TOLERANCE_OF_CHOICE:  # weights that are no numbers are found by their logits
+            raise UnsupportedArchitectureError(
+                f"{self.architecture} is not served: its router weighs experts otherwise than the kernels, "
+                f"by {error:.2g}; set model_kwargs.kernels to torch"
+            )
 
     def _floats(self, values: torch.Tensor) -> int:
         """Return the address of a float32 copy that stays allocated."""
@@ -363,11 +394,9 @@ def _experts_of(model: TextModel) -> Iterator[Any]:
     return (found for layer in model.body.layers if (found := experts_in(layer)) is not None)
 
 
-def _matrices_of(model: TextModel) -> Iterator[ExpertMatrix]:
-    """The matrices of experts."""
-    for experts in _experts_of(model):
-        for number in range(experts.num_experts):
-            yield from (ExpertMatrix(experts, number, part) for part in PARTS)
+def _normalises(router: Any) -> bool:
+    """True if the weights of the chosen experts add up to one."""
+    return bool(getattr(router, "norm_topk_prob", True))
 
 
 def _inner_width(layer: Any) -> int:
@@ -408,10 +437,6 @@ def _forms_of(node: Any, packer: MatrixPacker, quantisation: Quantisation) -> Fo
             node.reference(torch.tensor(quantisation.calibration, device=node.device))
     readers = getattr(node, "stored_weights", {}) if quantisation.keeps_stored else {}
     stored = {matrix_named(node.model, name): read for name, read in readers.items()}
-    packed = {*_linears_of(model), *_matrices_of(model)}
-    others = {name for name in readers if matrix_named(node.model, name) not in packed}
-    if others:  # a router in few bits is computed with as floats
-        fill(node, but={*readers, *getattr(node, "left_floats", {})} - others)
     return Forms(
         packer,
         bits=quantisation.bits,

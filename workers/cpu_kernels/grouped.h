@@ -204,7 +204,8 @@ void multiply_rows(const Activations& x, const char* unit, size_t group_bytes, A
     Ints products[rows][UNIT];
     for (int row = 0; row < rows; ++row)
       for (int panel = 0; panel < UNIT; ++panel)
-        products[row][panel] = Ints{} - ZERO * x.sums[x.place(group) + row];
+        // Unsigned: a thread that is late may read any number here, whose product may be too large.
+        products[row][panel] = as<Ints>(Words{} - uint32_t{ZERO} * static_cast<uint32_t>(x.sums[x.place(group) + row]));
     const int8_t* numbers = x.numbers + group * GROUP;
     if constexpr (bits == 4) {
       for (int word = 0; word < WORDS / 2; ++word)

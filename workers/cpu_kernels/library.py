@@ -126,6 +126,7 @@ class Library:
         self.linear: Final = self._function(
             "linear", c_int, pointer, c_int, POINTER(Matrix), pointer, integer, pointer, c_int64
         )
+        self.choose: Final = self._function("choose", None, pointer, *(integer,) * 3, c_int, *(pointer,) * 2)
         self.body: Final = self._function("body", c_int, pointer, POINTER(Model), POINTER(Step))
 
     def _function(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:

@@ -1,5 +1,6 @@
 """Weights that are left in the files: they take no memory, and can be had as floats."""
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,40 @@ def test_of_classes_without_kernels_everything_is_read(tmp_path: Path) -> None:
     assert load_decoder(written(tmp_path / "it", "olmoe"), "llm", leaves_weights=True).is_filled
 
 
+def test_a_head_that_is_the_embeddings_too_is_read(tmp_path: Path) -> None:
+    """Stored as the head only: ids are looked up in it."""
+    _, folder = quantised(tmp_path, GPTQ, gptq())
+    tensors, told = load_file(folder / "model.safetensors"), folder / "config.json"
+    parts, floats = gptq()(tensors.pop("model.embed_tokens.weight"))
+    tensors.pop("lm_head.weight", None)
+    save_file(
+        tensors | {f"lm_head.{end}": part for end, part in parts.items()},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
+    told.write_text(json.dumps(json.loads(told.read_text()) | {"tie_word_embeddings": True}))
+
+    node = load_decoder(folder, "llm", leaves_weights=True)
+
+    assert "lm_head" not in node.stored_weights
+    assert torch.allclose(node.model.model.embed_tokens.weight, floats.to(node.dtype))
+
+
+@pytest.mark.slow
+def test_a_router_in_few_bits_is_read(tmp_path: Path) -> None:
+    _, folder = quantised(tmp_path, GPTQ, gptq(), "mixtral")
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(".gate.weight")]:
+        parts, _ = gptq()(tensors.pop(name))
+        tensors |= {f"{name.removesuffix('.weight')}.{end}": part for end, part in parts.items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+    node = load_decoder(folder, "llm", leaves_weights=True)
+
+    assert not any("gate" in name and "experts" not in name for name in node.stored_weights)
+    assert all(layer.mlp.gate.weight.any() for layer in node.model.model.layers)
+
+
 def test_a_member_of_a_group_leaves_nothing(tmp_path: Path) -> None:
     _, folder = quantised(tmp_path, GPTQ, gptq())
 
@@ -150,7 +185,9 @@ class _Slice:
 def test_experts_of_a_layer_become_two_tensors() -> None:
     names = {"gate_proj": (6, 8), "up_proj": (6, 8), "down_proj": (8, 6)}
     slices = {
-        f"a.1.mlp.experts.{e}.{n}.weight": _Slice(*shape) for e in range(5) for n, shape in names.items()
+        f"model.layers.1.mlp.experts.{e}.{n}.weight": _Slice(*shape)
+        for e in range(5)
+        for n, shape in names.items()
     }
     other = _Slice(3)
     left = [name.removesuffix(".weight") for name in slices]
@@ -159,7 +196,7 @@ def test_experts_of_a_layer_become_two_tensors() -> None:
 
     assert found.pop("norm.weight") is other
     assert {name: one[...].shape for name, one in found.items()} == {
-        "a.1.mlp.experts.gate_up_proj": (5, 12, 8),
-        "a.1.mlp.experts.down_proj": (5, 8, 6),
+        "model.layers.1.mlp.experts.gate_up_proj": (5, 12, 8),
+        "model.layers.1.mlp.experts.down_proj": (5, 8, 6),
     }
     assert {one[...].dtype for one in found.values()} == {torch.bfloat16}

@@ -340,23 +340,21 @@ def test_experts_are_computed_from_as_they_are_stored(part: str) -> None:
     assert (found.log_probs - plain.log_probs).abs().max() > 0.2
 
 
-def test_what_no_kernel_multiplies_as_stored_is_filled() -> None:
-    """A router is multiplied as floats, also if a checkpoint stores it in few bits."""
-    node, expected = models.node("qwen3_moe"), models.node("qwen3_moe")
-    router = node.model.model.layers[0].mlp.gate
-    numbers = torch.randint(0, 16, router.weight.shape, dtype=torch.uint8)
-    stored = GroupedWeight(4, numbers, torch.ones(len(numbers), 3) * 0.05)
-    expected.model.model.layers[0].mlp.gate.weight.data = stored.floats()
-    router.weight.data = torch.zeros(()).expand(router.weight.shape)
-    node.stored_weights = {"model.layers.0.mlp.gate": lambda: stored}  # type: ignore[misc] # as above
-    node.is_filled = False
+@pytest.mark.parametrize("name", ["qwen3_moe", "qwen2_moe", "mixtral"])
+def test_another_choice_of_experts_is_found_out_at_load(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    right = decoder._normalises
+    monkeypatch.setattr(decoder, "_normalises", lambda router: not right(router))
 
-    [text] = prompts(60)
-    found, wanted = (
-        predictions(NativeDecoder(one, library(NAMES[-1]), threads=1), text) for one in (node, expected)
-    )
+    with pytest.raises(UnsupportedArchitectureError, match="its router weighs experts otherwise"):
+        NativeDecoder(models.node(name, dtype=torch.bfloat16), library(NAMES[-1]), threads=1)
 
-    torch.testing.assert_close(found.log_probs, wanted.log_probs)
+
+@pytest.mark.parametrize("count", [2, 1025])
+def test_numbers_of_experts_that_cannot_be_are_left_to_torch(count: int) -> None:
+    """Three of two, and more than the kernels can choose from."""
+    node = models.node("qwen3_moe", num_experts=count, moe_intermediate_size=16)
+
+    assert use_cpu_kernels(node, threads=1) is node
 
 
 def test_experts_that_saw_no_token_have_no_importance() -> None:
