@@ -1,8 +1,8 @@
 """The report's figures, computed from the times of all tokens: ratios first, then each peer's figures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise, repeat
 from math import ceil
 from statistics import median
 from typing import Final
@@ -41,7 +41,8 @@ class Wave:
 
     @property
     def gap_s(self) -> float:
-        return median(self._gaps)
+        """The median time between two tokens; those that arrive together share the time before them."""
+        return median(gap for times in self.arrivals for gap in _shared_gaps(times))
 
     @property
     def long_gap_s(self) -> float:
@@ -58,6 +59,12 @@ class Wave:
     @property
     def _gaps(self) -> list[float]:
         return [after - before for times in self.arrivals for before, after in pairwise(times)]
+
+
+def _shared_gaps(times: Sequence[float]) -> Iterator[float]:
+    tokens = [(time, len(list(together))) for time, together in groupby(times)]
+    for (before, _), (after, count) in pairwise(tokens):
+        yield from repeat((after - before) / count, count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

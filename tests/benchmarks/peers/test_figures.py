@@ -22,6 +22,13 @@ def _named(figures: list[Figure]) -> dict[str, Figure]:
     return {figure.name: figure for figure in figures}
 
 
+def test_tokens_that_arrive_together_share_the_time_before_them() -> None:
+    wave = Wave([[1.0, 1.0, 1.3, 1.3, 1.3, 1.5]], [" a b c d e f"])
+
+    assert wave.gap_s == pytest.approx(0.1)
+    assert wave.decode_tokens_per_s == pytest.approx(10)
+
+
 def test_tokens_a_second_count_the_prompts_time_and_decoded_ones_do_not() -> None:
     assert STEADY.tokens_per_s == pytest.approx(6)
     assert STEADY.decode_tokens_per_s == pytest.approx(2 / 0.1)
