@@ -13,8 +13,9 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
+from models.checkpoints.files import CheckpointError
 from models.grouped_weights import GroupedWeight
-from models.transformers_lm.expert_layers import ExpertMatrix, matrix_named, name_in_files
+from models.transformers_lm.expert_layers import PARTS, ExpertMatrix, Part, matrix_named, name_in_files
 
 Integers: TypeAlias = Mapping[str, Callable[[], GroupedWeight]]
 """By the name of a linear layer or of an expert's matrix, what reads its weight as it is stored."""
@@ -61,22 +62,31 @@ def with_placeholders(slices: Mapping[str, Any], left: Iterable[str], dtype: tor
     """Return a checkpoint's tensors with placeholders for the weights of the modules `left`.
 
     The matrices of a layer's experts become the two tensors that transformers has for them.
+
+    Raises:
+        CheckpointError: experts of a layer have different shapes, or one lacks a matrix.
     """
     kept = dict(slices)
-    gates: dict[str, list[list[int]]] = {}
-    downs: dict[str, list[list[int]]] = {}
+    experts: dict[str, dict[tuple[int, Part], tuple[int, ...]]] = {}
     for name in left:
-        shape = kept.pop(f"{name}.weight").get_shape()
+        shape = tuple(kept.pop(f"{name}.weight").get_shape())
         if found := name_in_files(name):
-            merged = downs if found.part == "down" else gates
-            merged.setdefault(f"{found.layer}.mlp.experts", []).append(shape)
+            experts.setdefault(f"{found.layer}.mlp.experts", {})[found.number, found.part] = shape
         else:
-            kept[f"{name}.weight"] = _Placeholder(tuple(shape), dtype)
-    for experts, shapes in gates.items():
-        outputs, inputs = shapes[0]
-        kept[f"{experts}.gate_up_proj"] = _Placeholder((len(shapes) // 2, 2 * outputs, inputs), dtype)
-    for experts, shapes in downs.items():
-        kept[f"{experts}.down_proj"] = _Placeholder((len(shapes), *shapes[0]), dtype)
+            kept[f"{name}.weight"] = _Placeholder(shape, dtype)
+    for name, shapes in experts.items():
+        count = len({number for number, _ in shapes})
+        outputs, inputs = shapes.get((0, "up"), (0, 0))
+        expected = {"gate": (outputs, inputs), "up": (outputs, inputs), "down": (inputs, outputs)}
+        for number in range(count):
+            for part in PARTS:
+                if (stored := shapes.get((number, part))) != expected[part]:
+                    raise CheckpointError(
+                        f"{name}: the {part} matrix of expert {number} is {stored or 'missing'}, expected "
+                        f"{expected[part]}, as of the first of {count} experts; download it again"
+                    )
+        kept[f"{name}.gate_up_proj"] = _Placeholder((count, 2 * outputs, inputs), dtype)
+        kept[f"{name}.down_proj"] = _Placeholder((count, inputs, outputs), dtype)
     return kept
 
 

@@ -401,7 +401,7 @@ class Rooms {
 
 // The largest experts of a model's layers.
 struct Largest {
-  int count = 0, chosen = 0, scores = 0, depth_of_rounded = 0, depth = 0, rows_of_block = MOST_ROWS_OF_BLOCK;
+  int count = 0, chosen = 0, scores = 0, depth = 0, rows_of_block = MOST_ROWS_OF_BLOCK;
   bool picks = false;
 };
 

@@ -21,18 +21,11 @@ import torch
 
 from models.base import TokenStep
 from models.checkpoints.files import UnsupportedArchitectureError
-from models.transformers_lm.expert_layers import (
-    PARTS,
-    ExpertMatrix,
-    Part,
-    all_chosen,
-    experts_in,
-    matrix_named,
-    mlp_in,
-)
+from models.transformers_lm.expert_layers import all_chosen, matrix_named
 from shared.errors import BugError, WorkerError
 from workers.cpu_kernels import library
-from workers.cpu_kernels.library import Library, Matrix
+from workers.cpu_kernels.layer_packing import LayerPacker, experts_of, inner_width_of, linears_of
+from workers.cpu_kernels.library import Library
 from workers.cpu_kernels.packing import DTYPES, LANES, MatrixPacker
 from workers.cpu_kernels.quantisation import (
     Forms,
@@ -56,9 +49,6 @@ _MAX_HEAD_DIM: Final = 256
 _MAX_HEADS_PER_KV_HEAD: Final = 32
 """The most heads that share one head of keys."""
 _MAX_EXPERTS: Final = 1024
-_ROWS_OF_CHOICE: Final = 16
-_TOLERANCE_OF_CHOICE: Final = 0.01
-"""Of the weight of an expert, whose rounding to bfloat16 is below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +104,7 @@ def use_cpu_kernels(node: KVNode, *, threads: int, quantisation: Quantisation = 
     text = list(quantisation.measured)
     if len(text) < 2 or token_programs_of(node):  # these do not predict the next token of a text
         return NativeDecoder(node, kernels, threads=threads, quantisation=quantisation)
-    with float_experts(_experts_of(TextModel.of(node)), _left_in(node)):
+    with float_experts(experts_of(TextModel.of(node)), _left_in(node)):
         floats = Predictions.of(node.reference(torch.tensor(text)), text)
     decoder = NativeDecoder(node, kernels, threads=threads, quantisation=quantisation)
     few = predictions(decoder, text)
@@ -141,7 +131,7 @@ def _unsupported(node: Any) -> str:
         f"states of {config.hidden_size}": config.hidden_size % LANES == 0,
         f"{group} heads per KV head": group <= _MAX_HEADS_PER_KV_HEAD,
     }
-    for experts in _experts_of(text):
+    for experts in experts_of(text):
         count, chosen = experts.num_experts, config.num_experts_per_tok
         checks[f"{chosen} of {count} experts"] = 0 < chosen <= count <= _MAX_EXPERTS
     return kernel_models.first_unknown(checks)
@@ -166,26 +156,24 @@ class NativeDecoder(LlamaLike):
         self._pool: PagedPool | None = None
         self._cells: tuple[Any, Any] = (None, None)
         model = TextModel.of(node)
-        self._body: Final = model.name
         body, config = model.body, model.config
-        packing = MatrixPacker(kernels, self._context, node.dtype)
-        self._memory: Final[list[Any]] = [packing]
-        forms = _forms_of(node, packing, quantisation)
+        packer = MatrixPacker(kernels, self._context, node.dtype)
+        forms = _forms_of(node, packer, quantisation)
+        layers = LayerPacker(kernels, packer, model, forms)
+        self._packed: Final = packer  # keeps the memory
         self.rounds_inputs: Final = forms.has_few_bits
         text = text_for(node)
         self._masked_reference: torch.Tensor | None = None
         self._layers: Final = (library.Layer * self.layout.layers)()
-        # Read now, because all experts are chosen in the check.
-        self._chosen: Final = {one.mlp.gate: one.mlp.gate.top_k for one in body.layers if experts_in(one)}
-        self._inner: Final = max(map(_inner_width, body.layers))
+        inner = inner_width_of(model)
 
         def pack(number: int) -> None:
-            self._layers[number] = self._layer(body.layers[number], packing, forms)
+            self._layers[number] = layers.packed(body.layers[number])
             forms.forget()
 
         # Computed now, because packing frees weights: those of a layer after its last use.
         with (
-            quantised_layers(_linears_of(model), _experts_of(model), forms),
+            quantised_layers(linears_of(model), experts_of(model), forms),
             nullcontext() if is_exact(self) else all_chosen(body.layers),
         ):
             if FULL in self.masks:
@@ -194,7 +182,7 @@ class NativeDecoder(LlamaLike):
                     self._masked_reference = masked_logits(node)
             with _called_after(body.layers, pack):
                 self._reference: Final[tuple[torch.Tensor, torch.Tensor]] = (text, node.reference(text))
-        self._head: Final = packing.stack([forms.of(model.head)])
+        self._head: Final = packer.stack([forms.of(model.head)])
         if model.head.weight is not self._embed.weight:
             model.head.weight.data = model.head.weight.data.new_empty(0)
         self._model: Final = library.Model(
@@ -204,13 +192,13 @@ class NativeDecoder(LlamaLike):
             heads=config.num_attention_heads,
             kv_heads=self.layout.kv_heads,
             dim=self.layout.head_dim,
-            intermediate=self._inner,
+            intermediate=inner,
             eps=body.norm.variance_epsilon,
             scaling=body.layers[0].self_attn.scaling,
             layer=self._layers,
-            norm=self._floats(body.norm.weight),
+            norm=packer.floats(body.norm.weight),
         )
-        _LOGGER.info("%s: weights packed into %.0f MB", node.name, packing.nbytes / 1e6)
+        _LOGGER.info("%s: weights packed into %.0f MB", node.name, packer.nbytes / 1e6)
 
     def __del__(self) -> None:
         if context := getattr(self, "_context", None):
@@ -277,91 +265,6 @@ class NativeDecoder(LlamaLike):
         assert self._masked_reference is not None, "the node declares the mask"
         return self._masked_reference
 
-    # ---- weights -----------------------------------------------------------------------------------
-    def _layer(self, layer: Any, packing: MatrixPacker, forms: Forms) -> library.Layer:
-        own, form = layer.self_attn, forms.of
-        projections = (own.q_proj, own.k_proj, own.v_proj)
-        biases = [projection.bias for projection in projections]
-        norms = [getattr(own, name, None) for name in ("q_norm", "k_norm")]
-        mlp, experts = mlp_in(layer), experts_in(layer)
-        packed = library.Layer(
-            qkv=packing.stack([form(projection) for projection in projections]),
-            o=packing.stack([form(own.o_proj)]),
-            gate_up=packing.interleave(form(mlp.gate_proj), form(mlp.up_proj))
-            if mlp is not None
-            else Matrix(),
-            down=packing.stack([form(mlp.down_proj)]) if mlp is not None else Matrix(),
-            experts=self._packed_experts(layer.mlp, packing, forms)
-            if experts is not None
-            else library.Experts(),
-            norm_in=self._floats(layer.input_layernorm.weight),
-            norm_post=self._floats(layer.post_attention_layernorm.weight),
-            q_norm=self._floats(norms[0].weight) if norms[0] is not None else None,
-            k_norm=self._floats(norms[1].weight) if norms[1] is not None else None,
-            qkv_bias=self._floats(torch.cat(biases)) if biases[0] is not None else None,
-            o_bias=self._floats(own.o_proj.bias) if own.o_proj.bias is not None else None,
-            window=kernel_models.window_of(self._body, own) or 0,
-        )
-        for parameter in layer.parameters():
-            parameter.data = parameter.data.new_empty(0)
-        return packed
-
-    def _packed_experts(self, block: Any, packing: MatrixPacker, forms: Forms) -> library.Experts:
-        """Pack the experts of a layer, and their router, whose weights stay floats; `block` has both."""
-        router, experts = block.gate, block.experts
-        opener = getattr(block, "shared_expert_gate", None)
-
-        def all_of(*parts: Part) -> Matrix:
-            return packing.of_experts(
-                [
-                    [forms.of(ExpertMatrix(experts, number, part)) for part in parts]
-                    for number in range(experts.num_experts)
-                ]
-            )
-
-        self._check_choice(router)
-        gate, up, down = PARTS
-        return library.Experts(
-            router=packing.stack([router.weight, *([opener.weight] if opener is not None else [])]),
-            gate_up=all_of(gate, up),
-            down=all_of(down),
-            count=experts.num_experts,
-            chosen=self._chosen[router],
-            normalises=_normalises(router),
-            gates_mlp=opener is not None,
-        )
-
-    def _check_choice(self, router: Any) -> None:
-        """Compare the weights of chosen experts with the router's: the check of logits lets all be chosen.
-
-        Raises:
-            UnsupportedArchitectureError: they differ.
-        """
-        states = torch.randn(_ROWS_OF_CHOICE, self._hidden, generator=torch.Generator().manual_seed(0))
-        own, router.top_k = router.top_k, self._chosen[router]
-        scores, expected, _ = router(states.to(router.weight.dtype))
-        router.top_k = own
-        scores = scores.float().contiguous()
-        found = torch.empty(expected.shape)
-        experts = torch.empty(expected.shape, dtype=torch.int32)
-        self._kernels.choose(
-            *(scores.data_ptr(), *scores.shape, self._chosen[router], _normalises(router)),
-            *(experts.data_ptr(), found.data_ptr()),
-        )
-        # The weights, because of equal scores either may be chosen.
-        error = float((found - expected.float().sort(descending=True).values).abs().max())
-        if error > _TOLERANCE_OF_CHOICE:  # weights that are no numbers are found by their logits
-            raise UnsupportedArchitectureError(
-                f"{self.architecture} is not served: its router weighs experts otherwise than the kernels, "
-                f"by {error:.2g}; set model_kwargs.kernels to torch"
-            )
-
-    def _floats(self, values: torch.Tensor) -> int:
-        """Return the address of a float32 copy that stays allocated."""
-        copy = values.detach().to(torch.float32, copy=True).contiguous()
-        self._memory.append(copy)
-        return copy.data_ptr()
-
     def _cells_of(self, pool: PagedPool) -> tuple[Any, Any]:
         """Return the addresses of the pool's keys and values, by layer."""
         if pool is not self._pool:
@@ -377,34 +280,6 @@ class NativeDecoder(LlamaLike):
     def _check(status: int) -> None:
         if status:
             raise WorkerError("out of memory: the activations of a step could not be allocated")
-
-
-def _linears_of(model: TextModel) -> Iterator[Any]:
-    """The linear layers that the kernels compute."""
-    for layer in model.body.layers:
-        own, mlp = layer.self_attn, mlp_in(layer)
-        yield from (own.q_proj, own.k_proj, own.v_proj, own.o_proj)
-        if mlp is not None:
-            yield from (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-    yield model.head
-
-
-def _experts_of(model: TextModel) -> Iterator[Any]:
-    """The modules of experts."""
-    return (found for layer in model.body.layers if (found := experts_in(layer)) is not None)
-
-
-def _normalises(router: Any) -> bool:
-    """True if the weights of the chosen experts add up to one."""
-    return bool(getattr(router, "norm_topk_prob", True))
-
-
-def _inner_width(layer: Any) -> int:
-    """The largest width of an inner state of a layer's MLPs."""
-    mlp, experts = mlp_in(layer), experts_in(layer)
-    of_mlp: int = mlp.down_proj.in_features if mlp is not None else 0
-    of_experts: int = experts.down_proj.shape[2] if experts is not None else 0
-    return max(of_mlp, of_experts)
 
 
 @contextmanager
@@ -433,7 +308,7 @@ def _forms_of(node: Any, packer: MatrixPacker, quantisation: Quantisation) -> Fo
     model, left = TextModel.of(node), _left_in(node)
     importance: dict[Any, torch.Tensor] = {}
     if quantisation.bits is not None and quantisation.calibration:
-        with observed_inputs(_linears_of(model), _experts_of(model), left) as importance:
+        with observed_inputs(linears_of(model), experts_of(model), left) as importance:
             node.reference(torch.tensor(quantisation.calibration, device=node.device))
     readers = getattr(node, "stored_weights", {}) if quantisation.keeps_stored else {}
     stored = {matrix_named(node.model, name): read for name, read in readers.items()}

@@ -48,7 +48,7 @@ struct Routing {
     return std::min(experts, rows) + rows / rows_of_block;
   }
 
-  // Sorts the choices of `tokens` tokens by expert, in the order of tokens. An expert has `units` units.
+  // Sorts the choices of `tokens` tokens by expert, in the order of tokens.
   // The blocks of a layer are not written again in a step: members of the team that are late still read them.
   void sort(int tokens, int chosen, int number_of_experts, int rows_of_block) const {
     int32_t first[MOST_EXPERTS + 1] = {};

@@ -39,7 +39,7 @@ class _Columns(IntEnum):
 
 
 class MatrixPacker:
-    """Packs matrices, and keeps their memory alive.
+    """Packs matrices, and keeps their memory alive, as that of norms and biases.
 
     Args:
         context: the library's context; its threads do the work.
@@ -83,6 +83,12 @@ class MatrixPacker:
         return self._packed(
             [one for expert in experts for one in expert], places, columns=len(experts) * width
         )
+
+    def floats(self, values: torch.Tensor) -> int:
+        """Return the address of a float32 copy of a norm or a bias."""
+        copy = values.detach().to(torch.float32, copy=True).contiguous()
+        self._memory.append(copy)
+        return copy.data_ptr()
 
     def quantised(
         self, weight: torch.Tensor, bits: int, importance: torch.Tensor | None = None

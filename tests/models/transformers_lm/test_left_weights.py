@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from models.checkpoints.files import CheckpointError
 from models.transformers_lm.expert_layers import ExpertMatrix, matrix_named
 from models.transformers_lm.left_weights import with_placeholders
 from models.transformers_lm.loader import load_decoder
@@ -182,21 +183,49 @@ class _Slice:
         return self._shape
 
 
-def test_experts_of_a_layer_become_two_tensors() -> None:
-    names = {"gate_proj": (6, 8), "up_proj": (6, 8), "down_proj": (8, 6)}
-    slices = {
-        f"model.layers.1.mlp.experts.{e}.{n}.weight": _Slice(*shape)
-        for e in range(5)
-        for n, shape in names.items()
-    }
-    other = _Slice(3)
-    left = [name.removesuffix(".weight") for name in slices]
+SHAPES = {"gate_proj": (6, 8), "up_proj": (6, 8), "down_proj": (8, 6)}
+LAYER = "model.layers.1.mlp.experts"
 
-    found = with_placeholders({**slices, "norm.weight": other}, left, torch.bfloat16)
+
+def _experts(count: int = 5) -> dict[str, _Slice]:
+    return {
+        f"{LAYER}.{number}.{name}.weight": _Slice(*shape)
+        for number in range(count)
+        for name, shape in SHAPES.items()
+    }
+
+
+def _modules(slices: Mapping[str, Any]) -> list[str]:
+    return [name.removesuffix(".weight") for name in slices]
+
+
+def test_experts_of_a_layer_become_two_tensors() -> None:
+    slices, other = _experts(), _Slice(3)
+
+    found = with_placeholders({**slices, "norm.weight": other}, _modules(slices), torch.bfloat16)
 
     assert found.pop("norm.weight") is other
     assert {name: one[...].shape for name, one in found.items()} == {
-        "model.layers.1.mlp.experts.gate_up_proj": (5, 12, 8),
-        "model.layers.1.mlp.experts.down_proj": (5, 8, 6),
+        f"{LAYER}.gate_up_proj": (5, 12, 8),
+        f"{LAYER}.down_proj": (5, 8, 6),
     }
     assert {one[...].dtype for one in found.values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (
+            {f"{LAYER}.3.up_proj.weight": _Slice(6, 9)},
+            r"up matrix of expert 3 is \(6, 9\), expected \(6, 8\)",
+        ),
+        ({f"{LAYER}.2.down_proj.weight": None}, r"down matrix of expert 2 is missing"),
+        ({f"{LAYER}.9.up_proj.weight": _Slice(6, 8)}, r"gate matrix of expert 5 is missing"),
+        ({f"{LAYER}.0.up_proj.weight": None}, r"gate matrix of expert 0 is \(6, 8\), expected \(0, 0\)"),
+    ],
+)
+def test_experts_that_do_not_fit_each_other_are_told(change: dict[str, _Slice | None], why: str) -> None:
+    slices = {name: one for name, one in (_experts() | change).items() if one is not None}
+
+    with pytest.raises(CheckpointError, match=why):
+        with_placeholders(slices, _modules(slices), torch.bfloat16)

@@ -14,7 +14,7 @@ from tests.workers.cpu_kernels import models
 from tests.workers.cpu_kernels.libraries import NAMES, library
 from tests.workers.kv_engine.engines import make_engine
 from tests.workers.kv_engine.oracle import ids, run
-from workers.cpu_kernels import decoder, quantisation
+from workers.cpu_kernels import decoder, layer_packing, quantisation
 from workers.cpu_kernels import library as kernels
 from workers.cpu_kernels.decoder import NativeDecoder, Quantisation, use_cpu_kernels
 from workers.cpu_kernels.packing import MatrixPacker
@@ -342,10 +342,10 @@ def test_experts_are_computed_from_as_they_are_stored(part: str) -> None:
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "qwen2_moe", "mixtral"])
 def test_another_choice_of_experts_is_found_out_at_load(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    right = decoder._normalises
-    monkeypatch.setattr(decoder, "_normalises", lambda router: not right(router))
+    right = layer_packing._normalises
+    monkeypatch.setattr(layer_packing, "_normalises", lambda router: not right(router))
 
-    with pytest.raises(UnsupportedArchitectureError, match="its router weighs experts otherwise"):
+    with pytest.raises(UnsupportedArchitectureError, match="TopKRouter weighs experts otherwise"):
         NativeDecoder(models.node(name, dtype=torch.bfloat16), library(NAMES[-1]), threads=1)
 
 

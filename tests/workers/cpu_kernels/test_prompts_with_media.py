@@ -28,7 +28,7 @@ from workers.kv_engine.step import StepBuilder
 
 TOKENS: Final = 230
 IMAGE: Final = range(70, 190)  # longer than a tile of keys and than the window
-ADDED_LAYERS: Final = {"qwen3_vl": 2}
+ADDED_LAYERS: Final = {"qwen3_vl": 2, "qwen3_vl_moe": 2}
 
 
 class Prompt:

@@ -9,6 +9,8 @@ from transformers import (
     PreTrainedConfig,
     Qwen2_5_VLTextConfig,
     Qwen2_5_VLTextModel,
+    Qwen3VLMoeTextConfig,
+    Qwen3VLMoeTextModel,
     Qwen3VLTextConfig,
     Qwen3VLTextModel,
 )
@@ -44,6 +46,18 @@ _TEXT_MODELS: Final[dict[str, tuple[Any, PreTrainedConfig, int]]] = {
         Qwen3VLTextConfig(
             **_COMMON,
             head_dim=32,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e4, "mrope_section": [6, 5, 5]},
+        ),
+        3,
+    ),
+    "qwen3_vl_moe": (
+        Qwen3VLMoeTextModel,
+        Qwen3VLMoeTextConfig(
+            **_COMMON,
+            head_dim=32,
+            num_experts=5,
+            num_experts_per_tok=2,
+            moe_intermediate_size=48,
             rope_parameters={"rope_type": "default", "rope_theta": 1e4, "mrope_section": [6, 5, 5]},
         ),
         3,

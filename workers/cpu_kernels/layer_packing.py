@@ -1,0 +1,145 @@
+"""The packing of decoder layers: from transformers' modules to the structures that the kernels read."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+
+from models.checkpoints.files import UnsupportedArchitectureError
+from models.transformers_lm.expert_layers import PARTS, ExpertMatrix, Part, experts_in, mlp_in
+from workers.cpu_kernels import library
+from workers.cpu_kernels.library import Library, Matrix
+from workers.cpu_kernels.packing import MatrixPacker
+from workers.cpu_kernels.quantisation import Forms
+from workers.kv_engine import kernel_models
+from workers.kv_engine.kernel_models import TextModel
+
+_ROWS_OF_CHOICE: Final = 16
+_TOLERANCE_OF_CHOICE: Final = 0.01
+"""Of the weight of an expert, whose rounding to bfloat16 is below."""
+
+
+def linears_of(model: TextModel) -> Iterator[Any]:
+    """Yield the linear layers that the kernels compute."""
+    for layer in model.body.layers:
+        own, mlp = layer.self_attn, mlp_in(layer)
+        yield from (own.q_proj, own.k_proj, own.v_proj, own.o_proj)
+        if mlp is not None:
+            yield from (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+    yield model.head
+
+
+def experts_of(model: TextModel) -> list[Any]:
+    """Return the modules of experts, one for each layer that has them."""
+    return [found for layer in model.body.layers if (found := experts_in(layer)) is not None]
+
+
+def inner_width_of(model: TextModel) -> int:
+    """Return the largest width of an inner state of an MLP or an expert."""
+    mlps = [mlp for layer in model.body.layers if (mlp := mlp_in(layer)) is not None]
+    of_experts: list[int] = [experts.down_proj.shape[2] for experts in experts_of(model)]
+    return max(of_experts + [mlp.down_proj.in_features for mlp in mlps])
+
+
+class LayerPacker:
+    """Packs layers one by one, and frees their weights in transformers' model.
+
+    Args:
+        model: has the layers. Made before anything changes how many experts its routers choose.
+        forms: the matrices as they are packed.
+    """
+
+    def __init__(self, kernels: Library, packer: MatrixPacker, model: TextModel, forms: Forms) -> None:
+        self._kernels: Final = kernels
+        self._packer: Final = packer
+        self._model: Final = model
+        self._forms: Final = forms
+        routers = [layer.mlp.gate for layer in model.body.layers if experts_in(layer) is not None]
+        self._chosen: Final = {router: router.top_k for router in routers}
+
+    def packed(self, layer: Any) -> library.Layer:
+        """Return a decoder layer, whose memory the packer of matrices keeps.
+
+        Raises:
+            UnsupportedArchitectureError: its router does not choose as the kernels do.
+        """
+        own, form = layer.self_attn, self._forms.of
+        stack, floats = self._packer.stack, self._packer.floats
+        projections = (own.q_proj, own.k_proj, own.v_proj)
+        biases = [projection.bias for projection in projections]
+        norms = [getattr(own, name, None) for name in ("q_norm", "k_norm")]
+        packed = library.Layer(
+            qkv=stack([form(projection) for projection in projections]),
+            o=stack([form(own.o_proj)]),
+            norm_in=floats(layer.input_layernorm.weight),
+            norm_post=floats(layer.post_attention_layernorm.weight),
+            q_norm=floats(norms[0].weight) if norms[0] is not None else None,
+            k_norm=floats(norms[1].weight) if norms[1] is not None else None,
+            qkv_bias=floats(torch.cat(biases)) if biases[0] is not None else None,
+            o_bias=floats(own.o_proj.bias) if own.o_proj.bias is not None else None,
+            window=kernel_models.window_of(self._model.name, own) or 0,
+        )
+        if (mlp := mlp_in(layer)) is not None:
+            packed.gate_up = self._packer.interleave(form(mlp.gate_proj), form(mlp.up_proj))
+            packed.down = stack([form(mlp.down_proj)])
+        if experts_in(layer) is not None:
+            packed.experts = self._experts(layer.mlp)
+        for parameter in layer.parameters():
+            parameter.data = parameter.data.new_empty(0)
+        return packed
+
+    def _experts(self, block: Any) -> library.Experts:
+        """Pack the experts of a layer, and their router, whose weights stay floats; `block` has both."""
+        router, experts = block.gate, block.experts
+        self._check_choice(router)
+
+        def all_of(*parts: Part) -> Matrix:
+            return self._packer.of_experts(
+                [
+                    [self._forms.of(ExpertMatrix(experts, number, part)) for part in parts]
+                    for number in range(experts.num_experts)
+                ]
+            )
+
+        gate, up, down = PARTS
+        opener = getattr(block, "shared_expert_gate", None)
+        return library.Experts(
+            router=self._packer.stack([router.weight, *([opener.weight] if opener is not None else [])]),
+            gate_up=all_of(gate, up),
+            down=all_of(down),
+            count=experts.num_experts,
+            chosen=self._chosen[router],
+            normalises=_normalises(router),
+            gates_mlp=opener is not None,
+        )
+
+    def _check_choice(self, router: Any) -> None:
+        """Compare the weights of chosen experts with the router's: the check of logits lets all be chosen.
+
+        Raises:
+            UnsupportedArchitectureError: they differ.
+        """
+        width = router.weight.shape[1]
+        states = torch.randn(_ROWS_OF_CHOICE, width, generator=torch.Generator().manual_seed(0))
+        own, router.top_k = router.top_k, self._chosen[router]
+        scores, expected, _ = router(states.to(router.weight.dtype))
+        router.top_k = own
+        scores = scores.float().contiguous()
+        found = torch.empty(expected.shape)
+        experts = torch.empty(expected.shape, dtype=torch.int32)
+        self._kernels.choose(
+            *(scores.data_ptr(), *scores.shape, self._chosen[router], _normalises(router)),
+            *(experts.data_ptr(), found.data_ptr()),
+        )
+        # The weights, because of equal scores either may be chosen.
+        error = float((found - expected.float().sort(descending=True).values).abs().max())
+        if error > _TOLERANCE_OF_CHOICE:  # weights that are no numbers are found by their logits
+            raise UnsupportedArchitectureError(
+                f"{type(router).__name__} weighs experts otherwise than the kernels do, by {error:.2g}; "
+                "set model_kwargs.kernels to torch"
+            )
+
+
+def _normalises(router: Any) -> bool:
+    """True if the weights of the chosen experts add up to one."""
+    return bool(getattr(router, "norm_topk_prob", True))
