@@ -37,8 +37,9 @@ def experts_of(model: TextModel) -> list[Any]:
 def inner_width_of(model: TextModel) -> int:
     """Return the largest width of an inner state of an MLP or an expert."""
     mlps = [mlp for layer in model.body.layers if (mlp := mlp_in(layer)) is not None]
-    of_experts: list[int] = [experts.down_proj.shape[2] for experts in experts_of(model)]
-    return max(of_experts + [mlp.down_proj.in_features for mlp in mlps])
+    widths: list[int] = [mlp.down_proj.in_features for mlp in mlps]
+    widths += [experts.down_proj.shape[2] for experts in experts_of(model)]
+    return max(widths)
 
 
 class LayerPacker:
