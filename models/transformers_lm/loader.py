@@ -65,15 +65,15 @@ def load_decoder(
     part = _part_of(model_class, peers, is_connected=True)
     integers: Integers = {}
     floats: Floats = {}
-    slices = slices_of(shards)
     has_kernels = on.type == "cpu" and peers is None and model_class.__name__ in CLASSES
+    slices = slices_of(shards)
     if has_kernels and quantised is not None:
         found = quantised.grouped(slices)
+        slices = quantised.slices(slices)
         integers = {name: read for name, read in found.items() if is_packed(name, config)}
-    leaves_weights &= has_kernels
+    leaves_weights &= has_kernels and published is None  # whose tensors have other names
     if leaves_weights:
-        whole = quantised.slices(slices) if quantised is not None else slices
-        of_experts = floats_of_experts(whole, chosen)
+        of_experts = floats_of_experts(slices, chosen)
         floats = {name: read for name, read in of_experts.items() if name not in integers}
     left = {*integers, *floats} if leaves_weights else ()
     model = load_weights(part, config, shards, on, chosen, progress, quantised, renamed, left)
