@@ -5,7 +5,7 @@ Transformers keeps the matrices of all experts of a layer in two parameters: `ga
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -104,7 +104,7 @@ def all_chosen(layers: Iterable[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def experts_computed_by(multiply: Multiply, all_experts: list[Any]) -> Iterator[None]:
+def experts_computed_by(multiply: Multiply, all_experts: Sequence[Any]) -> Iterator[None]:
     """Let modules of experts compute each product by `multiply`, of a matrix and the rows that it gets."""
     for experts in all_experts:
         experts.forward = _forward_of(experts, multiply)

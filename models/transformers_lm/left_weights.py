@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -20,6 +21,9 @@ from models.transformers_lm.expert_layers import PARTS, ExpertMatrix, Part, matr
 Integers: TypeAlias = Mapping[str, Callable[[], GroupedWeight]]
 """By the name of a linear layer or of an expert's matrix, what reads its weight as it is stored."""
 Floats: TypeAlias = Mapping[str, Callable[[], torch.Tensor]]
+Readers: TypeAlias = Mapping[str, Callable[[], GroupedWeight | torch.Tensor]]
+_Shapes: TypeAlias = dict[tuple[int, Part], tuple[int, ...]]
+"""By the number of an expert and the part of it."""
 
 CLASSES: Final = frozenset(
     {
@@ -67,7 +71,7 @@ def with_placeholders(slices: Mapping[str, Any], left: Iterable[str], dtype: tor
         CheckpointError: experts of a layer have different shapes, or one lacks a matrix.
     """
     kept = dict(slices)
-    experts: dict[str, dict[tuple[int, Part], tuple[int, ...]]] = {}
+    experts: dict[str, _Shapes] = {}
     for name in left:
         shape = tuple(kept.pop(f"{name}.weight").get_shape())
         if found := name_in_files(name):
@@ -75,19 +79,28 @@ def with_placeholders(slices: Mapping[str, Any], left: Iterable[str], dtype: tor
         else:
             kept[f"{name}.weight"] = _Placeholder(shape, dtype)
     for name, shapes in experts.items():
-        count = len({number for number, _ in shapes})
-        outputs, inputs = shapes.get((0, "up"), (0, 0))
-        expected = {"gate": (outputs, inputs), "up": (outputs, inputs), "down": (inputs, outputs)}
-        for number in range(count):
-            for part in PARTS:
-                if (stored := shapes.get((number, part))) != expected[part]:
-                    raise CheckpointError(
-                        f"{name}: the {part} matrix of expert {number} is {stored or 'missing'}, expected "
-                        f"{expected[part]}, as of the first of {count} experts; download it again"
-                    )
-        kept[f"{name}.gate_up_proj"] = _Placeholder((count, 2 * outputs, inputs), dtype)
-        kept[f"{name}.down_proj"] = _Placeholder((count, inputs, outputs), dtype)
+        count, inner, hidden = _common_shape(name, shapes)
+        kept[f"{name}.gate_up_proj"] = _Placeholder((count, 2 * inner, hidden), dtype)
+        kept[f"{name}.down_proj"] = _Placeholder((count, hidden, inner), dtype)
     return kept
+
+
+def _common_shape(name: str, shapes: _Shapes) -> tuple[int, int, int]:
+    """The number of experts, the width of their inner states, and that of states.
+
+    Raises:
+        CheckpointError: they do not have all their matrices in the shapes of the first.
+    """
+    count = len({number for number, _ in shapes})
+    inner, hidden = shapes.get((0, "up"), (0, 0))
+    expected = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+    for number, part in product(range(count), PARTS):
+        if (stored := shapes.get((number, part))) != expected[part]:
+            raise CheckpointError(
+                f"{name}: the {part} matrix of expert {number} is {stored or 'missing'}, expected "
+                f"{expected[part]}, as of the first of {count} experts; download it again"
+            )
+    return count, inner, hidden
 
 
 def floats_of_experts(slices: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Callable[[], torch.Tensor]]:
@@ -103,15 +116,20 @@ def _read(slice: Any, dtype: torch.dtype) -> torch.Tensor:
     return found.to(dtype)
 
 
-def fill(model: Any, readers: Integers | Floats) -> None:
+def fill(model: Any, readers: Readers) -> None:
     """Replace placeholders by the floats that their readers return."""
     for name, read in readers.items():
         matrix, found = matrix_named(model, name), read()
         floats = found.floats() if isinstance(found, GroupedWeight) else found
         if isinstance(matrix, ExpertMatrix):
-            for parameter in (matrix.experts.gate_up_proj, matrix.experts.down_proj):
-                if not any(parameter.stride()):
-                    parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype)
+            _allocate(matrix.experts)
             matrix.weight.copy_(floats)
         else:
             matrix.weight.data = floats.to(matrix.weight.dtype)
+
+
+def _allocate(experts: Any) -> None:
+    """Give the two tensors of all experts memory, unless they have it."""
+    for parameter in (experts.gate_up_proj, experts.down_proj):
+        if not any(parameter.stride()):
+            parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype)

@@ -20,7 +20,7 @@ from models.transformers_lm.left_weights import CLASSES, Floats, Integers, float
 from models.transformers_lm.longrope import rotary_change_of
 from models.transformers_lm.node import DecoderLM
 from models.transformers_lm.probe import probe_layout
-from models.transformers_lm.quantised import quantised_of
+from models.transformers_lm.quantised import Quantised, quantised_of
 from models.transformers_lm.recurrent import attach_recurrences
 from models.transformers_lm.renames import Published, Renamed
 from models.transformers_lm.sharding import SilentPeers, sharded
@@ -65,17 +65,13 @@ def load_decoder(
     part = _part_of(model_class, peers, is_connected=True)
     integers: Integers = {}
     floats: Floats = {}
-    has_kernels = on.type == "cpu" and peers is None and model_class.__name__ in CLASSES
-    slices = slices_of(shards)
-    if has_kernels and quantised is not None:
-        found = quantised.grouped(slices)
-        slices = quantised.slices(slices)
-        integers = {name: read for name, read in found.items() if is_packed(name, config)}
-    leaves_weights &= has_kernels and published is None  # whose tensors have other names
+    left: set[str] = set()
+    # Published models have other names of tensors in the files.
+    is_plain = peers is None and published is None and model_class.__name__ in CLASSES
+    if on.type == "cpu" and is_plain:
+        integers, floats = _readers(slices_of(shards), quantised, config, chosen)
     if leaves_weights:
-        of_experts = floats_of_experts(slices, chosen)
-        floats = {name: read for name, read in of_experts.items() if name not in integers}
-    left = {*integers, *floats} if leaves_weights else ()
+        left = {*integers, *floats}
     model = load_weights(part, config, shards, on, chosen, progress, quantised, renamed, left)
     attach_forms(model)
     attach_recurrences(model)
@@ -87,9 +83,21 @@ def load_decoder(
         weights_digest=weights_digest(shards),
         rotary_change=rotary_change_of(model_class.__name__, config),
         stored_weights=integers,
-        left_floats=floats,
+        left_floats=floats if left else {},
         is_filled=not left,
     )
+
+
+def _readers(
+    slices: Mapping[str, Any], quantised: Quantised | None, config: Any, dtype: torch.dtype
+) -> tuple[Integers, Floats]:
+    """Return readers of the weights that the CPU kernels pack: integers as stored, and floats of experts."""
+    if quantised is None:
+        return {}, floats_of_experts(slices, dtype)
+    stored = quantised.grouped(slices)
+    integers = {name: read for name, read in stored.items() if is_packed(name, config)}
+    floats = floats_of_experts(quantised.slices(slices), dtype)
+    return integers, {name: read for name, read in floats.items() if name not in integers}
 
 
 def examine_decoder(checkpoint: Path, *, members: int = 1, published: Published | None = None) -> int:

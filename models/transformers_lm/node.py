@@ -20,7 +20,7 @@ from models.transformers_lm import left_weights
 from models.transformers_lm.adapters import AdaptedModules
 from models.transformers_lm.architecture import body_name_of, body_of
 from models.transformers_lm.indexers import choosing_all
-from models.transformers_lm.left_weights import Floats, Integers
+from models.transformers_lm.left_weights import Floats, Integers, Readers
 from models.transformers_lm.longrope import LongFactors
 from shared.errors import BugError
 
@@ -77,10 +77,8 @@ class DecoderLM:
     def fill(self, *, but: Collection[str] = ()) -> None:
         """Read the weights that are placeholders, as floats; those of the modules `but` remain."""
         if not self.is_filled:
-            integers = {name: read for name, read in self.stored_weights.items() if name not in but}
-            floats = {name: read for name, read in self.left_floats.items() if name not in but}
-            left_weights.fill(self._model, integers)
-            left_weights.fill(self._model, floats)
+            readers: Readers = {**self.stored_weights, **self.left_floats}
+            left_weights.fill(self._model, {name: readers[name] for name in readers if name not in but})
             self.is_filled = not but
 
     @cached_property

@@ -123,9 +123,6 @@ void multiply(Team::Member& member, int& phase, const T* x, size_t stride, int r
   grouped::product(member, phase++, narrow, rows, grouped_weights(w), put);
 }
 
-// The units of one of `experts` matrices in one.
-inline int units_of_one(const Matrix& all, int experts) { return packed<float>(all).units() / experts; }
-
 // Root mean square norm (Zhang and Sennrich 2019) of `size` numbers, a multiple of LANES.
 template <class T>
 void norm(const float* x, const float* weight, int size, float eps, T* out) {
@@ -312,7 +309,7 @@ struct Body {
   void multiply_blocks(Team::Member& member, int& phase, const T* x, size_t stride, const Experts& experts,
                        const Matrix& w, const Routing& routing, const Put& put) const {
     const auto block_of = [&](int number) { return routing.blocks[number]; };
-    const int units = units_of_one(w, experts.count);
+    const int units = w.n / (UNIT * LANES) / experts.count;
     if (w.bits) {
       const auto narrow = grouped::Activations::at(rounded, step.tokens * experts.chosen, w.k);
       return share_units(

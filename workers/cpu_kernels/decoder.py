@@ -12,7 +12,7 @@ at load against transformers' model (`workers.kv_engine.selfcheck`).
 import ctypes
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -290,16 +290,14 @@ def _called_after(layers: Sequence[Any], call: Callable[[int], None]) -> Iterato
         with torch.inference_mode(mode=False), torch.no_grad():  # what it makes stays in use
             call(number)
 
-    handles = [layer.register_forward_hook(partial(after, number)) for number, layer in enumerate(layers)]
-    try:
+    with ExitStack() as hooks:
+        for number, layer in enumerate(layers):
+            hooks.enter_context(layer.register_forward_hook(partial(after, number)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _left_in(node: Any) -> Left:
-    """What reads the floats that are still in the node's files."""
+    """Return what reads the floats that are still in the node's files."""
     readers = getattr(node, "left_floats", {})
     return {matrix_named(node.model, name): read for name, read in readers.items()}
 

@@ -8,8 +8,8 @@ head gets eight bits, for an error there is an error of every token.
 matrices rounded as theirs. So the check at load compares like with like.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -33,10 +33,10 @@ def floats_of(linear: Any, left: Left) -> torch.Tensor:
     return found
 
 
-def float_experts(experts: Iterable[Any], left: Left) -> AbstractContextManager[None]:
+def float_experts(experts: Sequence[Any], left: Left) -> AbstractContextManager[None]:
     """Return a context in which experts are computed with floats, also with those that are in the files."""
     return experts_computed_by(
-        lambda matrix, rows: torch.nn.functional.linear(rows, floats_of(matrix, left)), list(experts)
+        lambda matrix, rows: torch.nn.functional.linear(rows, floats_of(matrix, left)), experts
     )
 
 
@@ -72,7 +72,7 @@ class Forms:
 
     @property
     def has_few_bits(self) -> bool:
-        """Whether any matrix has numbers of few bits."""
+        """True if any matrix has numbers of few bits."""
         return self._bits is not None or bool(self._stored)
 
     def of(self, linear: Any) -> Weight:
@@ -103,18 +103,16 @@ class Forms:
 
 
 @contextmanager
-def quantised_layers(linears: Iterable[Any], experts: Iterable[Any], forms: Forms) -> Iterator[None]:
+def quantised_layers(linears: Iterable[Any], experts: Sequence[Any], forms: Forms) -> Iterator[None]:
     """Let linear layers and experts compute what the kernels do with quantised weights; others stay.
 
     One matrix at a time is there as floats.
     """
-    handles = [handle for linear in linears for handle in _hooks(linear, forms)]
-    try:
-        with experts_computed_by(lambda matrix, rows: _product(forms.of(matrix), rows), list(experts)):
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, experts_computed_by(lambda one, rows: _product(forms.of(one), rows), experts):
+        for linear in linears:
+            for handle in _hooks(linear, forms):
+                hooks.enter_context(handle)
+        yield
 
 
 def _product(weight: Weight, rows: torch.Tensor) -> torch.Tensor:
@@ -155,7 +153,7 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def observed_inputs(
-    linears: Iterable[Any], experts: Iterable[Any], left: Left
+    linears: Iterable[Any], experts: Sequence[Any], left: Left
 ) -> Iterator[dict[Any, torch.Tensor]]:
     """Yield the mean square of each input of linear layers and of matrices of experts, (inputs,) float32.
 
@@ -171,13 +169,8 @@ def observed_inputs(
         observe(matrix, rows)
         return torch.nn.functional.linear(rows, floats_of(matrix, left))
 
-    handles = [
-        linear.register_forward_pre_hook(lambda linear, inputs: observe(linear, inputs[0]))
-        for linear in linears
-    ]
-    try:
-        with experts_computed_by(multiply, list(experts)):
-            yield found
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, experts_computed_by(multiply, experts):
+        for linear in linears:
+            handle = linear.register_forward_pre_hook(lambda linear, inputs: observe(linear, inputs[0]))
+            hooks.enter_context(handle)
+        yield found

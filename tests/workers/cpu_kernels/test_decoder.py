@@ -10,6 +10,7 @@ import torch
 from models.checkpoints.files import UnsupportedArchitectureError
 from models.grouped_weights import GroupedWeight
 from models.transformers_lm.expert_layers import matrix_named
+from models.transformers_lm.left_weights import CLASSES
 from tests.workers.cpu_kernels import models
 from tests.workers.cpu_kernels.libraries import NAMES, library
 from tests.workers.kv_engine.engines import make_engine
@@ -19,6 +20,7 @@ from workers.cpu_kernels import library as kernels
 from workers.cpu_kernels.decoder import NativeDecoder, Quantisation, use_cpu_kernels
 from workers.cpu_kernels.packing import MatrixPacker
 from workers.cpu_kernels.quantisation import Forms
+from workers.kv_engine import kernel_models
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.node import KVNode
 from workers.kv_engine.outputs import TokenOutput
@@ -355,6 +357,12 @@ def test_numbers_of_experts_that_cannot_be_are_left_to_torch(count: int) -> None
     node = models.node("qwen3_moe", num_experts=count, moe_intermediate_size=16)
 
     assert use_cpu_kernels(node, threads=1) is node
+
+
+def test_weights_are_left_in_the_files_only_of_classes_that_the_kernels_know() -> None:
+    bodies = {name.replace("ForCausalLM", "Model") for name in CLASSES}
+
+    assert bodies <= kernel_models._WINDOWS.keys()
 
 
 def test_experts_that_saw_no_token_have_no_importance() -> None:
