@@ -1,10 +1,11 @@
 """Weights of four or eight bits in groups of 32, as the CPU kernels multiply them.
 
-A weight is `scale * (number - zero)`, with a zero of 8 or 128, or `scale * number + minimum`. Numbers are
-unsigned. Scale and minimum belong to an output and to 32 consecutive inputs. Formats with larger groups
-(GPTQ, AWQ) repeat theirs.
+A weight is `scale * (number - zero)`, with a zero of 8 or 128, or `scale * number + minimum`, or
+`scale * values[number]`, with a table of sixteen integers. Numbers are unsigned. Scale and minimum belong to
+an output and to 32 consecutive inputs. Formats with larger groups (GPTQ, AWQ) repeat theirs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -23,12 +24,14 @@ class GroupedWeight:
         numbers: (n, k) uint8, one number in each.
         scales: (n, groups) float32.
         minimums: (n, groups) float32; None if weights are `scale * (number - zero)`.
+        values: -128 to 127, that each number of four bits stands for; such weights have no minimums.
     """
 
     bits: int
     numbers: torch.Tensor
     scales: torch.Tensor
     minimums: torch.Tensor | None = None
+    values: tuple[int, ...] | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -36,19 +39,26 @@ class GroupedWeight:
 
     @property
     def zero(self) -> int:
-        """The number of the weight 0, unless there are minimums."""
+        """The number of the weight 0, unless there are minimums or values."""
         return int(2 ** (self.bits - 1))
 
     def with_minimums(self) -> "GroupedWeight":
         """Return the same weights with minimums."""
+        if self.values is not None:
+            return self.in_bytes().with_minimums()
         return self if self.minimums is not None else replace(self, minimums=self.scales * -self.zero)
 
     def in_bytes(self) -> "GroupedWeight":
         """Return the same weights, with numbers of eight bits."""
+        if self.values is not None:
+            bytes_of = torch.tensor([value + 128 for value in self.values], dtype=torch.uint8)
+            return GroupedWeight(8, bytes_of[self.numbers.long()], self.scales)
         return self if self.bits == 8 else replace(self.with_minimums(), bits=8)
 
     def floats(self) -> torch.Tensor:
         """Return the weights, (n, k) float32."""
+        if self.values is not None:
+            return self.in_bytes().floats()
         inputs = self.shape[1]
         if inputs % GROUP:
             filled = torch.nn.functional.pad(self.numbers, (0, -inputs % GROUP))
@@ -59,6 +69,21 @@ class GroupedWeight:
         else:
             floats.mul_(self.scales[:, :, None]).add_(self.minimums[:, :, None])
         return floats.flatten(1)
+
+
+def integers_for(table: Sequence[float]) -> tuple[tuple[int, ...], float]:
+    """Return integers of eight bits in the proportions of a table, and what one of them stands for.
+
+    The largest becomes 64 to 127, whichever has the least squared error: none if all are multiples of one.
+    """
+    numbers = torch.tensor(list(table), dtype=torch.float64)
+    most = float(numbers.abs().max()) or 1.0
+
+    def error(steps: int) -> float:
+        return float(((numbers / most * steps).round() / steps - numbers / most).square().sum())
+
+    steps = min(range(64, 128), key=error)
+    return tuple(int(value) for value in (numbers / most * steps).round()), most / steps
 
 
 def per_group(values: torch.Tensor, size: int, inputs: int) -> torch.Tensor:

@@ -4,9 +4,11 @@
     Q4_1, Q5_0, Q5_1    scale * number + minimum
     Q4_K, Q5_K          the same: blocks of 256, whose eight scales and minimums are integers of six bits,
                         times one float each
+    IQ4_NL, MXFP4       scale * value, that the number chooses from a table
+    IQ4_XS              the same: blocks of 256, whose eight scales are integers of six bits, times one float
 
-Numbers of five bits get eight. Other types have groups of sixteen, or numbers that are no integers: they are
-rounded to eight bits, which adds at most 1/254 of the largest weight of a group.
+Numbers of five bits get eight. Other types have groups of sixteen, or floats of their own in each group: they
+are rounded to eight bits, which adds at most 1/254 of the largest weight of a group.
 
 Source: the block structures of llama.cpp's `ggml-common.h`.
 """
@@ -20,10 +22,12 @@ import torch
 from gguf import GGMLQuantizationType as Type
 
 from models.grouped_weights import GROUP, GroupedWeight
+from models.transformers_lm import mxfp4
 
 _LARGEST: Final = 127
 _SCALES_OF_K: Final = 8
 """Groups of a block of 256."""
+_IQ4_VALUES: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 def grouped(tensor: Any) -> GroupedWeight:
@@ -71,6 +75,31 @@ def _q5_k(blocks: torch.Tensor) -> GroupedWeight:
     return GroupedWeight(8, numbers, *_scales_of_k(blocks))
 
 
+def _iq4_nl(blocks: torch.Tensor) -> GroupedWeight:
+    return GroupedWeight(4, _nibbles(blocks[..., 2:]), _half(blocks, 0), values=_IQ4_VALUES)
+
+
+def _iq4_xs(blocks: torch.Tensor) -> GroupedWeight:
+    """Four bytes have the low four bits of the eight scales, two bytes before them their high two bits."""
+    low = torch.stack([blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4], -1).flatten(-2)
+    pairs = torch.arange(0, 8, 2, dtype=torch.uint8)
+    high = (blocks[..., 2:4, None] >> pairs & 3).flatten(-2)
+    scales = (low | high << 4).to(torch.int32) - 32
+    runs = blocks[..., 8:].unflatten(-1, (_SCALES_OF_K, GROUP // 2))  # type: ignore[no-untyped-call] # torch's own
+    return GroupedWeight(
+        4,
+        torch.cat([runs & 15, runs >> 4], -1).flatten(1),
+        (scales * _half(blocks, 0)[..., None]).flatten(1),
+        values=_IQ4_VALUES,
+    )
+
+
+def _mxfp4(blocks: torch.Tensor) -> GroupedWeight:
+    return GroupedWeight(
+        4, _nibbles(blocks[..., 1:]), mxfp4.scales_of(blocks[..., 0]) * mxfp4.UNIT, values=mxfp4.VALUES
+    )
+
+
 _BLOCKS: Final[Mapping[Any, Callable[[torch.Tensor], GroupedWeight]]] = MappingProxyType(
     {
         Type.Q4_0: _q4_0,
@@ -80,6 +109,9 @@ _BLOCKS: Final[Mapping[Any, Callable[[torch.Tensor], GroupedWeight]]] = MappingP
         Type.Q8_0: _q8_0,
         Type.Q4_K: _q4_k,
         Type.Q5_K: _q5_k,
+        Type.IQ4_NL: _iq4_nl,
+        Type.IQ4_XS: _iq4_xs,
+        Type.MXFP4: _mxfp4,
     }
 )
 """From blocks of bytes, (outputs, blocks, bytes)."""

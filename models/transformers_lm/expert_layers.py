@@ -1,7 +1,8 @@
 """The experts of transformers' layers, matrix by matrix: files store them so, and CPU kernels pack them so.
 
 Transformers keeps the matrices of all experts of a layer in two parameters: `gate_up_proj`,
-(experts, 2 * inner, hidden), and `down_proj`, (experts, hidden, inner).
+(experts, 2 * inner, hidden), and `down_proj`, (experts, hidden, inner). Those of gpt-oss have their inputs
+first, the columns of gate and up alternate, and there are biases.
 """
 
 import re
@@ -39,11 +40,37 @@ class ExpertMatrix:
     @property
     def weight(self) -> torch.Tensor:
         """A view, (outputs, inputs)."""
-        if self.part == "down":
-            down: torch.Tensor = self.experts.down_proj[self.number]
-            return down
-        halves: torch.Tensor = self.experts.gate_up_proj[self.number].unflatten(0, (2, -1))
-        return halves[PARTS.index(self.part)]
+        is_down = self.part == "down"
+        matrix: torch.Tensor = (self.experts.down_proj if is_down else self.experts.gate_up_proj)[self.number]
+        if _has_inputs_first(self.experts):
+            matrix = matrix.T
+        return matrix if is_down else _half(matrix, self.part, self.experts)
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """(outputs,); None if experts have none."""
+        return bias_of(self.experts, self.part)[self.number] if has_biases(self.experts) else None
+
+
+def has_biases(experts: Any) -> bool:
+    """True if each matrix of these experts has a bias."""
+    return getattr(experts, "gate_up_proj_bias", None) is not None
+
+
+def bias_of(experts: Any, part: Part) -> torch.Tensor:
+    """Return the biases of one part of all experts that have them, (experts, outputs)."""
+    found: torch.Tensor = experts.down_proj_bias if part == "down" else experts.gate_up_proj_bias
+    return found if part == "down" else _half(found.T, part, experts).T
+
+
+def _has_inputs_first(experts: Any) -> bool:
+    return bool(getattr(experts, "is_transposed", False))
+
+
+def _half(rows: torch.Tensor, part: Part, experts: Any) -> torch.Tensor:
+    """The rows of gate or up, which alternate or follow each other."""
+    at = PARTS.index(part)
+    return rows[at::2] if _has_inputs_first(experts) else rows.chunk(2)[at]
 
 
 Multiply: TypeAlias = Callable[[ExpertMatrix, torch.Tensor], torch.Tensor]
@@ -84,6 +111,13 @@ def experts_in(layer: Any) -> Any | None:
     return getattr(layer.mlp, "experts", None)
 
 
+def router_in(layer: Any) -> Any | None:
+    """Return the module that chooses a decoder layer's experts; None if it has none."""
+    if experts_in(layer) is None:
+        return None
+    return getattr(layer.mlp, "gate", None) or layer.mlp.router
+
+
 def mlp_in(layer: Any) -> Any | None:
     """Return the MLP that sees all tokens of a decoder layer; None if there are experts only."""
     return getattr(layer.mlp, "shared_expert", None) if experts_in(layer) is not None else layer.mlp
@@ -92,7 +126,7 @@ def mlp_in(layer: Any) -> Any | None:
 @contextmanager
 def all_chosen(layers: Iterable[Any]) -> Iterator[None]:
     """Let all experts of decoder layers see each token."""
-    routers = [layer.mlp.gate for layer in layers if experts_in(layer) is not None]
+    routers = [found for layer in layers if (found := router_in(layer)) is not None]
     own = [router.top_k for router in routers]
     for router in routers:
         router.top_k = router.num_experts
@@ -116,6 +150,10 @@ def experts_computed_by(multiply: Multiply, all_experts: Sequence[Any]) -> Itera
 
 
 def _forward_of(experts: Any, multiply: Multiply) -> Callable[..., torch.Tensor]:
+    def product(matrix: ExpertMatrix, rows: torch.Tensor) -> torch.Tensor:
+        result = multiply(matrix, rows)
+        return result if matrix.bias is None else result + matrix.bias
+
     def forward(
         hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
@@ -124,9 +162,18 @@ def _forward_of(experts: Any, multiply: Multiply) -> Callable[..., torch.Tensor]
             tokens, choices = torch.where(top_k_index == number)
             gate, up, down = (ExpertMatrix(experts, number, part) for part in PARTS)
             rows = hidden_states[tokens]
-            inner = experts.act_fn(multiply(gate, rows)) * multiply(up, rows)
-            result = multiply(down, inner) * top_k_weights[tokens, choices, None]
+            inner = _activated(experts, product(gate, rows), product(up, rows))
+            result = product(down, inner) * top_k_weights[tokens, choices, None]
             added.index_add_(0, tokens, result.to(added.dtype))
         return added
 
     return forward
+
+
+def _activated(experts: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    if _has_inputs_first(experts):
+        both = torch.stack([gate, up], -1).flatten(-2)
+        inner: torch.Tensor = experts._apply_gate(both)  # noqa: SLF001 - no public function
+    else:
+        inner = experts.act_fn(gate) * up
+    return inner

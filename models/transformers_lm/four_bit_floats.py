@@ -23,6 +23,7 @@ from safetensors import safe_open
 
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.weights import TensorInfo
+from models.grouped_weights import GROUP, GroupedWeight, integers_for, per_group
 
 _STATES: Final = (".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
 _Size = Annotated[int, Meta(ge=1)]
@@ -48,17 +49,38 @@ class FourBitParts:
 
     def floats(self, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
         """Return the weight, float32 of `shape`."""
+        weight = self._table(read)[self._indices(read).long()]
+        weight *= self._factors(read).repeat_interleave(self.block)[: weight.numel()]
+        return weight.view(self.shape)
+
+    def is_grouped(self, read: Callable[[str], torch.Tensor]) -> bool:
+        """True if its blocks are made of groups of 32 inputs of one output."""
+        is_within_rows = len(self.shape) == 2 and not self.shape[-1] % self.block and not self.block % GROUP
+        return is_within_rows and bool(self._table(read).isfinite().all())
+
+    def grouped(self, read: Callable[[str], torch.Tensor]) -> GroupedWeight:
+        """Return the weight with the indices as they are stored; the table is rounded to integers."""
+        outputs, inputs = self.shape
+        values, unit = integers_for(self._table(read).tolist())
+        scales = per_group(self._factors(read).view(outputs, -1) * unit, self.block, inputs)
+        return GroupedWeight(4, self._indices(read).view(self.shape), scales, values=values)
+
+    def _indices(self, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
         stored = read(self.weight).flatten()
-        indices = torch.stack([stored >> 4, stored & 15], dim=-1).flatten()[: prod(self.shape)]
-        numbers = read(f"{self.weight}.quant_map").to(torch.float32)[indices.long()]
+        return torch.stack([stored >> 4, stored & 15], dim=-1).flatten()[: prod(self.shape)]
+
+    def _table(self, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
+        return read(f"{self.weight}.quant_map").to(torch.float32)
+
+    def _factors(self, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
+        """Of each block, float32."""
         factors = read(f"{self.weight}.absmax")
         if self.nested_block is not None:
             table = read(f"{self.weight}.nested_quant_map").to(torch.float32)
             nested = read(f"{self.weight}.nested_absmax").to(torch.float32)
             spread = nested.repeat_interleave(self.nested_block)[: factors.numel()]
             factors = table[factors.long()] * spread + self.nested_offset
-        numbers *= factors.to(torch.float32).repeat_interleave(self.block)[: numbers.numel()]
-        return numbers.view(self.shape)
+        return factors.to(torch.float32)
 
 
 def is_state(name: str) -> bool:

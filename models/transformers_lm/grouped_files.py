@@ -3,6 +3,7 @@
     q.weight_numbers    U8 (outputs, inputs), or of four bits (outputs, inputs / 2): the first in the low bits
     q.weight_scales     F32 (outputs, groups)
     q.weight_minimums   F32 (outputs, groups); absent if weights are `scale * (number - zero)`
+    q.weight_values     I8 (16), that numbers of four bits choose from; mostly absent
 
 `models.grouped_weights` says what they stand for.
 """
@@ -22,6 +23,8 @@ METHOD: Final = "groups"
 NUMBERS: Final = "weight_numbers"
 _SCALES: Final = "weight_scales"
 _MINIMUMS: Final = "weight_minimums"
+_VALUES: Final = "weight_values"
+_COUNT: Final = 16
 CONFIG: Final[Mapping[str, Any]] = {"quant_method": METHOD}
 """The `quantization_config` of a checkpoint that has any."""
 
@@ -37,12 +40,14 @@ class GroupedParts:
     numbers: str
     scales: str
     minimums: str | None
+    values: str | None
     bits: int
     shape: tuple[int, int]
 
     @property
     def names(self) -> list[str]:
-        return [name for name in (self.numbers, self.scales, self.minimums) if name is not None]
+        tables = (self.scales, self.minimums, self.values)
+        return [self.numbers, *(name for name in tables if name is not None)]
 
     def is_grouped(self, _: Callable[[str], torch.Tensor]) -> bool:
         return True
@@ -53,7 +58,8 @@ class GroupedParts:
         if self.bits == 4:
             numbers = torch.stack([numbers & 15, numbers >> 4], 2).flatten(1)
         minimums = read(self.minimums) if self.minimums is not None else None
-        return GroupedWeight(self.bits, numbers, read(self.scales), minimums)
+        values = tuple(read(self.values).tolist()) if self.values is not None else None
+        return GroupedWeight(self.bits, numbers, read(self.scales), minimums, values)
 
     def floats(self, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
         """Return the weight, float32 of `shape`."""
@@ -65,7 +71,8 @@ def tensors_of(name: str, weight: GroupedWeight) -> dict[str, torch.Tensor]:
     module, numbers = name.rpartition(".")[0], weight.numbers
     if weight.bits == 4:
         numbers = numbers[:, 0::2] | numbers[:, 1::2] << 4
-    tensors = {NUMBERS: numbers, _SCALES: weight.scales, _MINIMUMS: weight.minimums}
+    values = torch.tensor(weight.values, dtype=torch.int8) if weight.values is not None else None
+    tensors = {NUMBERS: numbers, _SCALES: weight.scales, _MINIMUMS: weight.minimums, _VALUES: values}
     return {f"{module}.{end}": part.contiguous() for end, part in tensors.items() if part is not None}
 
 
@@ -76,7 +83,7 @@ def grouped_parts(name: str, tensors: Mapping[str, TensorInfo], checkpoint: Path
         CheckpointError: one of them is missing, or has the wrong type or shape.
     """
     module, numbers = name.rpartition(".")[0], tensors[name]
-    scales, minimums = f"{module}.{_SCALES}", f"{module}.{_MINIMUMS}"
+    scales, minimums, values = (f"{module}.{end}" for end in (_SCALES, _MINIMUMS, _VALUES))
     found = tensors.get(scales)
     tables = [tensors[part] for part in (scales, minimums) if part in tensors]
     if (
@@ -96,6 +103,17 @@ def grouped_parts(name: str, tensors: Mapping[str, TensorInfo], checkpoint: Path
             f"{checkpoint}: {name} is {list(numbers.shape)} with scales of {list(found.shape)}, expected "
             f"{list(expected)}; convert the file again"
         )
+    table = tensors.get(values)
+    if table is not None and ((table.dtype, table.shape) != ("I8", (_COUNT,)) or bits != 4):
+        raise CheckpointError(
+            f"{checkpoint}: {values} is {table.dtype}{list(table.shape)} for numbers of {bits} bits, "
+            f"expected I8[{_COUNT}] for numbers of 4; convert the file again"
+        )
     return GroupedParts(
-        name, scales, minimums if minimums in tensors else None, bits, (outputs, groups * GROUP)
+        name,
+        scales,
+        minimums if minimums in tensors else None,
+        values if table is not None else None,
+        bits,
+        (outputs, groups * GROUP),
     )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -28,7 +29,7 @@ _Shapes: TypeAlias = dict[tuple[int, Part], tuple[int, ...]]
 CLASSES: Final = frozenset(
     {
         *("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
-        *("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"),
+        *("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM"),
     }
 )
 """Those that the CPU kernels can compute. Of others, all weights are read when they are loaded."""
@@ -36,6 +37,9 @@ _IN_LAYERS: Final = re.compile(
     r"model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(shared_expert\.)?(gate|up|down)_proj)"
 )
 _HEAD: Final = "lm_head"
+_MERGED: Final[Mapping[Part, str]] = MappingProxyType(
+    {"gate": "gate_up_proj", "up": "gate_up_proj", "down": "down_proj"}
+)
 
 
 def is_packed(module: str, config: Any) -> bool:
@@ -65,7 +69,8 @@ class _Placeholder:
 def with_placeholders(slices: Mapping[str, Any], left: Iterable[str], dtype: torch.dtype) -> dict[str, Any]:
     """Return a checkpoint's tensors with placeholders for the weights of the modules `left`.
 
-    The matrices of a layer's experts become the two tensors that transformers has for them.
+    The matrices of a layer's experts become the two tensors that transformers has for them, as which they may
+    be stored, too.
 
     Raises:
         CheckpointError: experts of a layer have different shapes, or one lacks a matrix.
@@ -73,15 +78,20 @@ def with_placeholders(slices: Mapping[str, Any], left: Iterable[str], dtype: tor
     kept = dict(slices)
     experts: dict[str, _Shapes] = {}
     for name in left:
+        found = name_in_files(name)
+        if found is not None and f"{name}.weight" not in kept:
+            merged = f"{found.layer}.mlp.experts.{_MERGED[found.part]}"
+            kept[merged] = _Placeholder(tuple(kept[merged].get_shape()), dtype)
+            continue
         shape = tuple(kept.pop(f"{name}.weight").get_shape())
-        if found := name_in_files(name):
+        if found is not None:
             experts.setdefault(f"{found.layer}.mlp.experts", {})[found.number, found.part] = shape
         else:
             kept[f"{name}.weight"] = _Placeholder(shape, dtype)
     for name, shapes in experts.items():
         count, inner, hidden = _common_shape(name, shapes)
-        kept[f"{name}.gate_up_proj"] = _Placeholder((count, 2 * inner, hidden), dtype)
-        kept[f"{name}.down_proj"] = _Placeholder((count, hidden, inner), dtype)
+        kept[f"{name}.{_MERGED['up']}"] = _Placeholder((count, 2 * inner, hidden), dtype)
+        kept[f"{name}.{_MERGED['down']}"] = _Placeholder((count, hidden, inner), dtype)
     return kept
 
 
@@ -108,6 +118,17 @@ def floats_of_experts(slices: Mapping[str, Any], dtype: torch.dtype) -> dict[str
     modules = {name.removesuffix(".weight"): one for name, one in slices.items() if name.endswith(".weight")}
     return {
         name: partial(_read, one, dtype) for name, one in modules.items() if name_in_files(name) is not None
+    }
+
+
+def as_floats(integers: Integers, dtype: torch.dtype) -> dict[str, Callable[[], torch.Tensor]]:
+    """Return what reads matrices of experts as floats that are stored as integers."""
+
+    def floats_from(read: Callable[[], GroupedWeight]) -> torch.Tensor:
+        return read().floats().to(dtype)
+
+    return {
+        name: partial(floats_from, read) for name, read in integers.items() if name_in_files(name) is not None
     }
 
 

@@ -16,7 +16,14 @@ from models.checkpoints.progress import Progress, silent
 from models.checkpoints.weights import read_shards, weights_digest
 from models.transformers_lm.architecture import choose_dtype, config_of, max_positions_of, model_class_of
 from models.transformers_lm.attention_forms import attach_forms
-from models.transformers_lm.left_weights import CLASSES, Floats, Integers, floats_of_experts, is_packed
+from models.transformers_lm.left_weights import (
+    CLASSES,
+    Floats,
+    Integers,
+    as_floats,
+    floats_of_experts,
+    is_packed,
+)
 from models.transformers_lm.longrope import rotary_change_of
 from models.transformers_lm.node import DecoderLM
 from models.transformers_lm.probe import probe_layout
@@ -91,13 +98,12 @@ def load_decoder(
 def _readers(
     slices: Mapping[str, Any], quantised: Quantised | None, config: Any, dtype: torch.dtype
 ) -> tuple[Integers, Floats]:
-    """Return readers of the weights that the CPU kernels pack: integers as stored, and floats of experts."""
+    """Return readers of weights that the CPU kernels pack: integers as stored, and all experts as floats."""
     if quantised is None:
         return {}, floats_of_experts(slices, dtype)
     stored = quantised.grouped(slices)
     integers = {name: read for name, read in stored.items() if is_packed(name, config)}
-    floats = floats_of_experts(quantised.slices(slices), dtype)
-    return integers, {name: read for name, read in floats.items() if name not in integers}
+    return integers, as_floats(integers, dtype) | floats_of_experts(quantised.slices(slices), dtype)
 
 
 def examine_decoder(checkpoint: Path, *, members: int = 1, published: Published | None = None) -> int:

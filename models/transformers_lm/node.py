@@ -32,7 +32,7 @@ class DecoderLM:
         weights_digest: a digest that distinguishes checkpoints (hex).
         rotary_change: the longest sequence with short rotary factors (`models.transformers_lm.longrope`).
         stored_weights: what reads weights that the checkpoint stores as integers in groups.
-        left_floats: what reads floats that are left in the files.
+        left_floats: what reads matrices of experts as floats, if they are left in the files.
         is_filled: all weights are in the model, as floats; otherwise these are placeholders.
     """
 

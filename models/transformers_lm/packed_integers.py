@@ -124,8 +124,8 @@ class PackedParts:
         numbers, scale, zeros = self._read(read)
         size = self.group_size if scale.shape[1] > 1 else self.shape[1]
         bits = max(self.bits, 4)
-        spread = (per_group(part, size, self.shape[1]) for part in (scale, zeros * -scale))
-        weight = GroupedWeight(bits, numbers.to(torch.uint8), *spread)
+        scales, minimums = (per_group(part, size, self.shape[1]) for part in (scale, zeros * -scale))
+        weight = GroupedWeight(bits, numbers.to(torch.uint8), scales, minimums)
         is_symmetric = bool((zeros == weight.zero).all())
         return replace(weight, minimums=None) if is_symmetric else weight
 

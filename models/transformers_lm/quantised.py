@@ -13,7 +13,7 @@ addition to the pages of the file. A weight is `(q - zero point) * scale`, with
     mxfp4               experts of four bits (`mxfp4`)
     groups              q.weight_numbers (`grouped_files`)
 
-Integers of four and eight bits can also be had as they are stored (`Quantised.grouped`).
+Numbers of four and eight bits can also be had as they are stored (`Quantised.grouped`).
 
 Activations are not quantised, even if the checkpoint has parameters for it: that serves 8-bit kernels, and
 costs precision.
@@ -184,20 +184,20 @@ class Quantised:
     def grouped(self, files: Mapping[str, Any]) -> dict[str, Callable[[], GroupedWeight]]:
         """Return readers of the weights that are integers in groups of 32, as they are stored.
 
-        They have the names of modules: `q` of `q.weight`.
+        They have the names of modules: `q` of `q.weight`. Matrices of merged experts have names of their own.
         """
 
         def read(part: str) -> torch.Tensor:
             found: torch.Tensor = files[part][...]
             return found
 
-        return {
-            name.removesuffix(".weight"): partial(parts.grouped, read)
-            for name, parts in self.weights.items()
-            if name.endswith(".weight")
-            and isinstance(parts, (_Parts, PackedParts, GroupedParts))
-            and parts.is_grouped(read)
-        }
+        readers: dict[str, Callable[[], GroupedWeight]] = {}
+        for name, parts in self.weights.items():
+            if isinstance(parts, Mxfp4Parts):
+                readers |= parts.grouped(name, files)
+            elif name.endswith(".weight") and parts.is_grouped(read):
+                readers[name.removesuffix(".weight")] = partial(parts.grouped, read)
+        return readers
 
     def sizes(self, stored: Mapping[str, int]) -> dict[str, int]:
         """The bytes that are read from the files for each of the model's tensors."""

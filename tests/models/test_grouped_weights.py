@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.grouped_weights import GroupedWeight, per_group
+from models.grouped_weights import GroupedWeight, integers_for, per_group
 
 
 def weight(bits: int = 4) -> GroupedWeight:
@@ -37,3 +37,34 @@ def test_a_larger_group_is_several_of_32() -> None:
     assert per_group(values, 64, 128).tolist() == [[1, 1, 2, 2]]
     assert per_group(values, 96, 160).tolist() == [[1, 1, 1, 2, 2]]
     assert per_group(values[:, :1], 80, 80).tolist() == [[1, 1, 1]]
+
+
+def test_a_number_of_four_bits_can_choose_a_value() -> None:
+    values = tuple(range(-128, 128, 16))
+    one = weight()
+    chosen = GroupedWeight(4, one.numbers, one.scales, values=values)
+
+    found = chosen.floats()
+
+    expected = torch.tensor(values)[one.numbers.long()] * one.scales.repeat_interleave(32, 1)[:, :80]
+    torch.testing.assert_close(found, expected)
+    for other in (chosen.in_bytes(), chosen.with_minimums()):
+        assert (other.bits, other.values) == (8, None)
+        torch.testing.assert_close(other.floats(), expected)
+
+
+def test_multiples_of_one_number_become_exact_integers() -> None:
+    table = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, -6.0)
+
+    integers, factor = integers_for(table)
+
+    assert [one * factor for one in integers] == pytest.approx(table, rel=1e-15)
+    assert 64 <= max(map(abs, integers)) <= 127
+
+
+def test_other_numbers_become_the_nearest_integers() -> None:
+    table = [-1.0, -0.6961928, -0.52507305, 0.0795803, 0.33791524, 1.0]
+
+    integers, factor = integers_for(table)
+
+    assert max(abs(one * factor - number) for one, number in zip(integers, table, strict=True)) < 1 / 254

@@ -26,6 +26,7 @@ struct Shape {
   int heads, kv_heads, dim;
   int window;  // number of keys that a query sees, its own included; 0 is all
   float scaling;
+  const float* sinks;  // (heads,): the score of a key that all queries see, whose value is zero; or null
 };
 
 // The part of `Step` (body.cpp) that attention needs.
@@ -172,7 +173,8 @@ class Attending {
     for (int row = 0; row < rows(); ++row) {
       const float* from = query + token_of(row) * query_stride + head_of(row) * shape_.dim;
       for (int at = 0; at < shape_.dim; at += LANES) store(&q_[row][at], load(from + at)), store(&sums_[row][at], Floats{});
-      most_[row] = -INFINITY, total_[row] = 0;
+      most_[row] = shape_.sinks ? shape_.sinks[head_of(row)] : -INFINITY;
+      total_[row] = shape_.sinks ? 1.0f : 0.0f;
     }
     int seen_from = first_key(0), end = end_of_keys(tile_.count - 1);
     if (seen_.ends)

@@ -28,16 +28,19 @@ struct Matrix {
   const Patch* patches;
   int32_t n, k;
   int32_t bits;  // if its weights are in groups (`grouped.h`); else 0
-  int32_t has_minimums;
+  int32_t has_minimums, has_values;
   float factor;
+  int8_t values[grouped::VALUES];
 };
 
 // The matrices of all experts of a layer, one expert after the other, each from a whole unit on.
 struct Experts {
   Matrix router;  // (count, hidden); one more row is the gate of the MLP for all tokens, if that has one
   Matrix gate_up, down;
+  const float *router_bias, *gate_up_bias, *down_bias;  // in the columns of their products, or null
   int32_t count, chosen;  // 0 without experts; how many of them see a token
   int32_t normalises, gates_mlp;
+  float limit, slope;  // of `clamped`; without a limit, experts are activated as an MLP
 };
 
 struct Layer {
@@ -45,6 +48,7 @@ struct Layer {
   Experts experts;
   const float *norm_in, *norm_post;
   const float *q_norm, *k_norm;  // (dim,), or null
+  const float* sinks;            // (heads,), or null
   const float *qkv_bias, *o_bias;
   int32_t window;
 };
@@ -108,7 +112,8 @@ Packed<T> packed(const Matrix& matrix) {
 }
 
 inline grouped::Weights grouped_weights(const Matrix& w) {
-  return {static_cast<const char*>(w.data), w.n, w.k, w.bits, w.has_minimums != 0, w.factor};
+  const auto form = w.has_values ? grouped::Form::VALUE : w.bits == 4 ? grouped::Form::FOUR : grouped::Form::EIGHT;
+  return {static_cast<const char*>(w.data), w.n, w.k, form, w.has_minimums != 0, w.values, w.factor};
 }
 
 // Computes y = x W^T for rows of numbers that are padded with zeros, in one phase, or in two if the weights are in
@@ -144,8 +149,21 @@ inline void rotate(float* x, const float* cos, const float* sin, int dim) {
 
 inline Floats silu(Floats x) { return x / (exponential(-x) + 1.0f); }
 
+// The activation of gpt-oss (OpenAI 2025): gate and up are limited, and one is added to up.
+inline Floats clamped(Floats gate, Floats up, float limit, float slope) {
+  const Floats most = splat(limit), least = -most;
+  gate = gate > most ? most : gate;
+  up = up > most ? most : up < least ? least : up;
+  return (up + 1.0f) * (gate / (exponential(gate * -slope) + 1.0f));
+}
+
 inline void put_floats(float* to, const Floats* unit) {
   for (int v = 0; v < UNIT; ++v) store(to + v * LANES, unit[v]);
+}
+
+// The same, plus the numbers of `bias` from a place on, unless it is null.
+inline void put_sum(float* to, const Floats* unit, const float* bias, size_t at) {
+  for (int v = 0; v < UNIT; ++v) store(to + v * LANES, bias ? unit[v] + load(bias + at + v * LANES) : unit[v]);
 }
 
 // The data of one step that the members of a team share.
@@ -250,11 +268,27 @@ struct Body {
     };
   }
 
+  // Keeps the inner states of experts.
+  auto activating(const Experts& experts) const {
+    const size_t columns = experts.gate_up.n / experts.count;
+    return [this, &experts, columns](int expert, int row, int column, const Floats* y) {
+      if (!experts.limit) return activating()(row, column, y);
+      T* to = wide + row * size_t(wide_width) + column / 2;
+      const float* bias = experts.gate_up_bias + expert * columns + column;
+      for (int pair = 0; pair < UNIT / 2; ++pair, bias += 2 * LANES) {
+        const Floats gate = y[2 * pair] + load(bias), up = y[2 * pair + 1] + load(bias + LANES);
+        store(to + pair * LANES, clamped(gate, up, experts.limit, experts.slope));
+      }
+    };
+  }
+
   // Chooses the experts of each token.
   void choose(Team::Member& member, int& phase, const Experts& experts, const Routing& routing) const {
     const int tokens = step.tokens, chosen = experts.chosen;
     multiply(member, phase, narrow, narrow_width, tokens, experts.router, rounded,
-             [&](int row, int column, const Floats* y) { put_floats(scores + row * size_t(scores_width) + column, y); });
+             [&](int row, int column, const Floats* y) {
+               put_sum(scores + row * size_t(scores_width) + column, y, experts.router_bias, column);
+             });
     member.each(phase++, tokens, [&](int token) {
       const size_t first = token * size_t(chosen);
       choose_experts(scores + token * size_t(scores_width), experts.count, chosen, experts.normalises != 0,
@@ -283,15 +317,16 @@ struct Body {
           std::memcpy(picked + row * size_t(narrow_width), from, packed<T>(gate_up).depth() * sizeof(T));
       }
     });
-    multiply_blocks(member, phase, picked, narrow_width, experts, gate_up, routing, activating());
+    multiply_blocks(member, phase, picked, narrow_width, experts, gate_up, routing, activating(experts));
     if (down.bits)
       member.each(phase++, choices, [&](int row) {
         const T* from = wide + row * size_t(wide_width);
         grouped::round_row(from, round_up(down.k, LANES), down.factor, rounded_for(down), row);
       });
+    const size_t columns = down.n / experts.count;
     multiply_blocks(member, phase, wide, wide_width, experts, down, routing,
-                    [&](int row, int column, const Floats* y) {
-                      put_floats(partial + row * size_t(state_width) + column, y);
+                    [&](int expert, int row, int column, const Floats* y) {
+                      put_sum(partial + row * size_t(state_width) + column, y, experts.down_bias, expert * columns + column);
                     });
     member.each(phase++, tokens, [&](int token) {
       float* mine = state + token * size_t(state_width);
@@ -305,6 +340,7 @@ struct Body {
   }
 
   // Multiplies each block of rows by the matrix of its expert, in one phase. Rows of groups are rounded already.
+  // `put` is that of `share_units`, with the expert before the row.
   template <class Put>
   void multiply_blocks(Team::Member& member, int& phase, const T* x, size_t stride, const Experts& experts,
                        const Matrix& w, const Routing& routing, const Put& put) const {
@@ -348,7 +384,7 @@ struct Body {
   }
 
   void attention(Team::Member& member, int phase, const Layer& layer, const T* keys, const T* values) const {
-    const Shape shape{model.heads, model.kv_heads, model.dim, layer.window, model.scaling};
+    const Shape shape{model.heads, model.kv_heads, model.dim, layer.window, model.scaling, layer.sinks};
     const Cells cells{step.block_table, step.table_stride, step.block_size};
     const Seen seen{step.key_ends, step.full_starts};
     Attending<T> attending(shape, cells, seen, keys, values);

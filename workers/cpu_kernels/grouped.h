@@ -1,6 +1,7 @@
 // Weights of four or eight bits in groups, and their products with activations of eight bits.
 //
-// A weight is `scale * (number - zero)`, or `scale * number + minimum`. Numbers are unsigned; scale and minimum are
+// A weight is `scale * (number - zero)`, or `scale * number + minimum`, or `scale * value`, where a number of four bits
+// chooses the value, an integer of eight bits, from a table of the matrix. Numbers are unsigned; scale and minimum are
 // those of its column and of 32 consecutive k, a group. Activations are rounded to eight bits with a scale for each
 // row and group, as in llama.cpp. The products of a group are summed as integers, which is exact, and the groups'
 // sums are added in order. So the result of a row has the same bits by all instructions, and in any batch.
@@ -27,17 +28,29 @@ constexpr int GROUP = 32;
 constexpr int WORDS = GROUP / 4;  // of four numbers
 constexpr int COLUMNS = UNIT * LANES;
 
-inline constexpr int zero_of(int bits, bool has_minimums) { return has_minimums ? 0 : 1 << (bits - 1); }
+enum class Form {
+  FOUR,   // numbers of four bits
+  EIGHT,  // of eight bits
+  VALUE,  // of four bits, which choose a value
+};
+
+constexpr int bits_of(Form form) { return form == Form::EIGHT ? 8 : 4; }
+constexpr int multiplied_bits(Form form) { return form == Form::FOUR ? 4 : 8; }  // those of a product's factor
+constexpr int zero_of(Form form, bool has_minimums) { return has_minimums ? 0 : 1 << (multiplied_bits(form) - 1); }
+constexpr size_t panel_bytes(Form form) { return size_t(LANES) * GROUP * bits_of(form) / 8; }
+
+constexpr int VALUES = 16;
 
 struct Weights {
   const char* data;
-  int n, k, bits;
+  int n, k;
+  Form form;
   bool has_minimums;
+  const int8_t* values;  // (VALUES,), if numbers choose one
   float factor;  // of all scales and minimums: a power of two, so that they are in the range of float16 (`round_row`)
   int groups() const { return (k + GROUP - 1) / GROUP; }
   int units() const { return (n + COLUMNS - 1) / COLUMNS; }
-  size_t panel_bytes() const { return size_t(LANES) * GROUP * bits / 8; }
-  size_t group_bytes() const { return UNIT * panel_bytes() + COLUMNS * sizeof(uint16_t) * (1 + has_minimums); }
+  size_t group_bytes() const { return UNIT * panel_bytes(form) + COLUMNS * sizeof(uint16_t) * (1 + has_minimums); }
   size_t unit_bytes() const { return groups() * group_bytes(); }
 };
 
@@ -193,11 +206,33 @@ inline void add_group(Floats& y, Ints products, Floats scale, float scale_of_x) 
   y = multiply_add(__builtin_convertvector(products, Floats), scale * scale_of_x, y);
 }
 
+// The values that numbers choose: a byte `offset` plus each, for every sixteen bytes of a vector.
+inline Words table_of(const int8_t* values, int offset) {
+  Words table;
+  auto* bytes = reinterpret_cast<uint8_t*>(&table);
+  for (size_t at = 0; at < sizeof table; ++at) bytes[at] = static_cast<uint8_t>(values[at % VALUES] + offset);
+  return table;
+}
+
+// The byte of a table for each byte of `numbers`, which are less than sixteen.
+inline Words chosen_from(Words table, Words numbers) {
+#if defined(__AVX512BW__)
+  return (Words)_mm512_shuffle_epi8((__m512i)table, (__m512i)numbers);
+#else
+  __m256i from[2], at[2];
+  std::memcpy(from, &table, sizeof from), std::memcpy(at, &numbers, sizeof at);
+  for (int half = 0; half < 2; ++half) at[half] = _mm256_shuffle_epi8(from[half], at[half]);
+  return load_raw<Words>(at);
+#endif
+}
+
 // Multiplies rows of x with a unit: y (rows, UNIT).
-template <int bits, bool has_minimums, int rows>
-void multiply_rows(const Activations& x, const char* unit, size_t group_bytes, Ahead ahead, Floats* y) {
-  constexpr size_t PANEL = size_t(LANES) * GROUP * bits / 8;
-  constexpr int ZERO = zero_of(bits, has_minimums);
+template <Form form, bool has_minimums, int rows>
+void multiply_rows(const Activations& x, const char* unit, size_t group_bytes, const int8_t* values, Ahead ahead,
+                   Floats* y) {
+  constexpr size_t PANEL = panel_bytes(form);
+  constexpr int ZERO = zero_of(form, has_minimums), BITS = multiplied_bits(form);
+  const Words table = form == Form::VALUE ? table_of(values, ZERO) : Words{};
   Floats sums[rows][UNIT] = {};
   for (int group = 0; group < x.groups; ++group, unit += group_bytes) {
     for (int line = 0; line < ahead.lines; ++line, ahead.from += 64) __builtin_prefetch(ahead.from, 0, 2);
@@ -207,15 +242,16 @@ void multiply_rows(const Activations& x, const char* unit, size_t group_bytes, A
         // Unsigned: a thread that is late may read any number here, whose product may be too large.
         products[row][panel] = as<Ints>(Words{} - uint32_t{ZERO} * static_cast<uint32_t>(x.sums[x.place(group) + row]));
     const int8_t* numbers = x.numbers + group * GROUP;
-    if constexpr (bits == 4) {
+    if constexpr (bits_of(form) == 4) {
       for (int word = 0; word < WORDS / 2; ++word)
         for (int panel = 0; panel < UNIT; ++panel) {
           const Words both = load_raw<Words>(unit + panel * PANEL + word * sizeof(Words));
-          const Words low = both & 0x0F0F0F0F, high = both >> 4 & 0x0F0F0F0F;
+          Words low = both & 0x0F0F0F0F, high = both >> 4 & 0x0F0F0F0F;
+          if constexpr (form == Form::VALUE) low = chosen_from(table, low), high = chosen_from(table, high);
           for (int row = 0; row < rows; ++row) {
             const int8_t* mine = numbers + row * x.stride + word * 4;
-            add_products<bits>(products[row][panel], low, mine);
-            add_products<bits>(products[row][panel], high, mine + GROUP / 2);
+            add_products<BITS>(products[row][panel], low, mine);
+            add_products<BITS>(products[row][panel], high, mine + GROUP / 2);
           }
         }
     } else {
@@ -223,7 +259,7 @@ void multiply_rows(const Activations& x, const char* unit, size_t group_bytes, A
         for (int panel = 0; panel < UNIT; ++panel) {
           const Words w = load_raw<Words>(unit + panel * PANEL + word * sizeof(Words));
           for (int row = 0; row < rows; ++row)
-            add_products<bits>(products[row][panel], w, numbers + row * x.stride + word * 4);
+            add_products<BITS>(products[row][panel], w, numbers + row * x.stride + word * 4);
         }
     }
     const Scales<has_minimums> scales(unit + UNIT * PANEL);
@@ -248,12 +284,12 @@ constexpr int AT_ONCE = 4;
 constexpr int AT_ONCE = 1;
 #endif
 
-template <int bits, bool has_minimums, int... rows>
+template <Form form, bool has_minimums, int... rows>
 constexpr auto multiplies(std::integer_sequence<int, rows...>) {
-  return std::array{multiply_rows<bits, has_minimums, rows + 1>...};
+  return std::array{multiply_rows<form, has_minimums, rows + 1>...};
 }
-template <int bits, bool has_minimums>
-constexpr auto BY_ROWS = multiplies<bits, has_minimums>(std::make_integer_sequence<int, AT_ONCE>());
+template <Form form, bool has_minimums>
+constexpr auto BY_ROWS = multiplies<form, has_minimums>(std::make_integer_sequence<int, AT_ONCE>());
 
 #if defined(DALSEGNO_AMX)
 constexpr int LEAST_FOR_TILES = 14;  // fewer rows are faster without the tile unit
@@ -265,22 +301,25 @@ struct alignas(64) Unpacked {
 };
 
 // Unpacks groups of a unit for the tile unit: less the zero, as signed numbers, unless there are minimums.
-template <int bits, bool has_minimums>
-void unpack(const char* unit, size_t group_bytes, int groups, Unpacked& to) {
-  constexpr size_t PANEL = size_t(LANES) * GROUP * bits / 8;
+template <Form form, bool has_minimums>
+void unpack(const char* unit, size_t group_bytes, int groups, const int8_t* values, Unpacked& to) {
+  constexpr size_t PANEL = panel_bytes(form);
+  const Words table = form == Form::VALUE ? table_of(values, 0) : Words{};
   for (int group = 0; group < groups; ++group, unit += group_bytes)
     for (int panel = 0; panel < UNIT; ++panel)
-      for (int word = 0; word < WORDS * bits / 8; ++word) {
+      for (int word = 0; word < static_cast<int>(PANEL / sizeof(Words)); ++word) {
         const Words found = load_raw<Words>(unit + panel * PANEL + word * sizeof(Words));
         const auto put = [&](int at, Words numbers) {
-          if constexpr (!has_minimums) {
+          if constexpr (form == Form::VALUE) {
+            numbers = chosen_from(table, numbers);
+          } else if constexpr (!has_minimums) {
             // The zero is the highest bit, so subtracting it is flipping it, and extending it as the sign.
-            const __m512i zero = _mm512_set1_epi8(static_cast<char>(zero_of(bits, false)));
+            const __m512i zero = _mm512_set1_epi8(static_cast<char>(zero_of(form, false)));
             numbers = (Words)_mm512_sub_epi8((__m512i)numbers, zero);
           }
           std::memcpy(to.numbers[group][panel][at], &numbers, sizeof numbers);
         };
-        if constexpr (bits == 4)
+        if constexpr (bits_of(form) == 4)
           put(word, found & 0x0F0F0F0F), put(word + WORDS / 2, found >> 4 & 0x0F0F0F0F);
         else
           put(word, found);
@@ -323,10 +362,10 @@ void multiply_panel(const Activations& x, int from, int groups, const Unpacked& 
 }
 
 // The same as `multiply_rows` by the tile unit, for any number of rows.
-template <int bits, bool has_minimums>
-void multiply_tiles(const Activations& x, int rows, const char* unit, size_t group_bytes, const char* next, size_t bytes,
-                    Floats* y) {
-  constexpr size_t SCALES = UNIT * size_t(LANES) * GROUP * bits / 8;
+template <Form form, bool has_minimums>
+void multiply_tiles(const Activations& x, int rows, const char* unit, size_t group_bytes, const int8_t* values,
+                    const char* next, size_t bytes, Floats* y) {
+  constexpr size_t SCALES = UNIT * panel_bytes(form);
   constexpr int ALL = amx::TILE_ROWS, HALF = ALL / 2;
   const int tiles = (rows + ALL - 1) / ALL;
   const size_t lines = (bytes / 64 + size_t(tiles) * x.groups - 1) / (size_t(tiles) * x.groups);
@@ -335,7 +374,7 @@ void multiply_tiles(const Activations& x, int rows, const char* unit, size_t gro
   for (int from = 0; from < x.groups; from += PIECE) {
     const int groups = std::min(PIECE, x.groups - from);
     const char* packed = unit + from * group_bytes;
-    unpack<bits, has_minimums>(packed, group_bytes, groups, piece);
+    unpack<form, has_minimums>(packed, group_bytes, groups, values, piece);
     for (int first = 0; first < rows; first += ALL) {
       const int count = rows - first <= HALF ? HALF : ALL;
       if (std::exchange(shaped, count) != count) amx::shape_for_groups(count);
@@ -350,28 +389,31 @@ void multiply_tiles(const Activations& x, int rows, const char* unit, size_t gro
 }
 #endif
 
-template <int bits, bool has_minimums>
+template <Form form, bool has_minimums>
 void multiply_unit(const Activations& x, int rows, const Weights& w, int number, bool is_followed, Floats* y) {
   const size_t unit_bytes = w.unit_bytes(), group_bytes = w.group_bytes();
   const char* unit = w.data + number * unit_bytes;
 #if defined(DALSEGNO_AMX)
   if (rows >= LEAST_FOR_TILES)
-    return multiply_tiles<bits, has_minimums>(x, rows, unit, group_bytes, unit + unit_bytes, is_followed ? unit_bytes : 0, y);
+    return multiply_tiles<form, has_minimums>(x, rows, unit, group_bytes, w.values, unit + unit_bytes,
+                                              is_followed ? unit_bytes : 0, y);
 #endif
   const int tiles = (rows + AT_ONCE - 1) / AT_ONCE;
   const int lines = static_cast<int>(group_bytes / 64);
   for (int tile = 0; tile < tiles; ++tile) {
     const int first = rows * tile / tiles, count = rows * (tile + 1) / tiles - first;
     const bool is_last = tile + 1 == tiles;
-    BY_ROWS<bits, has_minimums>[count - 1](x.from(first), unit, group_bytes,
+    BY_ROWS<form, has_minimums>[count - 1](x.from(first), unit, group_bytes, w.values,
                                            {unit + unit_bytes, is_followed && is_last ? lines : 0}, y + first * UNIT);
   }
 }
 
 // Multiplies all rows of a block with one unit: y (rows, UNIT).
 inline void multiply(const Activations& x, int rows, const Weights& w, int unit, bool is_followed, Floats* y) {
-  const auto compute = w.bits == 4 ? (w.has_minimums ? multiply_unit<4, true> : multiply_unit<4, false>)
-                                   : (w.has_minimums ? multiply_unit<8, true> : multiply_unit<8, false>);
+  const auto compute = w.form == Form::VALUE  ? multiply_unit<Form::VALUE, false>
+                       : w.form == Form::FOUR ? (w.has_minimums ? multiply_unit<Form::FOUR, true> : multiply_unit<Form::FOUR, false>)
+                       : w.has_minimums       ? multiply_unit<Form::EIGHT, true>
+                                              : multiply_unit<Form::EIGHT, false>;
   compute(x, rows, w, unit, is_followed, y);
 }
 
@@ -404,16 +446,16 @@ inline void pack(Team::Member& member, int phase, char* into, const Weights& w, 
       char* unit = into + column / COLUMNS * w.unit_bytes();
       for (int group = 0; group < w.groups(); ++group) {
         char* block = unit + group * w.group_bytes();
-        auto* to = reinterpret_cast<uint8_t*>(block + place / LANES * w.panel_bytes());
+        auto* to = reinterpret_cast<uint8_t*>(block + place / LANES * panel_bytes(w.form));
         const size_t at = number * size_t(w.k) + group * GROUP;
         for (int k = 0; k < std::min(GROUP, w.k - group * GROUP); ++k) {
           const uint8_t found = from.numbers[at + k];
-          if (w.bits == 8)
+          if (w.form == Form::EIGHT)
             to[k / 4 * 64 + lane * 4 + k % 4] = found;
           else
             to[k % (GROUP / 2) / 4 * 64 + lane * 4 + k % 4] |= static_cast<uint8_t>(k < GROUP / 2 ? found : found << 4);
         }
-        auto* halves = reinterpret_cast<uint16_t*>(block + UNIT * w.panel_bytes());
+        auto* halves = reinterpret_cast<uint16_t*>(block + UNIT * panel_bytes(w.form));
         halves[place] = from.scales[number * size_t(w.groups()) + group];
         if (from.minimums) halves[COLUMNS + place] = from.minimums[number * size_t(w.groups()) + group];
       }

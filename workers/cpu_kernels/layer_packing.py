@@ -1,12 +1,22 @@
 """The packing of decoder layers: from transformers' modules to the structures that the kernels read."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 import torch
 
 from models.checkpoints.files import UnsupportedArchitectureError
-from models.transformers_lm.expert_layers import PARTS, ExpertMatrix, Part, experts_in, mlp_in
+from models.transformers_lm.expert_layers import (
+    PARTS,
+    ExpertMatrix,
+    Part,
+    bias_of,
+    experts_in,
+    has_biases,
+    mlp_in,
+    router_in,
+)
 from workers.cpu_kernels import library
 from workers.cpu_kernels.library import Library, Matrix
 from workers.cpu_kernels.packing import MatrixPacker
@@ -38,7 +48,7 @@ def inner_width_of(model: TextModel) -> int:
     """Return the largest width of an inner state of an MLP or an expert."""
     mlps = [mlp for layer in model.body.layers if (mlp := mlp_in(layer)) is not None]
     widths: list[int] = [mlp.down_proj.in_features for mlp in mlps]
-    widths += [experts.down_proj.shape[2] for experts in experts_of(model)]
+    widths += [ExpertMatrix(experts, 0, "down").weight.shape[1] for experts in experts_of(model)]
     return max(widths)
 
 
@@ -55,7 +65,7 @@ class LayerPacker:
         self._packer: Final = packer
         self._model: Final = model
         self._forms: Final = forms
-        routers = [layer.mlp.gate for layer in model.body.layers if experts_in(layer) is not None]
+        routers = [found for layer in model.body.layers if (found := router_in(layer)) is not None]
         self._chosen: Final = {router: router.top_k for router in routers}
 
     def packed(self, layer: Any) -> library.Layer:
@@ -76,6 +86,7 @@ class LayerPacker:
             norm_post=floats(layer.post_attention_layernorm.weight),
             q_norm=floats(norms[0].weight) if norms[0] is not None else None,
             k_norm=floats(norms[1].weight) if norms[1] is not None else None,
+            sinks=floats(own.sinks) if getattr(own, "sinks", None) is not None else None,
             qkv_bias=floats(torch.cat(biases)) if biases[0] is not None else None,
             o_bias=floats(own.o_proj.bias) if own.o_proj.bias is not None else None,
             window=kernel_models.window_of(self._model.name, own) or 0,
@@ -84,14 +95,16 @@ class LayerPacker:
             packed.gate_up = self._packer.interleave(form(mlp.gate_proj), form(mlp.up_proj))
             packed.down = stack([form(mlp.down_proj)])
         if experts_in(layer) is not None:
-            packed.experts = self._experts(layer.mlp)
+            packed.experts = self._experts(layer)
         for parameter in layer.parameters():
             parameter.data = parameter.data.new_empty(0)
         return packed
 
-    def _experts(self, block: Any) -> library.Experts:
-        """Pack the experts of a layer, and their router, whose weights stay floats; `block` has both."""
-        router, experts = block.gate, block.experts
+    def _experts(self, layer: Any) -> library.Experts:
+        """Pack the experts of a layer, and their router, whose weights stay floats."""
+        router, experts = router_in(layer), experts_in(layer)
+        assert router is not None
+        assert experts is not None
         self._check_choice(router)
 
         def all_of(*parts: Part) -> Matrix:
@@ -103,8 +116,8 @@ class LayerPacker:
             )
 
         gate, up, down = PARTS
-        opener = getattr(block, "shared_expert_gate", None)
-        return library.Experts(
+        opener = getattr(layer.mlp, "shared_expert_gate", None)
+        packed = library.Experts(
             router=self._packer.stack([router.weight, *([opener.weight] if opener is not None else [])]),
             gate_up=all_of(gate, up),
             down=all_of(down),
@@ -113,6 +126,13 @@ class LayerPacker:
             normalises=_normalises(router),
             gates_mlp=opener is not None,
         )
+        if has_biases(experts):  # gpt-oss, which also has its own activation
+            bias = partial(bias_of, experts)
+            packed.router_bias = self._packer.biases(router.bias[None])
+            packed.gate_up_bias = self._packer.biases(bias("gate"), bias("up"))
+            packed.down_bias = self._packer.biases(bias("down"))
+            packed.limit, packed.slope = experts.limit, experts.alpha
+        return packed
 
     def _check_choice(self, router: Any) -> None:
         """Compare the weights of chosen experts with the router's: the check of logits lets all be chosen.

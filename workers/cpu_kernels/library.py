@@ -8,7 +8,7 @@ import ctypes
 import logging
 import os
 from collections.abc import Callable
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_uint16, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int8, c_int32, c_int64, c_uint16, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeAlias
@@ -32,13 +32,15 @@ class Patch(Structure):
 class Matrix(Structure):
     """A packed matrix (n, k); n is the number of columns of a product.
 
-    Squeezed matrices have `lists`. Matrices whose weights are in groups (`grouped.h`) have `bits`.
+    Squeezed matrices have `lists`. Matrices whose weights are in groups (`grouped.h`) have `bits`, and
+    `values` if their numbers choose one.
     """
 
     _fields_: ClassVar[_Fields] = [
         *((name, c_void_p) for name in ("data", "lists", "patches")),
-        *((name, c_int32) for name in ("n", "k", "bits", "has_minimums")),
+        *((name, c_int32) for name in ("n", "k", "bits", "has_minimums", "has_values")),
         ("factor", c_float),
+        ("values", c_int8 * 16),
     ]
 
 
@@ -46,11 +48,14 @@ class Experts(Structure):
     """The matrices of all experts of a layer, one expert after the other, each from a whole unit on.
 
     `count` is 0 if there are none. A last row of the router is the gate of the layer's MLP if `gates_mlp`.
+    Biases are float32 in the columns of their products, or null. With a `limit`, the activation is gpt-oss's.
     """
 
     _fields_: ClassVar[_Fields] = [
         *((name, Matrix) for name in ("router", "gate_up", "down")),
+        *((name, c_void_p) for name in ("router_bias", "gate_up_bias", "down_bias")),
         *((name, c_int32) for name in ("count", "chosen", "normalises", "gates_mlp")),
+        *((name, c_float) for name in ("limit", "slope")),
     ]
 
 
@@ -60,7 +65,8 @@ class Layer(Structure):
     _fields_: ClassVar[_Fields] = [
         *((name, Matrix) for name in ("qkv", "o", "gate_up", "down")),
         ("experts", Experts),
-        *((name, c_void_p) for name in ("norm_in", "norm_post", "q_norm", "k_norm", "qkv_bias", "o_bias")),
+        *((name, c_void_p) for name in ("norm_in", "norm_post", "q_norm", "k_norm", "sinks")),
+        *((name, c_void_p) for name in ("qkv_bias", "o_bias")),
         ("window", c_int32),
     ]
 

@@ -76,13 +76,22 @@ class MatrixPacker:
         Args:
             experts: of each expert its gate and up, which are interleaved, or one matrix.
         """
-        is_pair, n = len(experts[0]) == 2, experts[0][0].shape[0]
-        width = _filled(2 * _filled(n, LANES) if is_pair else n, _UNIT)
+        is_pair = len(experts[0]) == 2
+        width = _filled(len(experts[0]) * _filled(experts[0][0].shape[0], LANES), _UNIT)
         mappings = (_Columns.GATE, _Columns.UP) if is_pair else (_Columns.PLAIN,)
         places = [(mapping, number * width) for number in range(len(experts)) for mapping in mappings]
         return self._packed(
             [one for expert in experts for one in expert], places, columns=len(experts) * width
         )
+
+    def biases(self, *parts: torch.Tensor) -> int:
+        """Return the address of the biases of experts, in the columns of `of_experts`.
+
+        Args:
+            parts: (experts, n): those of gate and up, or of one matrix.
+        """
+        runs = [_padded(part, LANES).reshape(len(part), -1, LANES) for part in parts]
+        return self.floats(_padded(torch.stack(runs, 2).flatten(1), _UNIT))
 
     def floats(self, values: torch.Tensor) -> int:
         """Return the address of a float32 copy of a norm or a bias."""
@@ -126,19 +135,21 @@ class MatrixPacker:
     def _in_groups(
         self, weights: Sequence[GroupedWeight], places: Sequence[tuple[_Columns, int]], *, columns: int
     ) -> Matrix:
-        if len({weight.bits for weight in weights}) > 1:
+        if len({(weight.bits, weight.values) for weight in weights}) > 1:
             weights = [weight.in_bytes() for weight in weights]
         if any(weight.minimums is not None for weight in weights):
             weights = [weight.with_minimums() for weight in weights]
-        has_minimums = weights[0].minimums is not None
+        first = weights[0]
         tables = [part for one in weights for part in (one.scales, one.minimums) if part is not None]
         factor = _factor_of(tables)
         matrix = Matrix(
             n=columns,
-            k=weights[0].shape[1],
-            bits=weights[0].bits,
-            has_minimums=has_minimums,
+            k=first.shape[1],
+            bits=first.bits,
+            has_minimums=first.minimums is not None,
+            has_values=first.values is not None,
             factor=factor,
+            values=first.values or (),
         )
         pages = memory.zeros(self._kernels.grouped_bytes(byref(matrix)))
         matrix.data = _address(pages)
@@ -203,6 +214,11 @@ class MatrixPacker:
 
 def _filled(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
+
+
+def _padded(rows: torch.Tensor, multiple: int) -> torch.Tensor:
+    """Rows with zeros behind them, up to a multiple of numbers."""
+    return torch.nn.functional.pad(rows, (0, -rows.shape[1] % multiple))
 
 
 def _relative(importance: torch.Tensor) -> torch.Tensor:

@@ -220,8 +220,8 @@ inline int most_rows_of_block(size_t row_bytes) {
 }
 
 // Shares the units of the products of blocks among all members; a matrix has `units` units. `multiply(row, count,
-// unit, is_followed, y)` computes `count` rows of a unit from `row` on, and `put(row, column, vectors)` receives each
-// row of it, with columns beyond n.
+// unit, is_followed, y)` computes `count` rows of a unit from `row` on, and `put(matrix, row, column, vectors)` receives
+// each row of it, with columns beyond n.
 template <class BlockOf, class Multiply, class Put>
 void share_units(Team::Member& member, int phase, int blocks, const BlockOf& block_of, int units,
                  const Multiply& multiply, const Put& put) {
@@ -238,11 +238,11 @@ void share_units(Team::Member& member, int phase, int blocks, const BlockOf& blo
       [&](int piece) {
         const Rows block = block_of(piece / units);
         for (int row = 0; row < block.count; ++row)
-          put(block.first + row, piece % units * UNIT * LANES, y + row * UNIT);
+          put(block.matrix, block.first + row, piece % units * UNIT * LANES, y + row * UNIT);
       });
 }
 
-// The same for all rows of x and one matrix; `row_bytes` is the size of a row of x.
+// The same for all rows of x and one matrix; `row_bytes` is the size of a row of x, and `put` gets no matrix.
 template <class Multiply, class Put>
 void share_units(Team::Member& member, int phase, int rows, size_t row_bytes, int units, const Multiply& multiply,
                  const Put& put) {
@@ -253,7 +253,7 @@ void share_units(Team::Member& member, int phase, int rows, size_t row_bytes, in
   share_units(
       member, phase, (rows + block - 1) / block,
       [&](int number) -> Rows { return {number * block, std::min(block, rows - number * block), 0}; }, units, multiply,
-      put);
+      [&](int, int row, int column, const Floats* vectors) { put(row, column, vectors); });
 }
 
 // Computes y = x W^T for x (rows, depth), by all members; `put` is that of `share_units`.

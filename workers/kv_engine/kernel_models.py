@@ -39,11 +39,14 @@ _WINDOWS: Final[dict[str, Callable[[Any], int | None]]] = {
     "Qwen2MoeModel": lambda attention: getattr(attention, "sliding_window", None),
     "Qwen3MoeModel": lambda attention: attention.sliding_window,
     "Qwen3VLMoeTextModel": lambda _: None,
+    "GptOssModel": lambda attention: attention.sliding_window,
 }
 """The supported bodies, and the sliding window of an attention layer in each."""
 
-EXPERTS: Final = frozenset({"MixtralModel", "Qwen2MoeModel", "Qwen3MoeModel", "Qwen3VLMoeTextModel"})
-"""Those whose layers have experts (transformers' `experts` and `gate`, with a softmax over all scores)."""
+EXPERTS: Final = frozenset(
+    {"MixtralModel", "Qwen2MoeModel", "Qwen3MoeModel", "Qwen3VLMoeTextModel", "GptOssModel"}
+)
+"""Those whose layers have experts (transformers' `experts` and their router, with a softmax over scores)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,4 +186,6 @@ class LlamaLike:
     def _angles_of(self, states: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin of (T, dim) for positions of (T,) or (axes, T), in the dtype of the states."""
         cos, sin = self._angles(states[None], positions.unsqueeze(-2))
+        if cos.shape[-1] < self.layout.head_dim:  # of half a head, in gpt-oss
+            cos, sin = (torch.cat([angles, angles], -1) for angles in (cos, sin))
         return cos[0].contiguous(), sin[0].contiguous()

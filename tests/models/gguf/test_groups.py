@@ -22,6 +22,9 @@ FLOAT16S = {
     Type.Q2_K: (80, 82),
     Type.Q3_K: (108,),
     Type.IQ4_NL: (0,),
+    Type.IQ4_XS: (0,),
+    Type.MXFP4: (),
+    Type.IQ3_S: (0,),
 }
 """The places of float16 numbers in a block; all other bytes may have any value."""
 EXACT = {
@@ -32,6 +35,9 @@ EXACT = {
     Type.Q8_0: 8,
     Type.Q4_K: 4,
     Type.Q5_K: 8,
+    Type.IQ4_NL: 4,
+    Type.IQ4_XS: 4,
+    Type.MXFP4: 4,
 }
 """The bits of their numbers here."""
 
@@ -44,6 +50,8 @@ def stored(kind: Type, outputs: int = 24, inputs: int = 512) -> np.ndarray:
     for at in FLOAT16S[kind]:
         numbers = random.uniform(1e-4, 1e-2, (outputs, inputs // per_block, 1)).astype(np.float16)
         data[..., at : at + 2] = numbers.view(np.uint8)
+    if kind is Type.MXFP4:  # powers of two, with an offset of 127
+        data[..., 0] = random.integers(110, 125, data.shape[:2], dtype=np.uint8)
     return data.reshape(outputs, -1)
 
 

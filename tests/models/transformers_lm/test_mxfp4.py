@@ -9,9 +9,11 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from models.checkpoints.files import CheckpointError
+from models.transformers_lm.expert_layers import matrix_named
 from models.transformers_lm.loader import load_decoder
 from models.transformers_lm.mxfp4 import Mxfp4Parts
 from tests.tiny import write_checkpoint
+from tests.tiny.model import EXPERTS
 
 CONFIG = {
     "quant_method": "mxfp4",
@@ -79,6 +81,27 @@ def test_a_checkpoint_of_four_bits_has_the_weights_it_stands_for(tmp_path: Path)
             assert torch.equal(weight, convert_moe_packed_tensors(*stored, dtype=torch.float32))
             assert weight.std() > 0.1
     assert node.architecture == "GptOssForCausalLM"
+
+
+@pytest.mark.slow
+def test_each_matrix_of_an_expert_can_be_had_as_it_is_stored(tmp_path: Path) -> None:
+    folder = four_bits(tmp_path / "four")
+    expected = load_decoder(folder, "llm", dtype="float32").model.state_dict()
+
+    node = load_decoder(folder, "llm", dtype="float32", leaves_weights=True)
+
+    assert not node.is_filled
+    experts = {name for name in expected if name.endswith(("gate_up_proj", "down_proj"))}
+    for name in experts:
+        assert node.model.get_parameter(name).untyped_storage().nbytes() == 4
+    assert len(node.stored_weights) == 2 * EXPERTS * 3
+    for name, read in node.stored_weights.items():
+        weight, matrix = read(), matrix_named(node.model, name)
+        assert (weight.bits, weight.shape) == (4, matrix.weight.shape)
+        assert torch.equal(weight.floats(), node.left_floats[name]())
+    node.fill()
+    for name in experts:
+        assert torch.equal(node.model.get_parameter(name), expected[name])
 
 
 @pytest.mark.parametrize("damage", ["missing", "short", "dtype"])

@@ -16,6 +16,7 @@ from tests.models.transformers_lm.quantised_checkpoints import (
     AWQ,
     FP8,
     GPTQ,
+    NF4,
     NF4_CONFIG,
     W4A16,
     Stored,
@@ -304,6 +305,23 @@ def test_integers_can_be_had_as_they_are_stored(
         torch.testing.assert_close(weight.floats(), expected[f"{name}.weight"].float(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_indices_into_a_table_choose_from_integers(tmp_path: Path, is_nested: bool) -> None:
+    plain, folder = quantised(tmp_path, NF4_CONFIG, four_bits(is_nested=is_nested))
+    expected = load_file(plain / "model.safetensors")
+
+    weights = {name: read() for name, read in load_decoder(folder, "llm").stored_weights.items()}
+
+    assert {f"{name}.weight" for name in weights} == {name for name in expected if "_proj" in name}
+    for name, weight in weights.items():
+        assert weight.bits == 4
+        assert weight.values is not None
+        assert len(set(weight.values)) == len(NF4)
+        meant = expected[f"{name}.weight"].float()
+        of_block = meant.reshape(-1, 64).abs().amax(1).repeat_interleave(64).view_as(meant)
+        assert ((weight.floats() - meant).abs() <= of_block / 254 + 1e-6).all()
+
+
 def int8_in_groups_of_48(weight: torch.Tensor) -> Stored:
     """The last group of 64 inputs has sixteen."""
     group = torch.arange(weight.shape[1]) // 48
@@ -334,7 +352,6 @@ def test_a_last_group_may_be_incomplete(tmp_path: Path) -> None:
         pytest.param(GPTQ | {"desc_act": True}, gptq(is_ordered=False), id="reordered"),
         pytest.param(compressed("pack-quantized", group_size=16), packed_by_groups, id="smaller groups"),
         pytest.param({"quant_method": "fbgemm_fp8"}, float8_by_rows, id="floats"),
-        pytest.param(NF4_CONFIG, four_bits(is_nested=False), id="nf4"),
     ],
 )
 def test_others_are_floats_only(tmp_path: Path, config: Any, store: Callable[[torch.Tensor], Stored]) -> None:

@@ -5,6 +5,8 @@ from typing import Any, Final
 
 import torch
 from transformers import (
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -73,10 +75,30 @@ MODELS: Final[dict[str, tuple[Any, Any]]] = {
         ),
     ),
     "mixtral": (MixtralForCausalLM, MixtralConfig(**_COMMON, num_local_experts=4, sliding_window=24)),
+    "gpt_oss": (
+        GptOssForCausalLM,
+        GptOssConfig(
+            **_COMMON,
+            num_local_experts=6,
+            num_experts_per_tok=3,
+            attention_bias=True,
+            sliding_window=24,
+            rope_parameters={
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "factor": 8.0,
+                "original_max_position_embeddings": 64,
+                "rope_theta": 150000.0,
+                "rope_type": "yarn",
+                "truncate": False,
+            },
+        ),
+    ),
 }
-"""Two, three, seven and four sharers of a head of keys; norms of queries, biases, windows; odd depths.
+"""Two, three, seven and four sharers of a head of keys; norms of queries, biases, windows, sinks; odd depths.
 
-Of those with experts, one has a layer without, one an MLP for all tokens beside them, one whole layers.
+Of those with experts, one has a layer without, one an MLP for all tokens beside them, one whole layers, one
+biases and another activation.
 """
 
 
@@ -93,6 +115,8 @@ def node(name: str = "qwen3", *, dtype: torch.dtype = torch.float32, **changes: 
             parameter.normal_(std=0.15)
         elif name_of.endswith("bias"):
             parameter.normal_(std=0.3)
+        elif name_of.endswith("sinks"):
+            parameter.normal_(std=2.0)
         else:
             parameter.add_(torch.randn_like(parameter), alpha=0.2)
     attention = model.model.layers[0].self_attn
@@ -103,6 +127,7 @@ def node(name: str = "qwen3", *, dtype: torch.dtype = torch.float32, **changes: 
             layers=config.num_hidden_layers,
             kv_heads=config.num_key_value_heads,
             head_dim=attention.head_dim,
+            needs=frozenset({"sinks"} if hasattr(attention, "sinks") else ()),
         ),
         max_positions=config.max_position_embeddings,
         weights_digest="",

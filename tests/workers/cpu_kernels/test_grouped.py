@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -40,7 +41,13 @@ def products(name: str, *, dtype: torch.dtype = torch.float32, threads: int = 2)
     by.close(found.context)
 
 
-def weight_of(n: int, k: int, bits: int, *, has_minimums: bool = False) -> GroupedWeight:
+VALUES = (-128, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 127)
+"""No two of them have the same distance, and the first has no counterpart."""
+
+
+def weight_of(
+    n: int, k: int, bits: int, *, has_minimums: bool = False, values: tuple[int, ...] | None = None
+) -> GroupedWeight:
     """A weight with any numbers, and scales of several magnitudes."""
     by = torch.Generator().manual_seed(n + k + bits)
     groups = -(-k // GROUP)
@@ -51,6 +58,7 @@ def weight_of(n: int, k: int, bits: int, *, has_minimums: bool = False) -> Group
         torch.randint(0, 2**bits, (n, k), generator=by, dtype=torch.uint8),
         scales,
         (scales * -(2.0 ** (bits - 2))).half().float() if has_minimums else None,
+        values,
     )
 
 
@@ -58,19 +66,27 @@ def inputs(rows: int, k: int) -> torch.Tensor:
     return torch.randn(rows, k, generator=torch.Generator().manual_seed(rows))
 
 
-KINDS = [(4, False), (4, True), (8, False), (8, True)]
+KINDS: dict[str, dict[str, Any]] = {
+    "4": {"bits": 4},
+    "4 with minimums": {"bits": 4, "has_minimums": True},
+    "8": {"bits": 8},
+    "8 with minimums": {"bits": 8, "has_minimums": True},
+    "values": {"bits": 4, "values": VALUES},
+}
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("bits", "has_minimums"), KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_a_product_is_that_of_the_rounded_activations(
-    name: str, bits: int, has_minimums: bool, n: int, k: int
-) -> None:
-    weight = weight_of(n, k, bits, has_minimums=has_minimums)
+def test_a_product_is_that_of_the_rounded_activations(name: str, kind: str, n: int, k: int) -> None:
+    weight = weight_of(n, k, **KINDS[kind])
     with products(name) as one:
         matrix = one.stack([weight])
-        assert (matrix.bits, bool(matrix.has_minimums)) == (bits, has_minimums)
+        assert (matrix.bits, matrix.has_minimums, matrix.has_values) == (
+            weight.bits,
+            weight.minimums is not None,
+            weight.values is not None,
+        )
         for rows in ROWS:
             x = inputs(rows, k)
             exact = rounded(x).double() @ weight.floats().double().T
@@ -78,10 +94,10 @@ def test_a_product_is_that_of_the_rounded_activations(
             assert ((one.product(matrix, x) - exact).abs() <= 3e-6 * terms + 1e-6).all()
 
 
-@pytest.mark.parametrize(("bits", "has_minimums"), KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_all_processors_come_to_the_same_bits(bits: int, has_minimums: bool, n: int, k: int) -> None:
-    weight = weight_of(n, k, bits, has_minimums=has_minimums)
+def test_all_processors_come_to_the_same_bits(kind: str, n: int, k: int) -> None:
+    weight = weight_of(n, k, **KINDS[kind])
     found = []
     for name in NAMES:
         with products(name) as one:
@@ -92,11 +108,9 @@ def test_all_processors_come_to_the_same_bits(bits: int, has_minimums: bool, n: 
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("bits", "has_minimums"), KINDS)
-def test_a_row_comes_to_the_same_bits_whoever_is_beside_it_and_whoever_computes(
-    name: str, bits: int, has_minimums: bool
-) -> None:
-    weight, x = weight_of(300, 112, bits, has_minimums=has_minimums), inputs(40, 112)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_comes_to_the_same_bits_whoever_is_beside_it_and_whoever_computes(name: str, kind: str) -> None:
+    weight, x = weight_of(300, 112, **KINDS[kind]), inputs(40, 112)
     with products(name, threads=1) as one, products(name, threads=3) as three:
         matrices = one.stack([weight]), three.stack([weight])
         together = three.product(matrices[1], x)
@@ -155,13 +169,26 @@ def test_zeros_stay_zeros(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_matrices_of_several_kinds_are_stacked(name: str) -> None:
-    weights = [weight_of(48, 96, 4), weight_of(64, 96, 8), weight_of(30, 96, 4, has_minimums=True)]
+    weights = [weight_of(48, 96, **kind) for kind in KINDS.values()]
     x = inputs(17, 96)
     with products(name) as one:
         stacked = one.stack(weights)
         found, apart = one.product(stacked, x), [one.product(one.stack([weight]), x) for weight in weights]
     assert (stacked.bits, bool(stacked.has_minimums)) == (8, True)
     torch.testing.assert_close(found, torch.cat(apart, 1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_of_one_table_stay_indices_and_those_of_two_get_eight_bits(name: str) -> None:
+    one, same = weight_of(48, 96, 4, values=VALUES), weight_of(64, 96, 4, values=VALUES)
+    other = weight_of(64, 96, 4, values=VALUES[::-1])
+    x = inputs(17, 96)
+    with products(name) as by:
+        apart = [by.product(by.stack([weight]), x) for weight in (one, same, other)]
+        alike, mixed = by.stack([one, same]), by.stack([one, other])
+        assert [(matrix.bits, matrix.has_values) for matrix in (alike, mixed)] == [(4, 1), (8, 0)]
+        assert torch.equal(by.product(alike, x), torch.cat(apart[:2], 1))
+        assert torch.equal(by.product(mixed, x), torch.cat([apart[0], apart[2]], 1))
 
 
 @pytest.mark.parametrize("name", NAMES)
