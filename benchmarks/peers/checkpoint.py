@@ -1,7 +1,7 @@
-"""The checkpoint of all peers: the shape of a published Qwen3 with a smaller vocabulary, random weights.
+"""The checkpoint of all peers: the shape of a published model with a smaller vocabulary, random weights.
 
-It has the layout of the Hugging Face hub: `config.json`, bfloat16 in `model.safetensors`, and a byte-level
-tokenizer. Two properties make tokens countable in any server's output:
+It has the layout of the Hugging Face hub: `config.json`, bfloat16 in `model.safetensors` (in MXFP4 experts of
+gpt-oss), and a byte-level tokenizer. Two properties make tokens countable in any server's output:
 
 - Every token but the 256 bytes and the special ones is a space and letters, so a client can count the tokens
   of a text by its spaces.
@@ -36,6 +36,10 @@ _TEMPLATE: Final = (
 )
 _SCALE: Final = 0.02
 _BFLOAT16_BYTES: Final = 2
+_BLOCKS, _SCALES = "_blocks", "_scales"
+"""The ends of the names of experts in MXFP4."""
+_EXPONENT: Final = 120
+"""Of all scales, with an offset of 127: MXFP4 of random bits has a standard deviation of about 0.02."""
 _LETTERS: Final = 4
 """Letters of the longest tokens: 26 + 26^2 + 26^3 + 26^4 words are enough for any vocabulary."""
 
@@ -91,7 +95,118 @@ class Shape:
         That is all, because embeddings are the output layer too; of experts, those that see a token.
         """
         unread = 3 * (self.experts - self.chosen) * self.intermediate * self.hidden * self.layers
-        return _BFLOAT16_BYTES * (sum(prod(shape) for _, shape in self.tensors()) - unread)
+        return sum(bytes_of(name, sizes) for name, sizes in self.tensors()) - _BFLOAT16_BYTES * unread
+
+    def config(self) -> dict[str, Any]:
+        """Return the content of `config.json`."""
+        kind = "Qwen3Moe" if self.experts else "Qwen3"
+        of_experts = {
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": self.intermediate,
+            "norm_topk_prob": True,
+            "num_experts": self.experts,
+            "num_experts_per_tok": self.chosen,
+        }
+        of_qwen = {
+            "architectures": [f"{kind}ForCausalLM"],
+            "attention_bias": False,
+            "max_window_layers": self.layers,
+            "model_type": "qwen3_moe" if self.experts else "qwen3",
+            "rms_norm_eps": 1e-6,
+            "rope_scaling": None,
+            "rope_theta": 1000000,
+            "sliding_window": None,
+            "use_sliding_window": False,
+        }
+        return self._common_config() | of_qwen | (of_experts if self.experts else {})
+
+    def _common_config(self) -> dict[str, Any]:
+        return {
+            "attention_dropout": 0.0,
+            "eos_token_id": self.vocabulary - 1,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "hidden_size": self.hidden,
+            "initializer_range": _SCALE,
+            "intermediate_size": self.intermediate,
+            "max_position_embeddings": self.positions,
+            "num_attention_heads": self.heads,
+            "num_hidden_layers": self.layers,
+            "num_key_value_heads": self.kv_heads,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+            "use_cache": True,
+            "vocab_size": self.vocabulary,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GptOssShape(Shape):
+    """The sizes of a gpt-oss, whose experts are stored in MXFP4."""
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield the names and shapes of the tensors in the file."""
+        yield "model.embed_tokens.weight", (self.vocabulary, self.hidden)
+        attended, kept = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        linears = {
+            "self_attn.q_proj": (attended, self.hidden),
+            "self_attn.k_proj": (kept, self.hidden),
+            "self_attn.v_proj": (kept, self.hidden),
+            "self_attn.o_proj": (self.hidden, attended),
+            "mlp.router": (self.experts, self.hidden),
+        }
+        merged = {
+            "gate_up_proj": (2 * self.intermediate, self.hidden),
+            "down_proj": (self.hidden, self.intermediate),
+        }
+        for layer in range(self.layers):
+            at = f"model.layers.{layer}"
+            for norm in ("input_layernorm", "post_attention_layernorm"):
+                yield f"{at}.{norm}.weight", (self.hidden,)
+            yield f"{at}.self_attn.sinks", (self.heads,)
+            for name, sizes in linears.items():
+                yield f"{at}.{name}.weight", sizes
+                yield f"{at}.{name}.bias", sizes[:1]
+            for name, (outputs, inputs) in merged.items():
+                within = f"{at}.mlp.experts.{name}"
+                yield f"{within}_blocks", (self.experts, outputs, inputs // 32, 16)
+                yield f"{within}_scales", (self.experts, outputs, inputs // 32)
+                yield f"{within}_bias", (self.experts, outputs)
+        yield "model.norm.weight", (self.hidden,)
+
+    @property
+    def bytes_per_step(self) -> int:
+        """See `Shape.bytes_per_step`."""
+        tensors = list(self.tensors())
+        experts = sum(bytes_of(name, sizes) for name, sizes in tensors if ".experts." in name)
+        rest = sum(bytes_of(name, sizes) for name, sizes in tensors if ".experts." not in name)
+        return rest + experts * self.chosen // self.experts
+
+    def config(self) -> dict[str, Any]:
+        """Return the content of `config.json`."""
+        return self._common_config() | {
+            "architectures": ["GptOssForCausalLM"],
+            "attention_bias": True,
+            "experts_per_token": self.chosen,
+            "layer_types": ["sliding_attention", "full_attention"] * (self.layers // 2),
+            "model_type": "gpt_oss",
+            "num_experts_per_tok": self.chosen,
+            "num_local_experts": self.experts,
+            "quantization_config": {"quant_method": "mxfp4"},
+            "rms_norm_eps": 1e-5,
+            "rope_scaling": {
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "factor": 32.0,
+                "original_max_position_embeddings": 4096,
+                "rope_type": "yarn",
+                "truncate": False,
+            },
+            "rope_theta": 150000,
+            "sliding_window": 128,
+            "swiglu_limit": 7.0,
+        }
 
 
 QWEN3_0_6B: Final = Shape()
@@ -106,7 +221,28 @@ QWEN3_30B_A3B: Final = Shape(
     chosen=8,
 )
 """Layers of the published model, 4 of its 48: 2.6 billion weights, of which a token is multiplied by 0.3."""
-SHAPES: Final = {shape.name: shape for shape in (QWEN3_0_6B, QWEN3_30B_A3B)}
+GPT_OSS_20B: Final = GptOssShape(
+    name="gpt-oss-20b",
+    hidden=2880,
+    layers=4,
+    heads=64,
+    kv_heads=8,
+    head_dim=64,
+    intermediate=2880,
+    experts=32,
+    chosen=4,
+)
+"""4 of 24 layers: 3.4 billion weights, of which a token is multiplied by 0.6."""
+SHAPES: Final = {shape.name: shape for shape in (QWEN3_0_6B, QWEN3_30B_A3B, GPT_OSS_20B)}
+
+
+def bytes_of(name: str, sizes: tuple[int, ...]) -> int:
+    """Return the size of a tensor in the file."""
+    return prod(sizes) * (1 if _is_mxfp4(name) else _BFLOAT16_BYTES)
+
+
+def _is_mxfp4(name: str) -> bool:
+    return name.endswith((_BLOCKS, _SCALES))
 
 
 def write(folder: Path, shape: Shape) -> Path:
@@ -120,7 +256,7 @@ def write(folder: Path, shape: Shape) -> Path:
     draft.mkdir(parents=True)
     _write_weights(draft / "model.safetensors", shape)
     _write_tokenizer(draft, shape)
-    _write_json(draft / "config.json", _config(shape))
+    _write_json(draft / "config.json", shape.config())
     ends = shape.vocabulary - 1
     _write_json(draft / "generation_config.json", {"eos_token_id": ends, "pad_token_id": ends})
     _write_json(draft / "shape.json", asdict(shape))
@@ -144,60 +280,29 @@ def words(folder: Path) -> list[str]:
     return [token.replace(_SPACE, " ") for token in sorted(vocabulary, key=vocabulary.__getitem__)]
 
 
-def _config(shape: Shape) -> dict[str, Any]:
-    kind = "Qwen3Moe" if shape.experts else "Qwen3"
-    of_experts = {
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "moe_intermediate_size": shape.intermediate,
-        "norm_topk_prob": True,
-        "num_experts": shape.experts,
-        "num_experts_per_tok": shape.chosen,
-    }
-    return {
-        "architectures": [f"{kind}ForCausalLM"],
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "eos_token_id": shape.vocabulary - 1,
-        "head_dim": shape.head_dim,
-        "hidden_act": "silu",
-        "hidden_size": shape.hidden,
-        "initializer_range": _SCALE,
-        "intermediate_size": shape.intermediate,
-        "max_position_embeddings": shape.positions,
-        "max_window_layers": shape.layers,
-        "model_type": "qwen3_moe" if shape.experts else "qwen3",
-        "num_attention_heads": shape.heads,
-        "num_hidden_layers": shape.layers,
-        "num_key_value_heads": shape.kv_heads,
-        "rms_norm_eps": 1e-6,
-        "rope_scaling": None,
-        "rope_theta": 1000000,
-        "sliding_window": None,
-        "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16",
-        "use_cache": True,
-        "use_sliding_window": False,
-        "vocab_size": shape.vocabulary,
-    } | (of_experts if shape.experts else {})
-
-
 def _write_weights(path: Path, shape: Shape) -> None:
     """Write one tensor at a time, so that at most one is in memory."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, sizes in shape.tensors():
-        start, end = end, end + _BFLOAT16_BYTES * prod(sizes)
-        header[name] = {"dtype": "BF16", "shape": list(sizes), "data_offsets": [start, end]}
+        start, end = end, end + bytes_of(name, sizes)
+        dtype = "U8" if _is_mxfp4(name) else "BF16"
+        header[name] = {"dtype": dtype, "shape": list(sizes), "data_offsets": [start, end]}
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
     random = np.random.default_rng(0)
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(head)) + head)
-        for _, sizes in shape.tensors():
+        for name, sizes in shape.tensors():
+            if name.endswith(_BLOCKS):
+                file.write(random.bytes(prod(sizes)))
+                continue
+            if name.endswith(_SCALES):
+                file.write(bytes([_EXPONENT]) * prod(sizes))
+                continue
             values = (
                 np.ones(sizes, np.float32)
-                if len(sizes) == 1
+                if "norm" in name
                 else random.standard_normal(sizes, np.float32) * np.float32(_SCALE)
             )
             if sizes == (shape.vocabulary, shape.hidden):

@@ -1,7 +1,7 @@
-"""Conversion of a Qwen3 checkpoint for llama.cpp: GGUF, without a tokenizer.
+"""Conversion of a Qwen3 or gpt-oss checkpoint for llama.cpp: GGUF, without a tokenizer.
 
-Weights are copied bit by bit, as bfloat16. Norms become float32, as in llama.cpp's own converter. For fewer
-bits llama.cpp then quantises the file: Q8_0, or Q4_0 with a head of Q6_K.
+Weights are copied bit by bit, as bfloat16 or MXFP4. Norms and biases become float32, as in llama.cpp's own
+converter. For fewer bits llama.cpp then quantises the file: Q8_0, or Q4_0 with a head of Q6_K.
 """
 
 import ctypes
@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
+from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, RopeScalingType
 
 from benchmarks.peers.protocol import bits_of_weights
 
 _EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.\d+\.(gate|up|down)_proj\.weight")
+_MXFP4 = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_blocks|_scales|_bias)")
 _NAMES = {
     "input_layernorm": "attn_norm",
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
     "mlp.gate_proj": "ffn_gate",
+    "mlp.router": "ffn_gate_inp",
     "mlp.up_proj": "ffn_up",
     "post_attention_layernorm": "ffn_norm",
     "self_attn.k_norm": "attn_k_norm",
@@ -33,6 +35,8 @@ _NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.v_proj": "attn_v",
 }
+_GPT_OSS_NAMES = {"post_attention_layernorm": "post_attention_norm", "self_attn.sinks": "attn_sinks"}
+_ROUTERS = (".mlp.gate.weight", ".mlp.router.weight")
 _ENDS = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
 
 
@@ -52,8 +56,9 @@ def convert(checkpoint: Path) -> None:
         return
     config = json.loads((checkpoint / "config.json").read_text())
     draft = path.with_name(f"{path.name}.part")
-    experts = config.get("num_experts", 0)
-    writer = GGUFWriter(draft, "qwen3moe" if experts else "qwen3")
+    experts = config.get("num_experts") or config.get("num_local_experts", 0)
+    is_gpt_oss = config["model_type"] == "gpt_oss"
+    writer = GGUFWriter(draft, "gpt-oss" if is_gpt_oss else "qwen3moe" if experts else "qwen3")
     writer.add_name(checkpoint.name)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -69,24 +74,57 @@ def convert(checkpoint: Path) -> None:
     if experts:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_expert_feed_forward_length(
+            config.get("moe_intermediate_size", config["intermediate_size"])
+        )
+    if scaling := config["rope_scaling"]:
+        writer.add_rope_scaling_type(RopeScalingType(scaling["rope_type"]))
+        writer.add_rope_scaling_factor(scaling["factor"])
+        writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+    if config["sliding_window"]:
+        writer.add_sliding_window(config["sliding_window"])
     writer.add_tokenizer_model("none")
     writer.add_file_type(LlamaFileType.MOSTLY_BF16)
+    names = _NAMES | _GPT_OSS_NAMES if is_gpt_oss else _NAMES
     merged: dict[str, list[Any]] = {}
+    mxfp4: dict[tuple[str, str], dict[str, Any]] = {}
     for name, values in _tensors(checkpoint / "model.safetensors"):
         if found := _EXPERTS.fullmatch(name):
             merged.setdefault(f"blk.{found[1]}.ffn_{found[2]}_exps.weight", []).append(values)
-        elif values.ndim == 1 or name.endswith(".mlp.gate.weight"):  # routers are float32, as norms are
-            writer.add_tensor(_renamed(name), (values.astype(np.uint32) << 16).view(np.float32))
+        elif found := _MXFP4.fullmatch(name):
+            mxfp4.setdefault((found[1], found[2]), {})[found[3]] = values
+        elif values.ndim == 1 or name.endswith(_ROUTERS):  # routers are float32, as norms are
+            writer.add_tensor(_renamed(name, names), _floats(values))
         else:
-            _add_bfloat16(writer, _renamed(name), values)
+            _add_bfloat16(writer, _renamed(name, names), values)
     for name, several in merged.items():
         _add_bfloat16(writer, name, np.stack(several))
+    for (layer, kind), parts in mxfp4.items():
+        halves = (
+            {"gate": slice(0, None, 2), "up": slice(1, None, 2)} if kind == "gate_up" else {kind: slice(None)}
+        )
+        for half, rows in halves.items():
+            at = f"blk.{layer}.ffn_{half}_exps"
+            blocks = _mxfp4_blocks(*(parts[end][:, rows] for end in ("_blocks", "_scales")))
+            writer.add_tensor(f"{at}.weight", blocks, raw_dtype=GGMLQuantizationType.MXFP4)
+            writer.add_tensor(f"{at}.bias", _floats(parts["_bias"][:, rows]))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     draft.rename(path)
+
+
+def _floats(values: Any) -> Any:
+    """bfloat16 as float32."""
+    return (values.astype(np.uint32) << 16).view(np.float32)
+
+
+def _mxfp4_blocks(blocks: Any, scales: Any) -> Any:
+    """llama.cpp's blocks, (experts, outputs, 17 * groups): the scale, then the first half in the low bits."""
+    numbers = np.stack([blocks & 15, blocks >> 4], -1).reshape(*blocks.shape[:-1], 32)
+    packed = numbers[..., :16] | numbers[..., 16:] << 4
+    return np.concatenate([scales[..., None], packed], -1).reshape(*scales.shape[:2], -1)
 
 
 def _add_bfloat16(writer: GGUFWriter, name: str, values: Any) -> None:
@@ -111,22 +149,24 @@ def quantise(checkpoint: Path, bits: int) -> None:
     draft.rename(path)
 
 
-def _renamed(name: str) -> str:
+def _renamed(name: str, names: dict[str, str]) -> str:
     if name in _ENDS:
         return _ENDS[name]
-    _, _, layer, inner = name.removesuffix(".weight").split(".", 3)
-    return f"blk.{layer}.{_NAMES[inner]}.weight"
+    end = "bias" if name.endswith(".bias") else "weight"
+    _, _, layer, inner = name.removesuffix(f".{end}").split(".", 3)
+    return f"blk.{layer}.{names[inner]}.{end}"
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield names and bfloat16 values; the values are memory-mapped 16-bit integers."""
+    """Yield names and memory-mapped values: bytes, or bfloat16 as 16-bit integers."""
     with path.open("rb") as file:
         length = struct.unpack("<Q", file.read(8))[0]
         header = json.loads(file.read(length))
     for name, entry in header.items():
         if name != "__metadata__":
             start = 8 + length + entry["data_offsets"][0]
-            yield name, np.memmap(path, np.uint16, "r", start, tuple(entry["shape"]))
+            dtype = np.uint8 if entry["dtype"] == "U8" else np.uint16
+            yield name, np.memmap(path, dtype, "r", start, tuple(entry["shape"]))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What all peers load: a checkpoint as the hub has them, whose tokens can be counted in a text."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -8,12 +8,14 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from benchmarks.peers.checkpoint import QWEN3_0_6B, Shape, prompts, words, write
+from benchmarks.peers.checkpoint import QWEN3_0_6B, GptOssShape, Shape, prompts, words, write
+from models.transformers_lm.loader import load_decoder
 
 SMALL = Shape(
     hidden=64, layers=2, heads=4, kv_heads=2, head_dim=16, intermediate=96, vocabulary=1000, positions=256
 )
 WITH_EXPERTS = replace(SMALL, experts=6, chosen=2)
+GPT_OSS = GptOssShape(**{**asdict(WITH_EXPERTS), "name": "gpt-oss"})
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +28,20 @@ def test_transformers_loads_it_whole(folder: Path) -> None:
 
     assert not any(told.values()), told
     assert sum(weights.numel() for weights in model.parameters()) * 2 == SMALL.bytes_per_step
+
+
+def test_transformers_loads_that_of_gpt_oss_whole(tmp_path: Path) -> None:
+    checkpoint = write(tmp_path / "it", GPT_OSS)
+    node = load_decoder(checkpoint, "llm", dtype="bfloat16")
+
+    parameters = dict(node.model.named_parameters())
+    merged = {name: one for name, one in parameters.items() if name.endswith(("gate_up_proj", "down_proj"))}
+    assert all(0.015 < one.float().std() < 0.03 for one in merged.values())
+    # A weight in MXFP4 takes four bits and a byte for each 32; two of six experts are read.
+    of_experts = sum(one.numel() * 17 // 32 for one in merged.values())
+    of_experts += sum(2 * one.numel() for name, one in parameters.items() if name.endswith("proj_bias"))
+    rest = sum(2 * one.numel() for name, one in parameters.items() if ".experts." not in name)
+    assert rest + of_experts * 2 // 6 == GPT_OSS.bytes_per_step
 
 
 def test_transformers_loads_that_with_experts_whole(tmp_path: Path) -> None:
