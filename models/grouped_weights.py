@@ -42,6 +42,14 @@ class GroupedWeight:
         """The number of the weight 0, unless there are minimums or values."""
         return int(2 ** (self.bits - 1))
 
+    @property
+    def factors(self) -> torch.Tensor:
+        """What each number multiplies its scale by, (2**bits,) float32."""
+        if self.values is not None:
+            return torch.tensor(self.values, dtype=torch.float32)
+        numbers = torch.arange(2**self.bits, dtype=torch.float32)
+        return numbers if self.minimums is not None else numbers - self.zero
+
     def with_minimums(self) -> "GroupedWeight":
         """Return the same weights with minimums."""
         if self.values is not None:
@@ -52,7 +60,7 @@ class GroupedWeight:
         """Return the same weights, with numbers of eight bits."""
         if self.values is not None:
             bytes_of = torch.tensor([value + 128 for value in self.values], dtype=torch.uint8)
-            return GroupedWeight(8, bytes_of[self.numbers.long()], self.scales)
+            return GroupedWeight(8, bytes_of[self.numbers.int()], self.scales)
         return self if self.bits == 8 else replace(self.with_minimums(), bits=8)
 
     def floats(self) -> torch.Tensor:

@@ -37,7 +37,8 @@ _NAMES = {
 }
 _GPT_OSS_NAMES = {"post_attention_layernorm": "post_attention_norm", "self_attn.sinks": "attn_sinks"}
 _ROUTERS = (".mlp.gate.weight", ".mlp.router.weight")
-_ENDS = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+_EMBEDDINGS = "model.embed_tokens.weight"
+_ENDS = {_EMBEDDINGS: "token_embd.weight", "model.norm.weight": "output_norm.weight"}
 
 
 _QUANTISED = {8: LlamaFileType.MOSTLY_Q8_0, 4: LlamaFileType.MOSTLY_Q4_0}
@@ -50,7 +51,7 @@ def path_of(checkpoint: Path, bits: int = 16) -> Path:
 
 
 def convert(checkpoint: Path) -> None:
-    """Write the file atomically, unless it is newer. The output layer shares the embeddings."""
+    """Write the file atomically, unless it is newer. The output layer is the embeddings."""
     path = path_of(checkpoint)
     if path.exists() and path.stat().st_mtime > (checkpoint / "config.json").stat().st_mtime:
         return
@@ -97,6 +98,8 @@ def convert(checkpoint: Path) -> None:
             writer.add_tensor(_renamed(name, names), _floats(values))
         else:
             _add_bfloat16(writer, _renamed(name, names), values)
+        if is_gpt_oss and name == _EMBEDDINGS:  # llama.cpp expects a head of its own
+            _add_bfloat16(writer, "output.weight", values)
     for name, several in merged.items():
         _add_bfloat16(writer, name, np.stack(several))
     for (layer, kind), parts in mxfp4.items():

@@ -55,8 +55,8 @@ class DecoderLM:
         self.weights_digest: Final = weights_digest
         self.architecture: Final = type(model).__name__
         self.kernels: Final = "torch"
-        self.stored_weights: Final = stored_weights
-        self.left_floats: Final = left_floats
+        self.stored_weights = stored_weights
+        self.left_floats = left_floats
         self.is_filled = is_filled
         self._model = model
         self.rotary_change: Final = rotary_change
@@ -80,6 +80,12 @@ class DecoderLM:
             readers: Readers = {**self.stored_weights, **self.left_floats}
             left_weights.fill(self._model, {name: readers[name] for name in readers if name not in but})
             self.is_filled = not but
+
+    def close_files(self) -> None:
+        """Let the pages of the files go: forget what reads them, and copy the tensors that are in them."""
+        self.stored_weights, self.left_floats = {}, {}
+        for tensor in (*self._model.parameters(), *self._model.buffers()):
+            tensor.data = tensor.data.clone()
 
     @cached_property
     def adapted_modules(self) -> AdaptedModules:

@@ -656,6 +656,17 @@ void dalsegno_quantise(void* context, int dtype, const void* w, int32_t n, int32
   });
 }
 
+// Writes a matrix (n, k) of `dtype`; see `grouped::dequantise`.
+void dalsegno_dequantise(void* context, int dtype, const uint8_t* numbers, const float* values, const float* scales,
+                         const float* minimums, int32_t n, int32_t k, void* to) {
+  static_cast<Context*>(context)->team.run(1, [&](Team::Member& member) {
+    if (dtype)
+      grouped::dequantise(member, 0, numbers, values, scales, minimums, n, k, static_cast<bfloat16*>(to));
+    else
+      grouped::dequantise(member, 0, numbers, values, scales, minimums, n, k, static_cast<float*>(to));
+  });
+}
+
 // y (rows, n) = x (rows, k) W^T, in float32; y's rows are `stride` apart. Returns 0, or 1 if out of memory.
 int dalsegno_linear(void* context, int dtype, const Matrix* w, const float* x, int32_t rows, float* y, int64_t stride) {
   try {

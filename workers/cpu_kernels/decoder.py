@@ -198,6 +198,8 @@ class NativeDecoder(LlamaLike):
             layer=self._layers,
             norm=packer.floats(body.norm.weight),
         )
+        if close_files := getattr(node, "close_files", None):
+            close_files()
         _LOGGER.info("%s: weights packed into %.0f MB", node.name, packer.nbytes / 1e6)
 
     def __del__(self) -> None:

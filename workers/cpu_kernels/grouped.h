@@ -447,18 +447,44 @@ inline void pack(Team::Member& member, int phase, char* into, const Weights& w, 
       for (int group = 0; group < w.groups(); ++group) {
         char* block = unit + group * w.group_bytes();
         auto* to = reinterpret_cast<uint8_t*>(block + place / LANES * panel_bytes(w.form));
-        const size_t at = number * size_t(w.k) + group * GROUP;
-        for (int k = 0; k < std::min(GROUP, w.k - group * GROUP); ++k) {
-          const uint8_t found = from.numbers[at + k];
-          if (w.form == Form::EIGHT)
-            to[k / 4 * 64 + lane * 4 + k % 4] = found;
-          else
-            to[k % (GROUP / 2) / 4 * 64 + lane * 4 + k % 4] |= static_cast<uint8_t>(k < GROUP / 2 ? found : found << 4);
+        uint32_t words[WORDS] = {};
+        const uint8_t* numbers = from.numbers + number * size_t(w.k) + group * GROUP;
+        if (const int count = w.k - group * GROUP; count < GROUP)
+          std::memcpy(words, numbers, count);
+        else
+          std::memcpy(words, numbers, GROUP);
+        for (int word = 0; word < WORDS * bits_of(w.form) / 8; ++word) {
+          const uint32_t both = w.form == Form::EIGHT ? words[word] : words[word] | words[word + WORDS / 2] << 4;
+          std::memcpy(to + word * sizeof(Words) + lane * sizeof both, &both, sizeof both);
         }
         auto* halves = reinterpret_cast<uint16_t*>(block + UNIT * panel_bytes(w.form));
         halves[place] = from.scales[number * size_t(w.groups()) + group];
         if (from.minimums) halves[COLUMNS + place] = from.minimums[number * size_t(w.groups()) + group];
       }
+    }
+  });
+}
+
+// Writes the n rows of a matrix as floats, by all members: each weight is `values[number] * scale + minimum`. Scales
+// and minimums are in rows of groups; no minimums if null.
+template <class T>
+void dequantise(Team::Member& member, int phase, const uint8_t* numbers, const float* values, const float* scales,
+                const float* minimums, int n, int k, T* to) {
+  const size_t groups = (k + GROUP - 1) / GROUP;
+  member.each(phase, n, [&](int row) {
+    for (int at = 0; at < k; at += LANES) {
+      const size_t group = row * groups + at / GROUP, first = row * size_t(k) + at;
+      const int count = std::min(LANES, k - at);
+      uint8_t here[LANES] = {};
+      if (count < LANES)
+        std::memcpy(here, numbers + first, count);
+      else
+        std::memcpy(here, numbers + first, LANES);
+      float some[LANES];
+      for (int lane = 0; lane < LANES; ++lane) some[lane] = values[here[lane]];
+      T rounded[LANES];
+      store(rounded, load(some) * scales[group] + (minimums ? minimums[group] : 0.0f));
+      std::memcpy(to + first, rounded, count * sizeof(T));
     }
   });
 }

@@ -129,6 +129,9 @@ class Library:
         self.quantise: Final = self._function(
             "quantise", None, pointer, c_int, pointer, *(integer,) * 3, *(pointer,) * 3
         )
+        self.dequantise: Final = self._function(
+            "dequantise", None, pointer, c_int, *(pointer,) * 4, integer, integer, pointer
+        )
         self.linear: Final = self._function(
             "linear", c_int, pointer, c_int, POINTER(Matrix), pointer, integer, pointer, c_int64
         )

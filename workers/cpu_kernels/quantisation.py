@@ -10,6 +10,7 @@ matrices rounded as theirs. So the check at load compares like with like.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -87,6 +88,10 @@ class Forms:
             self._kept[linear] = found
         return found
 
+    def dequantised(self, weight: GroupedWeight) -> torch.Tensor:
+        """Return the weights as floats, in the dtype of the model."""
+        return self._packer.dequantised(weight)
+
     def forget(self) -> None:
         """Free the numbers that were returned so far."""
         self._kept.clear()
@@ -108,16 +113,17 @@ def quantised_layers(linears: Iterable[Any], experts: Sequence[Any], forms: Form
 
     One matrix at a time is there as floats.
     """
-    with ExitStack() as hooks, experts_computed_by(lambda one, rows: _product(forms.of(one), rows), experts):
+    with ExitStack() as hooks, experts_computed_by(partial(_product, forms), experts):
         for linear in linears:
             for handle in _hooks(linear, forms):
                 hooks.enter_context(handle)
         yield
 
 
-def _product(weight: Weight, rows: torch.Tensor) -> torch.Tensor:
+def _product(forms: Forms, matrix: ExpertMatrix, rows: torch.Tensor) -> torch.Tensor:
+    weight = forms.of(matrix)
     if isinstance(weight, GroupedWeight):
-        weight, rows = weight.floats().to(rows.dtype), rounded(rows)
+        weight, rows = forms.dequantised(weight), rounded(rows)
     return torch.nn.functional.linear(rows, weight)
 
 
@@ -129,7 +135,7 @@ def _hooks(linear: Any, forms: Forms) -> Iterator[Any]:
         weight = forms.of(linear)
         if not isinstance(weight, GroupedWeight):
             return inputs
-        linear.weight.data = weight.floats().to(linear.weight.dtype)
+        linear.weight.data = forms.dequantised(weight)
         return (rounded(inputs[0]), *inputs[1:])
 
     def after(*_: Any) -> None:

@@ -2,15 +2,18 @@
 
 import logging
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import torch
 
+from benchmarks.peers.checkpoint import GptOssShape, write
 from models.checkpoints.files import UnsupportedArchitectureError
 from models.grouped_weights import GroupedWeight
 from models.transformers_lm.expert_layers import matrix_named
 from models.transformers_lm.left_weights import CLASSES
+from models.transformers_lm.loader import load_decoder
 from tests.workers.cpu_kernels import models
 from tests.workers.cpu_kernels.libraries import NAMES, library
 from tests.workers.kv_engine.engines import make_engine
@@ -308,7 +311,7 @@ def test_weights_are_computed_from_as_they_are_stored() -> None:
     numbers = torch.full(linear.weight.shape, 7, dtype=torch.uint8)
     stored = GroupedWeight(4, numbers, torch.ones(len(numbers), 14) * 0.05)
     read = {"model.layers.1.mlp.up_proj": lambda: stored}
-    node.stored_weights = read  # type: ignore[misc] # that of another checkpoint
+    node.stored_weights = read
     changed = models.node("qwen2")
     changed.model.model.layers[1].mlp.up_proj.weight.data = stored.floats()
 
@@ -329,7 +332,7 @@ def test_experts_are_computed_from_as_they_are_stored(part: str) -> None:
     floats = matrix_named(changed.model, name).weight
     numbers = torch.full(floats.shape, 7, dtype=torch.uint8)
     stored = GroupedWeight(4, numbers, torch.ones(len(numbers), -(-floats.shape[1] // 32)) * 0.5)
-    node.stored_weights = {name: lambda: stored}  # type: ignore[misc] # that of another checkpoint
+    node.stored_weights = {name: lambda: stored}
     floats.copy_(stored.floats())
 
     [text] = prompts(60)
@@ -340,6 +343,28 @@ def test_experts_are_computed_from_as_they_are_stored(part: str) -> None:
 
     assert (found.log_probs - expected.log_probs).abs().max() < 0.05
     assert (found.log_probs - plain.log_probs).abs().max() > 0.2
+
+
+@pytest.mark.slow
+def test_gpt_oss_is_computed_from_mxfp4_and_leaves_its_files(tmp_path: Path) -> None:
+    sizes = {"hidden": 128, "heads": 4, "kv_heads": 2, "head_dim": 64, "vocabulary": 1000, "layers": 2}
+    shape = GptOssShape(name="any", intermediate=160, experts=6, chosen=2, **sizes)
+    checkpoint = write(tmp_path / "gpt-oss", shape)
+    [text] = prompts(60)
+    floats = load_decoder(checkpoint, "llm", dtype="float32")
+    expected = Predictions.of(floats.reference(torch.tensor(text)), text)
+
+    node = load_decoder(checkpoint, "llm", dtype="float32", leaves_weights=True)
+    assert str(checkpoint) in Path("/proc/self/maps").read_text()
+    del floats
+    decoder = NativeDecoder(node, library(NAMES[-1]), threads=2)
+    few = predictions(decoder, text)
+
+    assert (few.log_probs - expected.log_probs).abs().mean() < 0.1 * expected.log_probs.std()
+    assert few.agreement(expected) > 0.8
+    assert len(set(expected.likeliest.tolist())) > 10
+    assert str(checkpoint) not in Path("/proc/self/maps").read_text()
+    engine(load_decoder(checkpoint, "llm", dtype="bfloat16", leaves_weights=True))
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "qwen2_moe", "mixtral"])

@@ -124,6 +124,23 @@ def test_a_row_comes_to_the_same_bits_whoever_is_beside_it_and_whoever_computes(
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_weights_can_be_had_as_floats(name: str, dtype: torch.dtype, kind: str, n: int, k: int) -> None:
+    weight = weight_of(n, k, **KINDS[kind])
+    with products(name, dtype=dtype) as one:
+        found = one.dequantised(weight)
+    # The product and the sum with a minimum may be rounded at once.
+    torch.testing.assert_close(
+        found.float(),
+        weight.floats().to(dtype).float(),
+        rtol=2**-8 if dtype == torch.bfloat16 else 1e-6,
+        atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_bfloat16_activations_are_rounded_first(name: str) -> None:
     weight, x = weight_of(70, 96, 8), inputs(19, 96)
     with products(name, dtype=torch.bfloat16) as narrow, products(name) as wide:
