@@ -1,6 +1,6 @@
-"""Weights of four or eight bits in groups of 32, as the CPU kernels multiply them.
+"""Weights of four, five or eight bits in groups of 32, as the CPU kernels multiply them.
 
-A weight is `scale * (number - zero)`, with a zero of 8 or 128, or `scale * number + minimum`, or
+A weight is `scale * (number - zero)`, with a zero of 8, 16 or 128, or `scale * number + minimum`, or
 `scale * values[number]`, with a table of sixteen integers. Numbers are unsigned. Scale and minimum belong to
 an output and to 32 consecutive inputs. Formats with larger groups (GPTQ, AWQ) repeat theirs.
 """
@@ -20,7 +20,7 @@ class GroupedWeight:
     """A matrix of n outputs and k inputs.
 
     Attributes:
-        bits: of a number: 4 or 8.
+        bits: of a number: 4, 5 or 8.
         numbers: (n, k) uint8, one number in each.
         scales: (n, groups) float32.
         minimums: (n, groups) float32; None if weights are `scale * (number - zero)`.
@@ -53,20 +53,20 @@ class GroupedWeight:
     def with_minimums(self) -> "GroupedWeight":
         """Return the same weights with minimums."""
         if self.values is not None:
-            return self.in_bytes().with_minimums()
+            return self.widened(8).with_minimums()
         return self if self.minimums is not None else replace(self, minimums=self.scales * -self.zero)
 
-    def in_bytes(self) -> "GroupedWeight":
-        """Return the same weights, with numbers of eight bits."""
+    def widened(self, bits: int) -> "GroupedWeight":
+        """Return the same weights with numbers of more bits if they have fewer; those of values get eight."""
         if self.values is not None:
             bytes_of = torch.tensor([value + 128 for value in self.values], dtype=torch.uint8)
             return GroupedWeight(8, bytes_of[self.numbers.int()], self.scales)
-        return self if self.bits == 8 else replace(self.with_minimums(), bits=8)
+        return self if self.bits >= bits else replace(self.with_minimums(), bits=bits)
 
     def floats(self) -> torch.Tensor:
         """Return the weights, (n, k) float32."""
         if self.values is not None:
-            return self.in_bytes().floats()
+            return self.widened(8).floats()
         inputs = self.shape[1]
         if inputs % GROUP:
             filled = torch.nn.functional.pad(self.numbers, (0, -inputs % GROUP))

@@ -1,13 +1,13 @@
 """The blocks of a GGUF file as weights in groups of 32 (`models.grouped_weights`).
 
-    Q4_0, Q8_0          scale * (number - zero)
-    Q4_1, Q5_0, Q5_1    scale * number + minimum
+    Q4_0, Q5_0, Q8_0    scale * (number - zero)
+    Q4_1, Q5_1          scale * number + minimum
     Q4_K, Q5_K          the same: blocks of 256, whose eight scales and minimums are integers of six bits,
                         times one float each
     IQ4_NL, MXFP4       scale * value, that the number chooses from a table
     IQ4_XS              the same: blocks of 256, whose eight scales are integers of six bits, times one float
 
-Numbers of five bits get eight. Other types have groups of sixteen, or floats of their own in each group: they
+Other types have groups of sixteen, or floats of their own in each group: they
 are rounded to eight bits, which adds at most 1/254 of the largest weight of a group.
 
 Source: the block structures of llama.cpp's `ggml-common.h`.
@@ -50,14 +50,13 @@ def _q4_1(blocks: torch.Tensor) -> GroupedWeight:
 
 
 def _q5_0(blocks: torch.Tensor) -> GroupedWeight:
-    scales = _half(blocks, 0)
     numbers = _nibbles(blocks[..., 6:]) + _fifth_bits(blocks[..., 2:6])
-    return GroupedWeight(8, numbers, scales, -16 * scales)
+    return GroupedWeight(5, numbers, _half(blocks, 0))
 
 
 def _q5_1(blocks: torch.Tensor) -> GroupedWeight:
     numbers = _nibbles(blocks[..., 8:]) + _fifth_bits(blocks[..., 4:8])
-    return GroupedWeight(8, numbers, _half(blocks, 0), _half(blocks, 2))
+    return GroupedWeight(5, numbers, _half(blocks, 0), _half(blocks, 2))
 
 
 def _q8_0(blocks: torch.Tensor) -> GroupedWeight:
@@ -72,7 +71,7 @@ def _q4_k(blocks: torch.Tensor) -> GroupedWeight:
 def _q5_k(blocks: torch.Tensor) -> GroupedWeight:
     high = blocks[..., None, 16:48] >> torch.arange(_SCALES_OF_K, dtype=torch.uint8)[:, None] & 1
     numbers = _nibbles_of_k(blocks[..., 48:]) + (high << 4).flatten(1)
-    return GroupedWeight(8, numbers, *_scales_of_k(blocks))
+    return GroupedWeight(5, numbers, *_scales_of_k(blocks))
 
 
 def _iq4_nl(blocks: torch.Tensor) -> GroupedWeight:

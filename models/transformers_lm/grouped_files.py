@@ -1,6 +1,7 @@
 """Weights in groups of 32 in safetensors, as conversions of other formats write them (`models.gguf`).
 
     q.weight_numbers    U8 (outputs, inputs), or of four bits (outputs, inputs / 2): the first in the low bits
+    q.weight_fifths     U8 (outputs, inputs / 8): the fifth bits of numbers of five, the first in the lowest
     q.weight_scales     F32 (outputs, groups)
     q.weight_minimums   F32 (outputs, groups); absent if weights are `scale * (number - zero)`
     q.weight_values     I8 (16), that numbers of four bits choose from; mostly absent
@@ -22,9 +23,11 @@ from models.grouped_weights import GROUP, GroupedWeight
 METHOD: Final = "groups"
 NUMBERS: Final = "weight_numbers"
 _SCALES: Final = "weight_scales"
+_FIFTHS: Final = "weight_fifths"
 _MINIMUMS: Final = "weight_minimums"
 _VALUES: Final = "weight_values"
 _COUNT: Final = 16
+_PLACES: Final = torch.arange(8, dtype=torch.uint8)
 CONFIG: Final[Mapping[str, Any]] = {"quant_method": METHOD}
 """The `quantization_config` of a checkpoint that has any."""
 
@@ -41,12 +44,13 @@ class GroupedParts:
     scales: str
     minimums: str | None
     values: str | None
+    fifths: str | None
     bits: int
     shape: tuple[int, int]
 
     @property
     def names(self) -> list[str]:
-        tables = (self.scales, self.minimums, self.values)
+        tables = (self.scales, self.minimums, self.values, self.fifths)
         return [self.numbers, *(name for name in tables if name is not None)]
 
     def is_grouped(self, _: Callable[[str], torch.Tensor]) -> bool:
@@ -55,8 +59,10 @@ class GroupedParts:
     def grouped(self, read: Callable[[str], torch.Tensor]) -> GroupedWeight:
         """Return the weight as it is stored."""
         numbers = read(self.numbers)
-        if self.bits == 4:
+        if self.bits < 8:
             numbers = torch.stack([numbers & 15, numbers >> 4], 2).flatten(1)
+        if self.fifths is not None:
+            numbers += (read(self.fifths)[:, :, None] >> _PLACES & 1).flatten(1) << 4
         minimums = read(self.minimums) if self.minimums is not None else None
         values = tuple(read(self.values).tolist()) if self.values is not None else None
         return GroupedWeight(self.bits, numbers, read(self.scales), minimums, values)
@@ -69,10 +75,14 @@ class GroupedParts:
 def tensors_of(name: str, weight: GroupedWeight) -> dict[str, torch.Tensor]:
     """Return the tensors of the weight of that name (`q.weight`), whose inputs are whole groups."""
     module, numbers = name.rpartition(".")[0], weight.numbers
-    if weight.bits == 4:
-        numbers = numbers[:, 0::2] | numbers[:, 1::2] << 4
+    fifths = None
+    if weight.bits == 5:
+        fifths = (numbers.view(len(numbers), -1, 8) >> 4 << _PLACES).sum(2, dtype=torch.uint8)
+    if weight.bits < 8:
+        numbers = numbers[:, 0::2] & 15 | numbers[:, 1::2] << 4
     values = torch.tensor(weight.values, dtype=torch.int8) if weight.values is not None else None
-    tensors = {NUMBERS: numbers, _SCALES: weight.scales, _MINIMUMS: weight.minimums, _VALUES: values}
+    tensors = {NUMBERS: numbers, _SCALES: weight.scales, _MINIMUMS: weight.minimums}
+    tensors |= {_VALUES: values, _FIFTHS: fifths}
     return {f"{module}.{end}": part.contiguous() for end, part in tensors.items() if part is not None}
 
 
@@ -83,7 +93,8 @@ def grouped_parts(name: str, tensors: Mapping[str, TensorInfo], checkpoint: Path
         CheckpointError: one of them is missing, or has the wrong type or shape.
     """
     module, numbers = name.rpartition(".")[0], tensors[name]
-    scales, minimums, values = (f"{module}.{end}" for end in (_SCALES, _MINIMUMS, _VALUES))
+    ends = (_SCALES, _MINIMUMS, _VALUES, _FIFTHS)
+    scales, minimums, values, fifths = (f"{module}.{end}" for end in ends)
     found = tensors.get(scales)
     tables = [tensors[part] for part in (scales, minimums) if part in tensors]
     if (
@@ -109,11 +120,19 @@ def grouped_parts(name: str, tensors: Mapping[str, TensorInfo], checkpoint: Path
             f"{checkpoint}: {values} is {table.dtype}{list(table.shape)} for numbers of {bits} bits, "
             f"expected I8[{_COUNT}] for numbers of 4; convert the file again"
         )
+    of_fifths = tensors.get(fifths)
+    wanted = (outputs, groups * GROUP // 8)
+    if of_fifths is not None and ((of_fifths.dtype, of_fifths.shape) != ("U8", wanted) or bits != 4):
+        raise CheckpointError(
+            f"{checkpoint}: {fifths} is {of_fifths.dtype}{list(of_fifths.shape)} beside numbers of {bits} "
+            f"bits, expected U8{list(wanted)} beside numbers of 4; convert the file again"
+        )
     return GroupedParts(
         name,
         scales,
         minimums if minimums in tensors else None,
         values if table is not None else None,
-        bits,
+        fifths if of_fifths is not None else None,
+        bits + (of_fifths is not None),
         (outputs, groups * GROUP),
     )

@@ -25,9 +25,9 @@ def test_a_weight_is_the_number_less_the_zero_times_the_scale_of_its_group(bits:
 def test_minimums_and_more_bits_change_no_weight() -> None:
     one = weight()
 
-    for other in (one.with_minimums(), one.in_bytes()):
+    for other in (one.with_minimums(), one.widened(8)):
         torch.testing.assert_close(other.floats(), one.floats(), rtol=1e-6, atol=1e-6)
-    assert one.in_bytes().bits == 8
+    assert one.widened(8).bits == 8
     assert one.with_minimums().with_minimums() is not one
 
 
@@ -48,7 +48,7 @@ def test_a_number_of_four_bits_can_choose_a_value() -> None:
 
     expected = torch.tensor(values)[one.numbers.long()] * one.scales.repeat_interleave(32, 1)[:, :80]
     torch.testing.assert_close(found, expected)
-    for other in (chosen.in_bytes(), chosen.with_minimums()):
+    for other in (chosen.widened(8), chosen.with_minimums()):
         assert (other.bits, other.values) == (8, None)
         torch.testing.assert_close(other.floats(), expected)
 

@@ -112,7 +112,8 @@ Packed<T> packed(const Matrix& matrix) {
 }
 
 inline grouped::Weights grouped_weights(const Matrix& w) {
-  const auto form = w.has_values ? grouped::Form::VALUE : w.bits == 4 ? grouped::Form::FOUR : grouped::Form::EIGHT;
+  using grouped::Form;
+  const auto form = w.has_values ? Form::VALUE : w.bits == 4 ? Form::FOUR : w.bits == 5 ? Form::FIVE : Form::EIGHT;
   return {static_cast<const char*>(w.data), w.n, w.k, form, w.has_minimums != 0, w.values, w.factor};
 }
 

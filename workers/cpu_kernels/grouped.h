@@ -1,4 +1,4 @@
-// Weights of four or eight bits in groups, and their products with activations of eight bits.
+// Weights of four, five or eight bits in groups, and their products with activations of eight bits.
 //
 // A weight is `scale * (number - zero)`, or `scale * number + minimum`, or `scale * value`, where a number of four bits
 // chooses the value, an integer of eight bits, from a table of the matrix. Numbers are unsigned; scale and minimum are
@@ -8,7 +8,8 @@
 //
 // A group of a unit is, for each panel, its numbers as the instructions need them: in a vector four consecutive k
 // of each of sixteen columns. Two vectors of four bits share 64 bytes: the first half of the group is in the low
-// bits, the second half in the high ones. Then come the scales of all columns (float16), and the minimums, if any.
+// bits, the second half in the high ones. The fifth bits of a panel's numbers are in 64 bytes more: bit w of the byte of
+// a column and k % 4 is that of k / 4 = w. Then come the scales of all columns (float16), and the minimums, if any.
 #pragma once
 
 #include <algorithm>
@@ -30,12 +31,13 @@ constexpr int COLUMNS = UNIT * LANES;
 
 enum class Form {
   FOUR,   // numbers of four bits
+  FIVE,   // of five bits
   EIGHT,  // of eight bits
   VALUE,  // of four bits, which choose a value
 };
 
-constexpr int bits_of(Form form) { return form == Form::EIGHT ? 8 : 4; }
-constexpr int multiplied_bits(Form form) { return form == Form::FOUR ? 4 : 8; }  // those of a product's factor
+constexpr int bits_of(Form form) { return form == Form::EIGHT ? 8 : form == Form::FIVE ? 5 : 4; }
+constexpr int multiplied_bits(Form form) { return form == Form::VALUE ? 8 : bits_of(form); }  // of a product's factor
 constexpr int zero_of(Form form, bool has_minimums) { return has_minimums ? 0 : 1 << (multiplied_bits(form) - 1); }
 constexpr size_t panel_bytes(Form form) { return size_t(LANES) * GROUP * bits_of(form) / 8; }
 
@@ -149,7 +151,7 @@ inline void add_products(Ints& into, Words w, const int8_t* x) {
   into = (Ints)_mm512_dpbusd_epi32((__m512i)into, (__m512i)w, _mm512_set1_epi32(word));
 #elif defined(__AVX512BW__)
   const __m512i numbers = (__m512i)w, other = _mm512_set1_epi32(word);
-  if constexpr (bits == 4) {  // sums of two fit into sixteen bits
+  if constexpr (bits < 8) {  // sums of two fit into sixteen bits
     into += (Ints)_mm512_madd_epi16(_mm512_maddubs_epi16(numbers, other), _mm512_set1_epi16(1));
   } else {
     const __m512i even = _mm512_and_si512(numbers, _mm512_set1_epi16(0xFF)), odd = _mm512_srli_epi16(numbers, 8);
@@ -166,7 +168,7 @@ inline void add_products(Ints& into, Words w, const int8_t* x) {
     sum[which] = _mm256_dpbusd_avx_epi32(sum[which], half[which], other);
 #else
     const auto add = [&](__m256i products) { sum[which] = _mm256_add_epi32(sum[which], products); };
-    if constexpr (bits == 4) {
+    if constexpr (bits < 8) {
       add(_mm256_madd_epi16(_mm256_maddubs_epi16(half[which], other), _mm256_set1_epi16(1)));
     } else {
       const __m256i even = _mm256_and_si256(half[which], _mm256_set1_epi16(0xFF)), odd = _mm256_srli_epi16(half[which], 8);
@@ -226,6 +228,21 @@ inline Words chosen_from(Words table, Words numbers) {
 #endif
 }
 
+// The numbers of two words of a panel: those of the word at `word`, and of the one half a group later.
+template <Form form>
+inline std::array<Words, 2> numbers_at(const char* panel, int word, Words table) {
+  const Words both = load_raw<Words>(panel + word * sizeof(Words));
+  std::array<Words, 2> found{both & 0x0F0F0F0F, both >> 4 & 0x0F0F0F0F};
+  if constexpr (form == Form::VALUE)
+    for (Words& numbers : found) numbers = chosen_from(table, numbers);
+  if constexpr (form == Form::FIVE) {
+    const Words fifths = load_raw<Words>(panel + WORDS / 2 * sizeof(Words)) >> word;
+    found[0] |= (fifths & 0x01010101) << 4;
+    found[1] |= (fifths >> WORDS / 2 & 0x01010101) << 4;
+  }
+  return found;
+}
+
 // Multiplies rows of x with a unit: y (rows, UNIT).
 template <Form form, bool has_minimums, int rows>
 void multiply_rows(const Activations& x, const char* unit, size_t group_bytes, const int8_t* values, Ahead ahead,
@@ -242,12 +259,10 @@ void multiply_rows(const Activations& x, const char* unit, size_t group_bytes, c
         // Unsigned: a thread that is late may read any number here, whose product may be too large.
         products[row][panel] = as<Ints>(Words{} - uint32_t{ZERO} * static_cast<uint32_t>(x.sums[x.place(group) + row]));
     const int8_t* numbers = x.numbers + group * GROUP;
-    if constexpr (bits_of(form) == 4) {
+    if constexpr (form != Form::EIGHT) {
       for (int word = 0; word < WORDS / 2; ++word)
         for (int panel = 0; panel < UNIT; ++panel) {
-          const Words both = load_raw<Words>(unit + panel * PANEL + word * sizeof(Words));
-          Words low = both & 0x0F0F0F0F, high = both >> 4 & 0x0F0F0F0F;
-          if constexpr (form == Form::VALUE) low = chosen_from(table, low), high = chosen_from(table, high);
+          const auto [low, high] = numbers_at<form>(unit + panel * PANEL, word, table);
           for (int row = 0; row < rows; ++row) {
             const int8_t* mine = numbers + row * x.stride + word * 4;
             add_products<BITS>(products[row][panel], low, mine);
@@ -306,24 +321,25 @@ void unpack(const char* unit, size_t group_bytes, int groups, const int8_t* valu
   constexpr size_t PANEL = panel_bytes(form);
   const Words table = form == Form::VALUE ? table_of(values, 0) : Words{};
   for (int group = 0; group < groups; ++group, unit += group_bytes)
-    for (int panel = 0; panel < UNIT; ++panel)
-      for (int word = 0; word < static_cast<int>(PANEL / sizeof(Words)); ++word) {
-        const Words found = load_raw<Words>(unit + panel * PANEL + word * sizeof(Words));
-        const auto put = [&](int at, Words numbers) {
-          if constexpr (form == Form::VALUE) {
-            numbers = chosen_from(table, numbers);
-          } else if constexpr (!has_minimums) {
-            // The zero is the highest bit, so subtracting it is flipping it, and extending it as the sign.
-            const __m512i zero = _mm512_set1_epi8(static_cast<char>(zero_of(form, false)));
-            numbers = (Words)_mm512_sub_epi8((__m512i)numbers, zero);
-          }
-          std::memcpy(to.numbers[group][panel][at], &numbers, sizeof numbers);
-        };
-        if constexpr (bits_of(form) == 4)
-          put(word, found & 0x0F0F0F0F), put(word + WORDS / 2, found >> 4 & 0x0F0F0F0F);
-        else
-          put(word, found);
+    for (int panel = 0; panel < UNIT; ++panel) {
+      const char* from = unit + panel * PANEL;
+      const auto put = [&](int word, Words numbers) {
+        if constexpr (form != Form::VALUE && !has_minimums) {
+          // The zero is the highest bit, so subtracting it is flipping it, and extending it as the sign.
+          const __m512i zero = _mm512_set1_epi8(static_cast<char>(zero_of(form, false)));
+          numbers = (Words)_mm512_sub_epi8((__m512i)numbers, zero);
+        }
+        std::memcpy(to.numbers[group][panel][word], &numbers, sizeof numbers);
+      };
+      if constexpr (form == Form::EIGHT) {
+        for (int word = 0; word < WORDS; ++word) put(word, load_raw<Words>(from + word * sizeof(Words)));
+      } else {
+        for (int word = 0; word < WORDS / 2; ++word) {
+          const auto numbers = numbers_at<form>(from, word, table);
+          put(word, numbers[0]), put(word + WORDS / 2, numbers[1]);
+        }
       }
+    }
 }
 
 // Multiplies `rows` rows, at most sixteen, with `groups` groups of a panel, the first of them `from`. Adds to y, whose
@@ -410,10 +426,18 @@ void multiply_unit(const Activations& x, int rows, const Weights& w, int number,
 
 // Multiplies all rows of a block with one unit: y (rows, UNIT).
 inline void multiply(const Activations& x, int rows, const Weights& w, int unit, bool is_followed, Floats* y) {
-  const auto compute = w.form == Form::VALUE  ? multiply_unit<Form::VALUE, false>
-                       : w.form == Form::FOUR ? (w.has_minimums ? multiply_unit<Form::FOUR, true> : multiply_unit<Form::FOUR, false>)
-                       : w.has_minimums       ? multiply_unit<Form::EIGHT, true>
-                                              : multiply_unit<Form::EIGHT, false>;
+  const auto compute = [&] {
+    switch (w.form) {
+      case Form::FOUR:
+        return w.has_minimums ? multiply_unit<Form::FOUR, true> : multiply_unit<Form::FOUR, false>;
+      case Form::FIVE:
+        return w.has_minimums ? multiply_unit<Form::FIVE, true> : multiply_unit<Form::FIVE, false>;
+      case Form::VALUE:
+        return multiply_unit<Form::VALUE, false>;
+      default:
+        return w.has_minimums ? multiply_unit<Form::EIGHT, true> : multiply_unit<Form::EIGHT, false>;
+    }
+  }();
   compute(x, rows, w, unit, is_followed, y);
 }
 
@@ -453,9 +477,17 @@ inline void pack(Team::Member& member, int phase, char* into, const Weights& w, 
           std::memcpy(words, numbers, count);
         else
           std::memcpy(words, numbers, GROUP);
-        for (int word = 0; word < WORDS * bits_of(w.form) / 8; ++word) {
-          const uint32_t both = w.form == Form::EIGHT ? words[word] : words[word] | words[word + WORDS / 2] << 4;
-          std::memcpy(to + word * sizeof(Words) + lane * sizeof both, &both, sizeof both);
+        const auto put = [&](int at, uint32_t word) { std::memcpy(to + at * sizeof(Words) + lane * sizeof word, &word, sizeof word); };
+        if (w.form == Form::EIGHT) {
+          for (int word = 0; word < WORDS; ++word) put(word, words[word]);
+        } else {
+          for (int word = 0; word < WORDS / 2; ++word)
+            put(word, (words[word] & 0x0F0F0F0F) | (words[word + WORDS / 2] & 0x0F0F0F0F) << 4);
+        }
+        if (w.form == Form::FIVE) {
+          uint32_t fifths = 0;
+          for (int word = 0; word < WORDS; ++word) fifths |= (words[word] >> 4 & 0x01010101) << word;
+          put(WORDS / 2, fifths);
         }
         auto* halves = reinterpret_cast<uint16_t*>(block + UNIT * panel_bytes(w.form));
         halves[place] = from.scales[number * size_t(w.groups()) + group];

@@ -33,6 +33,8 @@ def told(tensors: dict[str, torch.Tensor]) -> dict[str, TensorInfo]:
     [
         weight(4),
         weight(4, has_minimums=True),
+        weight(5),
+        weight(5, has_minimums=True),
         weight(8),
         weight(8, has_minimums=True),
         weight(4, values=VALUES),
@@ -57,13 +59,14 @@ def test_they_come_back_as_they_were_written(one: GroupedWeight) -> None:
         ("q.weight_scales", lambda one: one.to(torch.uint8), r"ones of F32 in q.weight_scales"),
         ("q.weight_values", lambda one: one[:15], r"is I8\[15\] for numbers of 4 bits, expected I8\[16\]"),
         ("q.weight_values", lambda one: one.to(torch.uint8), r"is U8\[16\] for numbers of 4 bits"),
+        ("q.weight_fifths", lambda one: one[:, :7], r"is U8\[6, 7\] beside numbers of 4 bits, expected U8"),
         ("q.weight_numbers", lambda one: one.repeat(1, 2), r"is I8\[16\] for numbers of 8 bits"),
     ],
 )  # fmt: skip
 def test_parts_that_do_not_fit_are_told(
     name: str, change: Callable[[torch.Tensor], torch.Tensor], why: str
 ) -> None:
-    tensors = tensors_of("q.weight", weight(4, values=VALUES))
+    tensors = tensors_of("q.weight", weight(4, values=VALUES) if "fifths" not in name else weight(5))
     tensors[name] = change(tensors[name])
 
     with pytest.raises(CheckpointError, match=why):

@@ -69,6 +69,8 @@ def inputs(rows: int, k: int) -> torch.Tensor:
 KINDS: dict[str, dict[str, Any]] = {
     "4": {"bits": 4},
     "4 with minimums": {"bits": 4, "has_minimums": True},
+    "5": {"bits": 5},
+    "5 with minimums": {"bits": 5, "has_minimums": True},
     "8": {"bits": 8},
     "8 with minimums": {"bits": 8, "has_minimums": True},
     "values": {"bits": 4, "values": VALUES},
@@ -231,7 +233,17 @@ def test_pairs_lie_beside_each_other_whoever_does_it(name: str) -> None:
     assert torch.equal(pairs[0].view(3, -1, 2, 16).transpose(1, 2).reshape(3, 2, -1), torch.stack(apart, 1))
 
 
-@pytest.mark.parametrize(("bits", "of_a_weight"), [(4, 4.5), (8, 8.5)])
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_of_four_bits_beside_others_of_five_get_five(name: str) -> None:
+    weights, x = [weight_of(48, 96, 4), weight_of(64, 96, 5, has_minimums=True)], inputs(17, 96)
+    with products(name) as one:
+        stacked = one.stack(weights)
+        found, apart = one.product(stacked, x), [one.product(one.stack([weight]), x) for weight in weights]
+    assert (stacked.bits, bool(stacked.has_minimums)) == (5, True)
+    torch.testing.assert_close(found, torch.cat(apart, 1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("bits", "of_a_weight"), [(4, 4.5), (5, 5.5), (8, 8.5)])
 def test_a_weight_takes_its_bits_and_a_sixteenth_of_a_scale(bits: int, of_a_weight: float) -> None:
     with products(NAMES[-1]) as one:
         one.stack([weight_of(1024, 1024, bits)])
