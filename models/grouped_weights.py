@@ -1,8 +1,9 @@
-"""Weights of four, five or eight bits in groups of 32, as the CPU kernels multiply them.
+"""Weights of four to eight bits in groups of 32, as the CPU kernels multiply them.
 
-A weight is `scale * (number - zero)`, with a zero of 8, 16 or 128, or `scale * number + minimum`, or
+A weight is `scale * (number - zero)`, with a zero of 8, 16, 32 or 128, or `scale * number + minimum`, or
 `scale * values[number]`, with a table of sixteen integers. Numbers are unsigned. Scale and minimum belong to
-an output and to 32 consecutive inputs. Formats with larger groups (GPTQ, AWQ) repeat theirs.
+an output and to 32 consecutive inputs; with six bits, to 16. Formats with larger groups (GPTQ, AWQ) repeat
+theirs.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,9 @@ import torch
 
 GROUP: Final = 32
 """Inputs of a group. The last group of a row may be smaller."""
+_IN_HALVES: Final = 6
+"""The bits of numbers of which each half of a group has a scale."""
+_LARGEST: Final = 127
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +24,10 @@ class GroupedWeight:
     """A matrix of n outputs and k inputs.
 
     Attributes:
-        bits: of a number: 4, 5 or 8.
+        bits: of a number: 4, 5, 6 or 8.
         numbers: (n, k) uint8, one number in each.
-        scales: (n, groups) float32.
-        minimums: (n, groups) float32; None if weights are `scale * (number - zero)`.
+        scales: (n, groups) float32; of six bits (n, 2 * groups).
+        minimums: (n, groups) float32; None if weights are `scale * (number - zero)`, as all of six bits.
         values: -128 to 127, that each number of four bits stands for; such weights have no minimums.
     """
 
@@ -50,18 +54,28 @@ class GroupedWeight:
         numbers = torch.arange(2**self.bits, dtype=torch.float32)
         return numbers if self.minimums is not None else numbers - self.zero
 
+    @property
+    def parts(self) -> int:
+        """The number of scales of a group."""
+        return 2 if self.bits == _IN_HALVES else 1
+
     def with_minimums(self) -> "GroupedWeight":
-        """Return the same weights with minimums."""
-        if self.values is not None:
+        """Return the same weights with minimums; those of values or six bits get eight."""
+        if self.values is not None or self.parts > 1:
             return self.widened(8).with_minimums()
         return self if self.minimums is not None else replace(self, minimums=self.scales * -self.zero)
 
     def widened(self, bits: int) -> "GroupedWeight":
-        """Return the same weights with numbers of more bits if they have fewer; those of values get eight."""
+        """Return the same weights with numbers of more bits, if they have fewer.
+
+        Those with values get eight bits, as do those of six bits, which are rounded.
+        """
         if self.values is not None:
             bytes_of = torch.tensor([value + 128 for value in self.values], dtype=torch.uint8)
             return GroupedWeight(8, bytes_of[self.numbers.int()], self.scales)
-        return self if self.bits >= bits else replace(self.with_minimums(), bits=bits)
+        if self.bits >= bits:
+            return self
+        return rounded(self.floats()) if self.parts > 1 else replace(self.with_minimums(), bits=bits)
 
     def floats(self) -> torch.Tensor:
         """Return the weights, (n, k) float32."""
@@ -71,12 +85,24 @@ class GroupedWeight:
         if inputs % GROUP:
             filled = torch.nn.functional.pad(self.numbers, (0, -inputs % GROUP))
             return replace(self, numbers=filled).floats()[:, :inputs].contiguous()
-        floats = self.numbers.to(torch.float32).view(len(self.numbers), -1, GROUP)
+        floats = self.numbers.to(torch.float32).view(len(self.numbers), -1, GROUP // self.parts)
         if self.minimums is None:
             floats.sub_(self.zero).mul_(self.scales[:, :, None])
         else:
             floats.mul_(self.scales[:, :, None]).add_(self.minimums[:, :, None])
         return floats.flatten(1)
+
+
+def rounded(weight: torch.Tensor) -> GroupedWeight:
+    """Return floats, (n, k) with whole groups, as numbers of eight bits.
+
+    This adds at most 1/254 of the largest weight of a group.
+    """
+    groups = weight.reshape(weight.shape[0], -1, GROUP)
+    scales = groups.abs().amax(-1) / _LARGEST
+    inverse = torch.where(scales > 0, 1 / scales, 0.0)
+    numbers = (groups * inverse[..., None]).round() + 128
+    return GroupedWeight(8, numbers.to(torch.uint8).flatten(1), scales)
 
 
 def integers_for(table: Sequence[float]) -> tuple[tuple[int, ...], float]:

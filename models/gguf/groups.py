@@ -6,9 +6,10 @@
                         times one float each
     IQ4_NL, MXFP4       scale * value, that the number chooses from a table
     IQ4_XS              the same: blocks of 256, whose eight scales are integers of six bits, times one float
+    Q6_K                scale * (number - zero), with a scale per sixteen weights: integers of eight bits,
+                        times one float for 256
 
-Other types have groups of sixteen, or floats of their own in each group: they
-are rounded to eight bits, which adds at most 1/254 of the largest weight of a group.
+Others are rounded to eight bits (`models.grouped_weights.rounded`).
 
 Source: the block structures of llama.cpp's `ggml-common.h`.
 """
@@ -21,10 +22,9 @@ import gguf
 import torch
 from gguf import GGMLQuantizationType as Type
 
-from models.grouped_weights import GROUP, GroupedWeight
+from models.grouped_weights import GROUP, GroupedWeight, rounded
 from models.transformers_lm import mxfp4
 
-_LARGEST: Final = 127
 _SCALES_OF_K: Final = 8
 """Groups of a block of 256."""
 _IQ4_VALUES: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -35,7 +35,7 @@ def grouped(tensor: Any) -> GroupedWeight:
     blocks = _BLOCKS.get(tensor.tensor_type)
     outputs = int(tensor.shape[1])
     if blocks is None:
-        return _rounded(torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy()))
+        return rounded(torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy()))
     size = gguf.GGML_QUANT_SIZES[tensor.tensor_type][1]
     data = torch.from_numpy(tensor.data.copy()).reshape(outputs, -1, size)
     return blocks(data)
@@ -74,6 +74,16 @@ def _q5_k(blocks: torch.Tensor) -> GroupedWeight:
     return GroupedWeight(5, numbers, *_scales_of_k(blocks))
 
 
+def _q6_k(blocks: torch.Tensor) -> GroupedWeight:
+    """Of 128 weights 64 bytes have the low four bits, and 32 bytes the high two of every 32nd weight."""
+    low = blocks[..., :128].reshape(*blocks.shape[:2], 2, 2, 32)
+    high = blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, 32)
+    high = high >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None] & 3
+    numbers = torch.cat([low & 15, low >> 4], -2) | high << 4
+    scales = blocks[..., 192:208].contiguous().view(torch.int8) * _half(blocks, 208)[..., None]
+    return GroupedWeight(6, numbers.flatten(1), scales.flatten(1))
+
+
 def _iq4_nl(blocks: torch.Tensor) -> GroupedWeight:
     return GroupedWeight(4, _nibbles(blocks[..., 2:]), _half(blocks, 0), values=_IQ4_VALUES)
 
@@ -108,6 +118,7 @@ _BLOCKS: Final[Mapping[Any, Callable[[torch.Tensor], GroupedWeight]]] = MappingP
         Type.Q8_0: _q8_0,
         Type.Q4_K: _q4_k,
         Type.Q5_K: _q5_k,
+        Type.Q6_K: _q6_k,
         Type.IQ4_NL: _iq4_nl,
         Type.IQ4_XS: _iq4_xs,
         Type.MXFP4: _mxfp4,
@@ -149,12 +160,3 @@ def _scales_of_k(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     minimums = torch.cat([second & 63, rest >> 4 | second >> 6 << 4], -1)
     by_scale, by_minimum = (_half(blocks, at)[..., None] for at in (0, 2))
     return (scales * by_scale).flatten(1), (minimums * -by_minimum).flatten(1)
-
-
-def _rounded(weight: torch.Tensor) -> GroupedWeight:
-    """Round floats to eight bits."""
-    groups = weight.reshape(weight.shape[0], -1, GROUP)
-    scales = groups.abs().amax(-1) / _LARGEST
-    inverse = torch.where(scales > 0, 1 / scales, 0.0)
-    numbers = (groups * inverse[..., None]).round() + 128
-    return GroupedWeight(8, numbers.to(torch.uint8).flatten(1), scales)

@@ -1,8 +1,9 @@
 """Weights in groups of 32 in safetensors, as conversions of other formats write them (`models.gguf`).
 
     q.weight_numbers    U8 (outputs, inputs), or of four bits (outputs, inputs / 2): the first in the low bits
-    q.weight_fifths     U8 (outputs, inputs / 8): the fifth bits of numbers of five, the first in the lowest
-    q.weight_scales     F32 (outputs, groups)
+    q.weight_high_bits  U8 (outputs, inputs / 8), the fifth bits of numbers of five; (outputs, inputs / 4),
+                        the two high bits of numbers of six: the first in the lowest bits
+    q.weight_scales     F32 (outputs, groups); of numbers of six bits (outputs, 2 * groups)
     q.weight_minimums   F32 (outputs, groups); absent if weights are `scale * (number - zero)`
     q.weight_values     I8 (16), that numbers of four bits choose from; mostly absent
 
@@ -23,49 +24,46 @@ from models.grouped_weights import GROUP, GroupedWeight
 METHOD: Final = "groups"
 NUMBERS: Final = "weight_numbers"
 _SCALES: Final = "weight_scales"
-_FIFTHS: Final = "weight_fifths"
+_HIGH_BITS: Final = "weight_high_bits"
 _MINIMUMS: Final = "weight_minimums"
 _VALUES: Final = "weight_values"
 _COUNT: Final = 16
-_PLACES: Final = torch.arange(8, dtype=torch.uint8)
+_IN_HALVES: Final = 6
+"""The bits of numbers of which each half of a group has a scale."""
 CONFIG: Final[Mapping[str, Any]] = {"quant_method": METHOD}
 """The `quantization_config` of a checkpoint that has any."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedParts:
-    """The tensors of one weight, by their names in the files.
+    """The tensors of one weight.
 
     Attributes:
+        module: `q` of `q.weight_numbers`.
+        names: those of the tensors in the files.
         shape: (outputs, inputs).
     """
 
-    numbers: str
-    scales: str
-    minimums: str | None
-    values: str | None
-    fifths: str | None
+    module: str
+    names: list[str]
     bits: int
     shape: tuple[int, int]
-
-    @property
-    def names(self) -> list[str]:
-        tables = (self.scales, self.minimums, self.values, self.fifths)
-        return [self.numbers, *(name for name in tables if name is not None)]
 
     def is_grouped(self, _: Callable[[str], torch.Tensor]) -> bool:
         return True
 
     def grouped(self, read: Callable[[str], torch.Tensor]) -> GroupedWeight:
         """Return the weight as it is stored."""
-        numbers = read(self.numbers)
+        ends = (NUMBERS, _SCALES, _MINIMUMS, _VALUES, _HIGH_BITS)
+        found = {end: read(name) for end in ends if (name := f"{self.module}.{end}") in self.names}
+        numbers, values = found[NUMBERS], found.get(_VALUES)
         if self.bits < 8:
             numbers = torch.stack([numbers & 15, numbers >> 4], 2).flatten(1)
-        if self.fifths is not None:
-            numbers += (read(self.fifths)[:, :, None] >> _PLACES & 1).flatten(1) << 4
-        minimums = read(self.minimums) if self.minimums is not None else None
-        values = tuple(read(self.values).tolist()) if self.values is not None else None
-        return GroupedWeight(self.bits, numbers, read(self.scales), minimums, values)
+        if (high := found.get(_HIGH_BITS)) is not None:
+            places, mask = _places(self.bits - 4)
+            numbers |= (high[:, :, None] >> places & mask).flatten(1) << 4
+        chosen = tuple(values.tolist()) if values is not None else None
+        return GroupedWeight(self.bits, numbers, found[_SCALES], found.get(_MINIMUMS), chosen)
 
     def floats(self, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
         """Return the weight, float32 of `shape`."""
@@ -75,15 +73,21 @@ class GroupedParts:
 def tensors_of(name: str, weight: GroupedWeight) -> dict[str, torch.Tensor]:
     """Return the tensors of the weight of that name (`q.weight`), whose inputs are whole groups."""
     module, numbers = name.rpartition(".")[0], weight.numbers
-    fifths = None
-    if weight.bits == 5:
-        fifths = (numbers.view(len(numbers), -1, 8) >> 4 << _PLACES).sum(2, dtype=torch.uint8)
+    high_bits = None
+    if 4 < weight.bits < 8:
+        places, _ = _places(weight.bits - 4)
+        high_bits = (numbers.view(len(numbers), -1, len(places)) >> 4 << places).sum(2, dtype=torch.uint8)
     if weight.bits < 8:
         numbers = numbers[:, 0::2] & 15 | numbers[:, 1::2] << 4
     values = torch.tensor(weight.values, dtype=torch.int8) if weight.values is not None else None
     tensors = {NUMBERS: numbers, _SCALES: weight.scales, _MINIMUMS: weight.minimums}
-    tensors |= {_VALUES: values, _FIFTHS: fifths}
+    tensors |= {_VALUES: values, _HIGH_BITS: high_bits}
     return {f"{module}.{end}": part.contiguous() for end, part in tensors.items() if part is not None}
+
+
+def _places(bits: int) -> tuple[torch.Tensor, int]:
+    """The shifts of the numbers of so many bits in a byte, uint8, and their mask."""
+    return torch.arange(0, 8, bits, dtype=torch.uint8), 2**bits - 1
 
 
 def grouped_parts(name: str, tensors: Mapping[str, TensorInfo], checkpoint: Path) -> GroupedParts:
@@ -93,8 +97,8 @@ def grouped_parts(name: str, tensors: Mapping[str, TensorInfo], checkpoint: Path
         CheckpointError: one of them is missing, or has the wrong type or shape.
     """
     module, numbers = name.rpartition(".")[0], tensors[name]
-    ends = (_SCALES, _MINIMUMS, _VALUES, _FIFTHS)
-    scales, minimums, values, fifths = (f"{module}.{end}" for end in ends)
+    ends = (_SCALES, _MINIMUMS, _VALUES, _HIGH_BITS)
+    scales, minimums, values, high_bits = (f"{module}.{end}" for end in ends)
     found = tensors.get(scales)
     tables = [tensors[part] for part in (scales, minimums) if part in tensors]
     if (
@@ -106,33 +110,29 @@ def grouped_parts(name: str, tensors: Mapping[str, TensorInfo], checkpoint: Path
             f"{checkpoint}: {name} is {numbers.dtype}{list(numbers.shape)}, expected a matrix of U8, and "
             f"ones of F32 in {scales} and {minimums}, if there is any; convert the file again"
         )
+    high = tensors.get(high_bits)
+    bits = _bits_of(numbers, found, high)
     outputs, groups = found.shape
-    bits = 4 if numbers.shape[1] * 2 == groups * GROUP else 8
-    expected = (outputs, groups * GROUP * bits // 8)
-    if tuple(numbers.shape) != expected or (minimums in tensors and tensors[minimums].shape != found.shape):
-        raise CheckpointError(
-            f"{checkpoint}: {name} is {list(numbers.shape)} with scales of {list(found.shape)}, expected "
-            f"{list(expected)}; convert the file again"
-        )
-    table = tensors.get(values)
-    if table is not None and ((table.dtype, table.shape) != ("I8", (_COUNT,)) or bits != 4):
-        raise CheckpointError(
-            f"{checkpoint}: {values} is {table.dtype}{list(table.shape)} for numbers of {bits} bits, "
-            f"expected I8[{_COUNT}] for numbers of 4; convert the file again"
-        )
-    of_fifths = tensors.get(fifths)
-    wanted = (outputs, groups * GROUP // 8)
-    if of_fifths is not None and ((of_fifths.dtype, of_fifths.shape) != ("U8", wanted) or bits != 4):
-        raise CheckpointError(
-            f"{checkpoint}: {fifths} is {of_fifths.dtype}{list(of_fifths.shape)} beside numbers of {bits} "
-            f"bits, expected U8{list(wanted)} beside numbers of 4; convert the file again"
-        )
-    return GroupedParts(
-        name,
-        scales,
-        minimums if minimums in tensors else None,
-        values if table is not None else None,
-        fifths if of_fifths is not None else None,
-        bits + (of_fifths is not None),
-        (outputs, groups * GROUP),
-    )
+    inputs = groups * GROUP // (2 if bits == _IN_HALVES else 1)
+    wanted = {
+        name: ("U8", (outputs, inputs if bits == 8 else inputs // 2)),
+        minimums: ("F32", (outputs, groups)),
+        values: ("I8", (_COUNT,) if bits == 4 else None),
+        high_bits: ("U8", (outputs, inputs * (bits - 4) // 8) if 4 < bits < 8 else None),
+    }
+    for part, (dtype, shape) in wanted.items():
+        told = tensors.get(part)
+        if told is not None and (told.dtype, told.shape) != (dtype, shape):
+            expected = "none" if shape is None else f"{dtype}{list(shape)}"
+            raise CheckpointError(
+                f"{checkpoint}: {part} is {told.dtype}{list(told.shape)}, expected {expected} for numbers of "
+                f"{bits} bits with scales of {list(found.shape)}; convert the file again"
+            )
+    names = [part for part in (name, scales, minimums, values, high_bits) if part in tensors]
+    return GroupedParts(module, names, bits, (outputs, inputs))
+
+
+def _bits_of(numbers: TensorInfo, scales: TensorInfo, high_bits: TensorInfo | None) -> int:
+    if high_bits is None:
+        return 4 if numbers.shape[1] * 2 == scales.shape[1] * GROUP else 8
+    return 6 if numbers.shape[1] * 2 == scales.shape[1] * GROUP // 2 else 5

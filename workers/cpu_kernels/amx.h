@@ -165,19 +165,20 @@ inline void multiply_unit(const bfloat16* x, size_t stride, int rows, const bflo
 }
 
 // Shapes the tiles for `multiply_groups` of so many rows.
+template <int words>
 inline void shape_for_groups(int rows) {
   Palette palette;
   for (int tile = 0; tile < 8; ++tile) palette.row_bytes[tile] = 64, palette.rows[tile] = static_cast<uint8_t>(rows);
-  for (int x : {4, 6}) palette.row_bytes[x] = 32;
-  for (int w : {5, 7}) palette.rows[w] = 8;
+  for (int x : {4, 6}) palette.row_bytes[x] = 4 * words;
+  for (int w : {5, 7}) palette.rows[w] = words;
   shape(palette);
 }
 
-// Multiplies the signed bytes of `count` groups, at most four: rows of 32 bytes of x, by eight words of sixteen columns
-// `w_stride` bytes apart. Products (rows, 16) are `rows` rows apart.
-template <bool is_signed, int rows>
+// Multiplies the signed bytes of `count` groups, at most four: rows of four times `words` bytes of x, by as many words of
+// sixteen columns, groups `w_stride` bytes apart. Products (rows, 16) are `rows` rows apart.
+template <bool is_signed, int rows, int words>
 inline void multiply_groups(const int8_t* x, size_t stride, const char* w, size_t w_stride, int count, void* products) {
-  constexpr int X = 32, W = 64;
+  constexpr int X = 4 * words, W = 64;
   constexpr size_t EACH = size_t(rows) * 64;
   char* to = static_cast<char*>(products);
   if (count < 4) {

@@ -112,8 +112,7 @@ Packed<T> packed(const Matrix& matrix) {
 }
 
 inline grouped::Weights grouped_weights(const Matrix& w) {
-  using grouped::Form;
-  const auto form = w.has_values ? Form::VALUE : w.bits == 4 ? Form::FOUR : w.bits == 5 ? Form::FIVE : Form::EIGHT;
+  const auto form = grouped::form_of(w.bits, w.has_values != 0);
   return {static_cast<const char*>(w.data), w.n, w.k, form, w.has_minimums != 0, w.values, w.factor};
 }
 
@@ -659,12 +658,12 @@ void dalsegno_quantise(void* context, int dtype, const void* w, int32_t n, int32
 
 // Writes a matrix (n, k) of `dtype`; see `grouped::dequantise`.
 void dalsegno_dequantise(void* context, int dtype, const uint8_t* numbers, const float* values, const float* scales,
-                         const float* minimums, int32_t n, int32_t k, void* to) {
+                         const float* minimums, int32_t parts, int32_t n, int32_t k, void* to) {
   static_cast<Context*>(context)->team.run(1, [&](Team::Member& member) {
     if (dtype)
-      grouped::dequantise(member, 0, numbers, values, scales, minimums, n, k, static_cast<bfloat16*>(to));
+      grouped::dequantise(member, 0, numbers, values, scales, minimums, parts, n, k, static_cast<bfloat16*>(to));
     else
-      grouped::dequantise(member, 0, numbers, values, scales, minimums, n, k, static_cast<float*>(to));
+      grouped::dequantise(member, 0, numbers, values, scales, minimums, parts, n, k, static_cast<float*>(to));
   });
 }
 

@@ -1,15 +1,16 @@
-// Weights of four, five or eight bits in groups, and their products with activations of eight bits.
+// Weights of four to eight bits in groups, and their products with activations of eight bits.
 //
 // A weight is `scale * (number - zero)`, or `scale * number + minimum`, or `scale * value`, where a number of four bits
 // chooses the value, an integer of eight bits, from a table of the matrix. Numbers are unsigned; scale and minimum are
-// those of its column and of 32 consecutive k, a group. Activations are rounded to eight bits with a scale for each
+// those of its column and of 32 consecutive k, a group; with six bits, each half of a group has a scale. Activations are rounded to eight bits with a scale for each
 // row and group, as in llama.cpp. The products of a group are summed as integers, which is exact, and the groups'
 // sums are added in order. So the result of a row has the same bits by all instructions, and in any batch.
 //
 // A group of a unit is, for each panel, its numbers as the instructions need them: in a vector four consecutive k
 // of each of sixteen columns. Two vectors of four bits share 64 bytes: the first half of the group is in the low
 // bits, the second half in the high ones. The fifth bits of a panel's numbers are in 64 bytes more: bit w of the byte of
-// a column and k % 4 is that of k / 4 = w. Then come the scales of all columns (float16), and the minimums, if any.
+// a column and k % 4 is that of k / 4 = w. Of six bits, the two high ones are in twice as many: first those of the first
+// half of the group. Then come the scales of all columns (float16), and the minimums or those of second halves, if any.
 #pragma once
 
 #include <algorithm>
@@ -32,11 +33,19 @@ constexpr int COLUMNS = UNIT * LANES;
 enum class Form {
   FOUR,   // numbers of four bits
   FIVE,   // of five bits
+  SIX,    // of six bits
   EIGHT,  // of eight bits
   VALUE,  // of four bits, which choose a value
 };
 
-constexpr int bits_of(Form form) { return form == Form::EIGHT ? 8 : form == Form::FIVE ? 5 : 4; }
+inline Form form_of(int bits, bool has_values) {
+  if (has_values) return Form::VALUE;
+  return bits == 4 ? Form::FOUR : bits == 5 ? Form::FIVE : bits == 6 ? Form::SIX : Form::EIGHT;
+}
+constexpr int bits_of(Form form) {
+  return form == Form::EIGHT ? 8 : form == Form::SIX ? 6 : form == Form::FIVE ? 5 : 4;
+}
+constexpr int parts_of(Form form) { return form == Form::SIX ? 2 : 1; }  // of a group, which have a scale each
 constexpr int multiplied_bits(Form form) { return form == Form::VALUE ? 8 : bits_of(form); }  // of a product's factor
 constexpr int zero_of(Form form, bool has_minimums) { return has_minimums ? 0 : 1 << (multiplied_bits(form) - 1); }
 constexpr size_t panel_bytes(Form form) { return size_t(LANES) * GROUP * bits_of(form) / 8; }
@@ -52,7 +61,9 @@ struct Weights {
   float factor;  // of all scales and minimums: a power of two, so that they are in the range of float16 (`round_row`)
   int groups() const { return (k + GROUP - 1) / GROUP; }
   int units() const { return (n + COLUMNS - 1) / COLUMNS; }
-  size_t group_bytes() const { return UNIT * panel_bytes(form) + COLUMNS * sizeof(uint16_t) * (1 + has_minimums); }
+  size_t group_bytes() const {
+    return UNIT * panel_bytes(form) + COLUMNS * sizeof(uint16_t) * (parts_of(form) + has_minimums);
+  }
   size_t unit_bytes() const { return groups() * group_bytes(); }
 };
 
@@ -61,7 +72,7 @@ struct Activations {
   int8_t* numbers;     // (rows, stride)
   float* scales;       // (groups, all_rows)
   float* scaled_sums;  // (groups, all_rows): of the numbers, times their scale
-  int32_t* sums;       // (groups, all_rows): of the numbers
+  int32_t* sums;       // (groups, 2, all_rows): of the numbers in each half of a group
   int groups, all_rows;
   size_t stride;
 
@@ -69,7 +80,7 @@ struct Activations {
   static constexpr int SPARE_ROWS = 16;
   static size_t bytes(int rows, int depth) {
     const size_t groups = (depth + GROUP - 1) / GROUP;
-    const size_t row = row_stride<int8_t>(static_cast<int>(groups) * GROUP) + groups * 3 * sizeof(float);
+    const size_t row = row_stride<int8_t>(static_cast<int>(groups) * GROUP) + groups * 4 * sizeof(float);
     return (rows + SPARE_ROWS) * row;
   }
   // In `bytes(rows, depth)` bytes at `room`.
@@ -89,6 +100,10 @@ struct Activations {
     return {numbers + row * stride, scales + row, scaled_sums + row, sums + row, groups, all_rows, stride};
   }
   size_t place(int group) const { return size_t(group) * all_rows; }  // of the first row's scale
+  // The sum of a row's numbers in a half of a group. Unsigned: a thread that is late may read any number here.
+  uint32_t sum(int group, int half, int row) const {
+    return static_cast<uint32_t>(sums[(2 * size_t(group) + half) * all_rows + row]);
+  }
 };
 
 typedef int8_t Bytes __attribute__((vector_size(16)));
@@ -136,10 +151,11 @@ void round_row(const T* x, int k, float factor, const Activations& to, int row) 
     const Bytes halves[2] = {__builtin_convertvector(first, Bytes), __builtin_convertvector(second, Bytes)};
     std::memcpy(mine.numbers + at, halves, sizeof halves);
     const float scale = !is_finite ? NAN : has_any ? most / 127.0f * factor : 0.0f;
-    const int32_t sum = reduced(first + second, [](auto p, auto q) { return p + q; });
+    const auto sum_of = [](Ints numbers) { return reduced(numbers, [](auto p, auto q) { return p + q; }); };
+    const int32_t sums[2] = {sum_of(first), sum_of(second)};
     mine.scales[to.place(group)] = scale;
-    mine.sums[to.place(group)] = sum;
-    mine.scaled_sums[to.place(group)] = scale * sum;
+    for (int half = 0; half < 2; ++half) mine.sums[(2 * size_t(group) + half) * to.all_rows] = sums[half];
+    mine.scaled_sums[to.place(group)] = scale * (sums[0] + sums[1]);
   }
 }
 
@@ -191,13 +207,12 @@ inline Floats load_halves(const uint16_t* at) {
 #endif
 }
 
-// The scales and minimums of a group of a unit.
-template <bool has_minimums>
+// The scales of a group of a unit, and its minimums or the scales of second halves.
 class Scales {
  public:
   explicit Scales(const char* at) : at_(reinterpret_cast<const uint16_t*>(at)) {}
-  Floats scale(int panel) const { return load_halves(at_ + panel * LANES); }
-  Floats minimum(int panel) const { return load_halves(at_ + COLUMNS + panel * LANES); }
+  Floats scale(int panel, int part) const { return load_halves(at_ + part * COLUMNS + panel * LANES); }
+  Floats minimum(int panel) const { return scale(panel, 1); }
 
  private:
   const uint16_t* at_;
@@ -240,6 +255,11 @@ inline std::array<Words, 2> numbers_at(const char* panel, int word, Words table)
     found[0] |= (fifths & 0x01010101) << 4;
     found[1] |= (fifths >> WORDS / 2 & 0x01010101) << 4;
   }
+  if constexpr (form == Form::SIX)
+    for (int half = 0; half < 2; ++half) {
+      const Words high = load_raw<Words>(panel + (WORDS / 2 + half) * sizeof(Words));
+      found[half] |= (high >> 2 * word & 0x03030303) << 4;
+    }
   return found;
 }
 
@@ -248,16 +268,19 @@ template <Form form, bool has_minimums, int rows>
 void multiply_rows(const Activations& x, const char* unit, size_t group_bytes, const int8_t* values, Ahead ahead,
                    Floats* y) {
   constexpr size_t PANEL = panel_bytes(form);
-  constexpr int ZERO = zero_of(form, has_minimums), BITS = multiplied_bits(form);
+  constexpr int ZERO = zero_of(form, has_minimums), BITS = multiplied_bits(form), PARTS = parts_of(form);
   const Words table = form == Form::VALUE ? table_of(values, ZERO) : Words{};
   Floats sums[rows][UNIT] = {};
   for (int group = 0; group < x.groups; ++group, unit += group_bytes) {
     for (int line = 0; line < ahead.lines; ++line, ahead.from += 64) __builtin_prefetch(ahead.from, 0, 2);
-    Ints products[rows][UNIT];
-    for (int row = 0; row < rows; ++row)
+    Ints products[rows][UNIT][PARTS];
+    for (int row = 0; row < rows; ++row) {
+      uint32_t sums_of_x[PARTS] = {x.sum(group, 0, row)};
+      sums_of_x[PARTS - 1] += x.sum(group, 1, row);
       for (int panel = 0; panel < UNIT; ++panel)
-        // Unsigned: a thread that is late may read any number here, whose product may be too large.
-        products[row][panel] = as<Ints>(Words{} - uint32_t{ZERO} * static_cast<uint32_t>(x.sums[x.place(group) + row]));
+        for (int part = 0; part < PARTS; ++part)
+          products[row][panel][part] = as<Ints>(Words{} - uint32_t{ZERO} * sums_of_x[part]);
+    }
     const int8_t* numbers = x.numbers + group * GROUP;
     if constexpr (form != Form::EIGHT) {
       for (int word = 0; word < WORDS / 2; ++word)
@@ -265,8 +288,8 @@ void multiply_rows(const Activations& x, const char* unit, size_t group_bytes, c
           const auto [low, high] = numbers_at<form>(unit + panel * PANEL, word, table);
           for (int row = 0; row < rows; ++row) {
             const int8_t* mine = numbers + row * x.stride + word * 4;
-            add_products<BITS>(products[row][panel], low, mine);
-            add_products<BITS>(products[row][panel], high, mine + GROUP / 2);
+            add_products<BITS>(products[row][panel][0], low, mine);
+            add_products<BITS>(products[row][panel][PARTS - 1], high, mine + GROUP / 2);
           }
         }
     } else {
@@ -274,15 +297,17 @@ void multiply_rows(const Activations& x, const char* unit, size_t group_bytes, c
         for (int panel = 0; panel < UNIT; ++panel) {
           const Words w = load_raw<Words>(unit + panel * PANEL + word * sizeof(Words));
           for (int row = 0; row < rows; ++row)
-            add_products<BITS>(products[row][panel], w, numbers + row * x.stride + word * 4);
+            add_products<BITS>(products[row][panel][0], w, numbers + row * x.stride + word * 4);
         }
     }
-    const Scales<has_minimums> scales(unit + UNIT * PANEL);
+    const Scales scales(unit + UNIT * PANEL);
     for (int panel = 0; panel < UNIT; ++panel) {
-      const Floats scale = scales.scale(panel);
+      Floats scale[PARTS];
+      for (int part = 0; part < PARTS; ++part) scale[part] = scales.scale(panel, part);
       for (int row = 0; row < rows; ++row) {
         const size_t at = x.place(group) + row;
-        add_group(sums[row][panel], products[row][panel], scale, x.scales[at]);
+        for (int part = 0; part < PARTS; ++part)
+          add_group(sums[row][panel], products[row][panel][part], scale[part], x.scales[at]);
         if constexpr (has_minimums)
           sums[row][panel] = multiply_add(scales.minimum(panel), splat(x.scaled_sums[at]), sums[row][panel]);
       }
@@ -294,9 +319,9 @@ void multiply_rows(const Activations& x, const char* unit, size_t group_bytes, c
 
 // The number of rows computed at once, limited by registers.
 #if defined(__AVX512F__)
-constexpr int AT_ONCE = 4;
+constexpr int at_once(Form form) { return 4 / parts_of(form); }
 #else
-constexpr int AT_ONCE = 1;
+constexpr int at_once(Form) { return 1; }
 #endif
 
 template <Form form, bool has_minimums, int... rows>
@@ -304,7 +329,7 @@ constexpr auto multiplies(std::integer_sequence<int, rows...>) {
   return std::array{multiply_rows<form, has_minimums, rows + 1>...};
 }
 template <Form form, bool has_minimums>
-constexpr auto BY_ROWS = multiplies<form, has_minimums>(std::make_integer_sequence<int, AT_ONCE>());
+constexpr auto BY_ROWS = multiplies<form, has_minimums>(std::make_integer_sequence<int, at_once(form)>());
 
 #if defined(DALSEGNO_AMX)
 constexpr int LEAST_FOR_TILES = 14;  // fewer rows are faster without the tile unit
@@ -312,8 +337,15 @@ constexpr int BATCH = 4;             // groups whose integers are computed at a 
 constexpr int PIECE = 8;             // groups of a unit that are unpacked at a time, into the L1 cache
 
 struct alignas(64) Unpacked {
-  uint8_t numbers[PIECE][UNIT][WORDS][64];
+  uint8_t words[PIECE * UNIT * WORDS][64];
 };
+
+// The place in `Unpacked` of a word of a group's panel: parts of groups follow each other.
+template <int parts>
+constexpr int place_of(int group, int panel, int word) {
+  constexpr int EACH = WORDS / parts;
+  return ((group * parts + word / EACH) * UNIT + panel) * EACH + word % EACH;
+}
 
 // Unpacks groups of a unit for the tile unit: less the zero, as signed numbers, unless there are minimums.
 template <Form form, bool has_minimums>
@@ -329,7 +361,7 @@ void unpack(const char* unit, size_t group_bytes, int groups, const int8_t* valu
           const __m512i zero = _mm512_set1_epi8(static_cast<char>(zero_of(form, false)));
           numbers = (Words)_mm512_sub_epi8((__m512i)numbers, zero);
         }
-        std::memcpy(to.numbers[group][panel][word], &numbers, sizeof numbers);
+        std::memcpy(to.words[place_of<parts_of(form)>(group, panel, word)], &numbers, sizeof numbers);
       };
       if constexpr (form == Form::EIGHT) {
         for (int word = 0; word < WORDS; ++word) put(word, load_raw<Words>(from + word * sizeof(Words)));
@@ -343,28 +375,32 @@ void unpack(const char* unit, size_t group_bytes, int groups, const int8_t* valu
 }
 
 // Multiplies `rows` rows, at most sixteen, with `groups` groups of a panel, the first of them `from`. Adds to y, whose
-// rows are UNIT apart, or overwrites it with the first group of all. The tile unit computes the integers of four groups
-// while the vector unit scales those of the four before.
-template <bool has_minimums, int rows>
+// rows are UNIT apart, or overwrites it with the first group of all. The tile unit computes the integers of four groups,
+// or parts of groups, while the vector unit scales those of the four before.
+template <int parts, bool has_minimums, int rows>
 void multiply_panel(const Activations& x, int from, int groups, const Unpacked& w, const char* scales, size_t group_bytes,
                     int panel, Ahead ahead, Floats* y) {
   alignas(64) int32_t products[2][BATCH][rows][LANES];
   Floats sums[rows];
 #pragma GCC unroll 16
   for (int row = 0; row < rows; ++row) sums[row] = from ? y[row * UNIT] : Floats{};
-  const auto compute = [&](int group) {
-    amx::multiply_groups<!has_minimums, rows>(
-        x.numbers + (from + group) * GROUP, x.stride, reinterpret_cast<const char*>(w.numbers[group][panel]),
-        sizeof w.numbers[0], std::min(BATCH, groups - group), products[group / BATCH % 2]);
+  const auto compute = [&](int part) {
+    constexpr int EACH = WORDS / parts;
+    amx::multiply_groups<!has_minimums, rows, EACH>(
+        x.numbers + from * GROUP + part * (4 * EACH), x.stride,
+        reinterpret_cast<const char*>(w.words[(part * UNIT + panel) * EACH]), UNIT * EACH * sizeof w.words[0],
+        std::min(BATCH, groups * parts - part), products[part / BATCH % 2]);
   };
   compute(0);
-  for (int group = 0; group < groups; ++group, scales += group_bytes) {
-    for (int line = 0; line < ahead.lines; ++line, ahead.from += 64) __builtin_prefetch(ahead.from, 0, 2);
-    if (group % BATCH == 0 && group + BATCH < groups) compute(group + BATCH);
-    const Scales<has_minimums> here(scales);
-    const Floats scale = here.scale(panel);
-    const float *of_x = x.scales + x.place(from + group), *sums_of_x = x.scaled_sums + x.place(from + group);
-    const auto& integers = products[group / BATCH % 2][group % BATCH];
+  for (int part = 0; part < groups * parts; ++part) {
+    if (part % parts == 0)
+      for (int line = 0; line < ahead.lines; ++line, ahead.from += 64) __builtin_prefetch(ahead.from, 0, 2);
+    if (part % BATCH == 0 && part + BATCH < groups * parts) compute(part + BATCH);
+    const Scales here(scales + part / parts * group_bytes);
+    const Floats scale = here.scale(panel, part % parts);
+    const size_t place = x.place(from + part / parts);
+    const float *of_x = x.scales + place, *sums_of_x = x.scaled_sums + place;
+    const auto& integers = products[part / BATCH % 2][part % BATCH];
 #pragma GCC unroll 16
     for (int row = 0; row < rows; ++row) add_group(sums[row], load_raw<Ints>(integers[row]), scale, of_x[row]);
     if constexpr (has_minimums) {
@@ -382,7 +418,7 @@ template <Form form, bool has_minimums>
 void multiply_tiles(const Activations& x, int rows, const char* unit, size_t group_bytes, const int8_t* values,
                     const char* next, size_t bytes, Floats* y) {
   constexpr size_t SCALES = UNIT * panel_bytes(form);
-  constexpr int ALL = amx::TILE_ROWS, HALF = ALL / 2;
+  constexpr int ALL = amx::TILE_ROWS, HALF = ALL / 2, PARTS = parts_of(form);
   const int tiles = (rows + ALL - 1) / ALL;
   const size_t lines = (bytes / 64 + size_t(tiles) * x.groups - 1) / (size_t(tiles) * x.groups);
   Unpacked piece;
@@ -393,10 +429,10 @@ void multiply_tiles(const Activations& x, int rows, const char* unit, size_t gro
     unpack<form, has_minimums>(packed, group_bytes, groups, values, piece);
     for (int first = 0; first < rows; first += ALL) {
       const int count = rows - first <= HALF ? HALF : ALL;
-      if (std::exchange(shaped, count) != count) amx::shape_for_groups(count);
+      if (std::exchange(shaped, count) != count) amx::shape_for_groups<WORDS / PARTS>(count);
       for (int panel = 0; panel < UNIT; ++panel) {
         const Ahead ahead{next, panel ? 0 : static_cast<int>(lines)};
-        const auto compute = count == ALL ? multiply_panel<has_minimums, ALL> : multiply_panel<has_minimums, HALF>;
+        const auto compute = count == ALL ? multiply_panel<PARTS, has_minimums, ALL> : multiply_panel<PARTS, has_minimums, HALF>;
         compute(x.from(first), from, groups, piece, packed + SCALES, group_bytes, panel, ahead, y + first * UNIT + panel);
       }
       next += lines * groups * 64;
@@ -414,6 +450,7 @@ void multiply_unit(const Activations& x, int rows, const Weights& w, int number,
     return multiply_tiles<form, has_minimums>(x, rows, unit, group_bytes, w.values, unit + unit_bytes,
                                               is_followed ? unit_bytes : 0, y);
 #endif
+  constexpr int AT_ONCE = at_once(form);
   const int tiles = (rows + AT_ONCE - 1) / AT_ONCE;
   const int lines = static_cast<int>(group_bytes / 64);
   for (int tile = 0; tile < tiles; ++tile) {
@@ -432,6 +469,8 @@ inline void multiply(const Activations& x, int rows, const Weights& w, int unit,
         return w.has_minimums ? multiply_unit<Form::FOUR, true> : multiply_unit<Form::FOUR, false>;
       case Form::FIVE:
         return w.has_minimums ? multiply_unit<Form::FIVE, true> : multiply_unit<Form::FIVE, false>;
+      case Form::SIX:
+        return multiply_unit<Form::SIX, false>;
       case Form::VALUE:
         return multiply_unit<Form::VALUE, false>;
       default:
@@ -453,7 +492,7 @@ void product(Team::Member& member, int phase, const Activations& x, int rows, co
 }
 
 // Where the numbers of a matrix come from: rows of one byte per number, and scales and minimums (float16) in rows of
-// `groups`; no minimums if null.
+// groups, scales of their parts; no minimums if null.
 struct Source {
   const uint8_t* numbers;
   const uint16_t *scales, *minimums;
@@ -489,8 +528,17 @@ inline void pack(Team::Member& member, int phase, char* into, const Weights& w, 
           for (int word = 0; word < WORDS; ++word) fifths |= (words[word] >> 4 & 0x01010101) << word;
           put(WORDS / 2, fifths);
         }
+        if (w.form == Form::SIX)
+          for (int half = 0; half < 2; ++half) {
+            uint32_t high = 0;
+            for (int word = 0; word < WORDS / 2; ++word)
+              high |= (words[half * WORDS / 2 + word] >> 4 & 0x03030303) << 2 * word;
+            put(WORDS / 2 + half, high);
+          }
         auto* halves = reinterpret_cast<uint16_t*>(block + UNIT * panel_bytes(w.form));
-        halves[place] = from.scales[number * size_t(w.groups()) + group];
+        const int parts = parts_of(w.form);
+        for (int part = 0; part < parts; ++part)
+          halves[part * COLUMNS + place] = from.scales[(number * size_t(w.groups()) + group) * parts + part];
         if (from.minimums) halves[COLUMNS + place] = from.minimums[number * size_t(w.groups()) + group];
       }
     }
@@ -498,14 +546,14 @@ inline void pack(Team::Member& member, int phase, char* into, const Weights& w, 
 }
 
 // Writes the n rows of a matrix as floats, by all members: each weight is `values[number] * scale + minimum`. Scales
-// and minimums are in rows of groups; no minimums if null.
+// and minimums are in rows of groups, or of `parts` of groups; no minimums if null.
 template <class T>
 void dequantise(Team::Member& member, int phase, const uint8_t* numbers, const float* values, const float* scales,
-                const float* minimums, int n, int k, T* to) {
-  const size_t groups = (k + GROUP - 1) / GROUP;
+                const float* minimums, int parts, int n, int k, T* to) {
+  const size_t groups = (k + GROUP - 1) / GROUP * parts;
   member.each(phase, n, [&](int row) {
     for (int at = 0; at < k; at += LANES) {
-      const size_t group = row * groups + at / GROUP, first = row * size_t(k) + at;
+      const size_t group = row * groups + at / (GROUP / parts), first = row * size_t(k) + at;
       const int count = std::min(LANES, k - at);
       uint8_t here[LANES] = {};
       if (count < LANES)

@@ -130,7 +130,7 @@ class Library:
             "quantise", None, pointer, c_int, pointer, *(integer,) * 3, *(pointer,) * 3
         )
         self.dequantise: Final = self._function(
-            "dequantise", None, pointer, c_int, *(pointer,) * 4, integer, integer, pointer
+            "dequantise", None, pointer, c_int, *(pointer,) * 4, *(integer,) * 3, pointer
         )
         self.linear: Final = self._function(
             "linear", c_int, pointer, c_int, POINTER(Matrix), pointer, integer, pointer, c_int64

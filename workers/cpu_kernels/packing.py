@@ -59,7 +59,7 @@ class MatrixPacker:
     def stack(self, weights: Sequence[Weight]) -> Matrix:
         """Return several (n, k) matrices as one, stacked along n.
 
-        It has weights of four, five or eight bits if all of them have, those of the most bits.
+        It has weights in groups if all of them have, those of the most bits.
         """
         offsets = [sum(weight.shape[0] for weight in weights[:at]) for at in range(len(weights) + 1)]
         places = [(_Columns.PLAIN, offset) for offset in offsets[:-1]]
@@ -131,7 +131,7 @@ class MatrixPacker:
         self._kernels.dequantise(
             *(self._context, DTYPES[self._dtype]),
             *(part.data_ptr() if part is not None else None for part in parts),
-            *(n, k, found.data_ptr()),
+            *(weight.parts, n, k, found.data_ptr()),
         )
         return found
 
@@ -151,7 +151,8 @@ class MatrixPacker:
         self, weights: Sequence[GroupedWeight], places: Sequence[tuple[_Columns, int]], *, columns: int
     ) -> Matrix:
         if len({(weight.bits, weight.values) for weight in weights}) > 1:
-            most = max(8 if weight.values is not None else weight.bits for weight in weights)
+            is_plain = all(weight.values is None and weight.parts == 1 for weight in weights)
+            most = max(weight.bits for weight in weights) if is_plain else 8
             weights = [weight.widened(most) for weight in weights]
         if any(weight.minimums is not None for weight in weights):
             weights = [weight.with_minimums() for weight in weights]

@@ -35,6 +35,7 @@ EXACT = {
     Type.Q8_0: 8,
     Type.Q4_K: 4,
     Type.Q5_K: 5,
+    Type.Q6_K: 6,
     Type.IQ4_NL: 4,
     Type.IQ4_XS: 4,
     Type.MXFP4: 4,

@@ -18,7 +18,7 @@ _DTYPES = {torch.uint8: "U8", torch.int8: "I8", torch.float32: "F32"}
 def weight(bits: int, *, has_minimums: bool = False, values: tuple[int, ...] | None = None) -> GroupedWeight:
     by = torch.Generator().manual_seed(bits)
     numbers = torch.randint(0, 2**bits, (6, 64), generator=by, dtype=torch.uint8)
-    scales = torch.rand(6, 2, generator=by)
+    scales = torch.rand(6, 4 if bits == 6 else 2, generator=by)
     return GroupedWeight(bits, numbers, scales, -scales if has_minimums else None, values)
 
 
@@ -35,6 +35,7 @@ def told(tensors: dict[str, torch.Tensor]) -> dict[str, TensorInfo]:
         weight(4, has_minimums=True),
         weight(5),
         weight(5, has_minimums=True),
+        weight(6),
         weight(8),
         weight(8, has_minimums=True),
         weight(4, values=VALUES),
@@ -52,22 +53,35 @@ def test_they_come_back_as_they_were_written(one: GroupedWeight) -> None:
     assert torch.equal(found.floats(), one.floats())
 
 
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
 @pytest.mark.parametrize(
-    ("name", "change", "why"),
+    ("bits", "name", "change", "why"),
     [
-        ("q.weight_scales", lambda one: one[:5], r"is \[6, 32\] with scales of \[5, 2\], expected \[5, 32\]"),
-        ("q.weight_scales", lambda one: one.to(torch.uint8), r"ones of F32 in q.weight_scales"),
-        ("q.weight_values", lambda one: one[:15], r"is I8\[15\] for numbers of 4 bits, expected I8\[16\]"),
-        ("q.weight_values", lambda one: one.to(torch.uint8), r"is U8\[16\] for numbers of 4 bits"),
-        ("q.weight_fifths", lambda one: one[:, :7], r"is U8\[6, 7\] beside numbers of 4 bits, expected U8"),
-        ("q.weight_numbers", lambda one: one.repeat(1, 2), r"is I8\[16\] for numbers of 8 bits"),
+        (4, "scales", lambda one: one[:5], r"numbers is U8\[6, 32\], expected U8\[5, 32\] for numbers of 4"),
+        (4, "scales", lambda one: one.to(torch.uint8), "ones of F32 in q.weight_scales"),
+        (4, "values", lambda one: one[:15], r"is I8\[15\], expected I8\[16\] for numbers of 4 bits"),
+        (4, "values", lambda one: one.to(torch.uint8), r"is U8\[16\], expected I8\[16\]"),
+        (4, "numbers", lambda one: one.repeat(1, 2), r"is I8\[16\], expected none for numbers of 8 bits"),
+        (5, "high_bits", lambda one: one[:, :7], r"is U8\[6, 7\], expected U8\[6, 8\] for numbers of 5 bits"),
+        (
+            6,
+            "high_bits",
+            lambda one: one[:, :7],
+            r"is U8\[6, 7\], expected U8\[6, 16\] for numbers of 6 bits",
+        ),
+        (
+            6,
+            "scales",
+            lambda one: one[:, :3],
+            r"numbers is U8\[6, 32\], expected U8\[6, 48\] for numbers of 5",
+        ),
     ],
-)  # fmt: skip
-def test_parts_that_do_not_fit_are_told(
-    name: str, change: Callable[[torch.Tensor], torch.Tensor], why: str
-) -> None:
-    tensors = tensors_of("q.weight", weight(4, values=VALUES) if "fifths" not in name else weight(5))
-    tensors[name] = change(tensors[name])
+)
+def test_parts_that_do_not_fit_are_told(bits: int, name: str, change: Change, why: str) -> None:
+    tensors = tensors_of("q.weight", weight(bits, values=VALUES if bits == 4 else None))
+    tensors[f"q.weight_{name}"] = change(tensors[f"q.weight_{name}"])
 
     with pytest.raises(CheckpointError, match=why):
         grouped_parts("q.weight_numbers", told(tensors), Path("x"))

@@ -364,7 +364,8 @@ def test_gpt_oss_is_computed_from_mxfp4_and_leaves_its_files(tmp_path: Path) -> 
     assert few.agreement(expected) > 0.8
     assert len(set(expected.likeliest.tolist())) > 10
     assert str(checkpoint) not in Path("/proc/self/maps").read_text()
-    engine(load_decoder(checkpoint, "llm", dtype="bfloat16", leaves_weights=True))
+    again = load_decoder(checkpoint, "llm", dtype="bfloat16", leaves_weights=True)
+    engine(use_cpu_kernels(again, threads=2))  # passes the check at load
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "qwen2_moe", "mixtral"])
