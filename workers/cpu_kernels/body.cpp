@@ -44,7 +44,7 @@ struct Experts {
 };
 
 struct Layer {
-  Matrix qkv, o, gate_up, down;  // without `gate_up`, tokens see experts only
+  Matrix qkv, v, o, gate_up, down;  // `qkv` has all three if `v` has no rows; without `gate_up`, only experts
   Experts experts;
   const float *norm_in, *norm_post;
   const float *q_norm, *k_norm;  // (dim,), or null
@@ -198,8 +198,8 @@ struct Body {
       const Layer& layer = model.layer[number];
       T *keys = static_cast<T*>(step.keys[number]), *values = static_cast<T*>(step.values[number]);
       normalise(member, phase++, layer.norm_in, number - 1);
-      multiply(member, phase, narrow, narrow_width, tokens, layer.qkv, rounded,
-               [&](int row, int column, const Floats* y) { put_floats(qkv + row * size_t(qkv_width) + column, y); });
+      multiply(member, phase, narrow, narrow_width, tokens, layer.qkv, rounded, keeping_from(0));
+      if (layer.v.n) multiply(member, phase, narrow, narrow_width, tokens, layer.v, rounded, keeping_from(layer.qkv.n));
       member.each(phase++, tokens, [&](int token) { turn_and_keep(layer, token, keys, values); });
       attention(member, phase++, layer, keys, values);
       multiply(member, phase, narrow, narrow_width, tokens, layer.o, rounded, adding(layer.o_bias, layer.o.n));
@@ -237,6 +237,13 @@ struct Body {
     const float* row = step.added + step.added_rows[token] * size_t(step.added_stride) + layer * size_t(model.hidden);
     float* mine = state + token * size_t(state_width);
     for (int at = 0; at < model.hidden; at += LANES) store(mine + at, load(mine + at) + load(row + at));
+  }
+
+  // Keeps a product in `qkv`, from a column on.
+  auto keeping_from(int first) const {
+    return [this, first](int row, int column, const Floats* y) {
+      put_floats(qkv + row * size_t(qkv_width) + first + column, y);
+    };
   }
 
   // Adds a product to the residual stream.
@@ -489,7 +496,7 @@ void run_body(Context& context, const Model& model, const Step& step) {
   Body<T> body{model, step, tiles_of(context.tiles, model, step, context.team.size())};
   // Rows are padded to whole units, because products write whole units.
   const int heads = model.heads * model.dim, unit = UNIT * LANES;
-  body.qkv_width = round_up(heads + 2 * model.kv_heads * model.dim, unit);
+  body.qkv_width = round_up(heads + 2 * model.kv_heads * model.dim, unit) + unit;  // values may have their own units
   body.narrow_width = row_stride<T>(round_up(std::max(model.hidden, heads), unit));
   body.wide_width = row_stride<T>(round_up(model.intermediate, unit));
   body.state_width = round_up(model.hidden, unit);

@@ -19,7 +19,7 @@ from models.transformers_lm.expert_layers import (
 )
 from workers.cpu_kernels import library
 from workers.cpu_kernels.library import Library, Matrix
-from workers.cpu_kernels.packing import MatrixPacker
+from workers.cpu_kernels.packing import MatrixPacker, kind_of
 from workers.cpu_kernels.quantisation import Forms
 from workers.kv_engine import kernel_models
 from workers.kv_engine.kernel_models import TextModel
@@ -79,8 +79,11 @@ class LayerPacker:
         projections = (own.q_proj, own.k_proj, own.v_proj)
         biases = [projection.bias for projection in projections]
         norms = [getattr(own, name, None) for name in ("q_norm", "k_norm")]
+        queries, keys, values = (form(projection) for projection in projections)
+        alone = kind_of(values) != kind_of(keys) == kind_of(queries)  # as in Q4_K_M
         packed = library.Layer(
-            qkv=stack([form(projection) for projection in projections]),
+            qkv=stack([queries, keys, *([] if alone else [values])]),
+            v=stack([values]) if alone else Matrix(),
             o=stack([form(own.o_proj)]),
             norm_in=floats(layer.input_layernorm.weight),
             norm_post=floats(layer.post_attention_layernorm.weight),

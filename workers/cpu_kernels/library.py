@@ -60,10 +60,13 @@ class Experts(Structure):
 
 
 class Layer(Structure):
-    """The weights of a decoder layer. Norms and biases are float32; absent ones are null or empty."""
+    """The weights of a decoder layer. Norms and biases are float32; absent ones are null or empty.
+
+    `qkv` has the matrix of values, unless it has a form of its own: then that is `v`.
+    """
 
     _fields_: ClassVar[_Fields] = [
-        *((name, Matrix) for name in ("qkv", "o", "gate_up", "down")),
+        *((name, Matrix) for name in ("qkv", "v", "o", "gate_up", "down")),
         ("experts", Experts),
         *((name, c_void_p) for name in ("norm_in", "norm_post", "q_norm", "k_norm", "sinks")),
         *((name, c_void_p) for name in ("qkv_bias", "o_bias")),

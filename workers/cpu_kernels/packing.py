@@ -38,6 +38,11 @@ class _Columns(IntEnum):
     UP = 2
 
 
+def kind_of(weight: Weight) -> tuple[int, tuple[int, ...] | None] | None:
+    """Return the bits and values of numbers; None of floats. Those of one kind are packed together."""
+    return (weight.bits, weight.values) if isinstance(weight, GroupedWeight) else None
+
+
 class MatrixPacker:
     """Packs matrices, and keeps their memory alive, as that of norms and biases.
 
@@ -150,7 +155,7 @@ class MatrixPacker:
     def _in_groups(
         self, weights: Sequence[GroupedWeight], places: Sequence[tuple[_Columns, int]], *, columns: int
     ) -> Matrix:
-        if len({(weight.bits, weight.values) for weight in weights}) > 1:
+        if len({kind_of(weight) for weight in weights}) > 1:
             is_plain = all(weight.values is None and weight.parts == 1 for weight in weights)
             most = max(weight.bits for weight in weights) if is_plain else 8
             weights = [weight.widened(most) for weight in weights]

@@ -1,7 +1,7 @@
 """A decoder with CPU kernels answers like transformers' `generate`, and no answer depends on the batch."""
 
 import logging
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from models.grouped_weights import GroupedWeight
 from models.transformers_lm.expert_layers import matrix_named
 from models.transformers_lm.left_weights import CLASSES
 from models.transformers_lm.loader import load_decoder
+from models.transformers_lm.node import DecoderLM
 from tests.workers.cpu_kernels import models
 from tests.workers.cpu_kernels.libraries import NAMES, library
 from tests.workers.kv_engine.engines import make_engine
@@ -323,6 +324,42 @@ def test_weights_are_computed_from_as_they_are_stored() -> None:
 
     assert (found.log_probs - expected.log_probs).abs().mean() < 0.05
     assert (found.log_probs - plain.log_probs).abs().mean() > 0.2
+
+
+def quantised_in(node: DecoderLM, name: str, bits: int) -> GroupedWeight:
+    """Return the weight of a linear layer in numbers of so many bits."""
+    weight = node.model.get_submodule(name).weight.float()
+    padded = torch.nn.functional.pad(weight, (0, -weight.shape[1] % 32))
+    groups = padded.view(len(padded), -1, 16 if bits == 6 else 32)
+    scales = groups.abs().amax(2) / (2 ** (bits - 1) - 1)
+    numbers = (groups / scales[..., None]).round() + 2 ** (bits - 1)
+    return GroupedWeight(bits, numbers.to(torch.uint8).flatten(1)[:, : weight.shape[1]].contiguous(), scales)
+
+
+@pytest.mark.parametrize("variant", NAMES)
+@pytest.mark.parametrize(
+    ("bits", "alone"), [((4, 4, 4), 0), ((4, 4, 6), 1), ((6, 6, 4), 1), ((4, 6, 6), 0), ((5, 5, 8), 1)]
+)
+def test_values_in_other_bits_than_queries_and_keys_are_packed_alone(
+    bits: tuple[int, int, int], alone: int, variant: str
+) -> None:
+    node, changed = models.node("qwen2"), models.node("qwen2")
+    names = [f"model.layers.1.self_attn.{kind}_proj" for kind in "qkv"]
+    stored = {name: quantised_in(node, name, width) for name, width in zip(names, bits, strict=True)}
+    node.stored_weights = {name: partial(stored.__getitem__, name) for name in names}
+    for name in names:
+        changed.model.get_submodule(name).weight.data = stored[name].floats()
+
+    [text] = prompts(30)
+    by = NativeDecoder(node, library(variant), threads=2)
+    found = predictions(by, text)
+    expected = Predictions.of(changed.reference(torch.tensor(text)), text)
+
+    assert bool(by._layers[1].v.n) == bool(alone)
+    assert not by._layers[0].v.n
+    error = (found.log_probs - expected.log_probs).abs().mean()
+    assert error < 0.05
+    assert expected.log_probs.std() > 1
 
 
 @pytest.mark.parametrize("part", ["gate_proj", "down_proj"])
