@@ -1,0 +1,34 @@
+"""What llama.cpp is given has the weights of the checkpoint."""
+
+from pathlib import Path
+
+import gguf
+import torch
+
+from benchmarks.peers.checkpoint import GptOssShape, write
+from benchmarks.peers.to_gguf import convert, path_of
+from models.transformers_lm.expert_layers import ExpertMatrix, Part, bias_of
+from models.transformers_lm.loader import load_decoder
+
+PARTS: tuple[Part, ...] = ("gate", "up", "down")
+
+
+def test_experts_of_gpt_oss_are_the_same_numbers(tmp_path: Path) -> None:
+    sizes = {"hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocabulary": 1000}
+    shape = GptOssShape(layers=2, intermediate=96, experts=6, chosen=2, **sizes)
+    checkpoint = write(tmp_path / "it", shape)
+    convert(checkpoint)
+
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path_of(checkpoint)).tensors}
+    node = load_decoder(checkpoint, "llm", dtype="float32")
+    for number, layer in enumerate(node.model.model.layers):
+        for part in PARTS:
+            stored = tensors[f"blk.{number}.ffn_{part}_exps.weight"]
+            assert stored.tensor_type is gguf.GGMLQuantizationType.MXFP4
+            found = torch.from_numpy(gguf.dequantize(stored.data, stored.tensor_type))
+            matrices = [ExpertMatrix(layer.mlp.experts, expert, part).weight for expert in range(6)]
+            assert torch.equal(found, torch.stack(matrices))
+            bias = torch.from_numpy(tensors[f"blk.{number}.ffn_{part}_exps.bias"].data.copy())
+            assert torch.equal(bias, bias_of(layer.mlp.experts, part))
+        sinks = torch.from_numpy(tensors[f"blk.{number}.attn_sinks.weight"].data.copy())
+        assert torch.equal(sinks, layer.self_attn.sinks)
