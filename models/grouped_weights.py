@@ -1,7 +1,7 @@
 """Weights of four to eight bits in groups of 32, as the CPU kernels multiply them.
 
 A weight is `scale * (number - zero)`, with a zero of 8, 16, 32 or 128, or `scale * number + minimum`, or
-`scale * values[number]`, with a table of sixteen integers. Numbers are unsigned. Scale and minimum belong to
+`scale * values[number]`, with a table of sixteen values. Numbers are unsigned. Scale and minimum belong to
 an output and to 32 consecutive inputs; with six bits, to 16. Formats with larger groups (GPTQ, AWQ) repeat
 theirs.
 """
@@ -28,14 +28,14 @@ class GroupedWeight:
         numbers: (n, k) uint8, one number in each.
         scales: (n, groups) float32; of six bits (n, 2 * groups).
         minimums: (n, groups) float32; None if weights are `scale * (number - zero)`, as all of six bits.
-        values: -128 to 127, that each number of four bits stands for; such weights have no minimums.
+        values: what each number of four bits stands for; such weights have no minimums.
     """
 
     bits: int
     numbers: torch.Tensor
     scales: torch.Tensor
     minimums: torch.Tensor | None = None
-    values: tuple[int, ...] | None = None
+    values: tuple[float, ...] | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -65,31 +65,41 @@ class GroupedWeight:
             return self.widened(8).with_minimums()
         return self if self.minimums is not None else replace(self, minimums=self.scales * -self.zero)
 
+    def with_integers(self) -> "GroupedWeight":
+        """Return the same weights with integers of eight bits as values, to which others are rounded."""
+        if self.values is None:
+            return self
+        values, unit = integers_for(self.values)
+        return replace(self, values=values, scales=self.scales * unit)
+
     def widened(self, bits: int) -> "GroupedWeight":
         """Return the same weights with numbers of more bits, if they have fewer.
 
-        Those with values get eight bits, as do those of six bits, which are rounded.
+        Those with values get eight bits, as do those of six bits. Both are rounded.
         """
         if self.values is not None:
-            bytes_of = torch.tensor([value + 128 for value in self.values], dtype=torch.uint8)
-            return GroupedWeight(8, bytes_of[self.numbers.int()], self.scales)
+            whole = self.with_integers()
+            bytes_of = (whole.factors + 128).to(torch.uint8)
+            return GroupedWeight(8, bytes_of[self.numbers.int()], whole.scales)
         if self.bits >= bits:
             return self
         return rounded(self.floats()) if self.parts > 1 else replace(self.with_minimums(), bits=bits)
 
     def floats(self) -> torch.Tensor:
         """Return the weights, (n, k) float32."""
-        if self.values is not None:
-            return self.widened(8).floats()
         inputs = self.shape[1]
         if inputs % GROUP:
             filled = torch.nn.functional.pad(self.numbers, (0, -inputs % GROUP))
             return replace(self, numbers=filled).floats()[:, :inputs].contiguous()
-        floats = self.numbers.to(torch.float32).view(len(self.numbers), -1, GROUP // self.parts)
-        if self.minimums is None:
-            floats.sub_(self.zero).mul_(self.scales[:, :, None])
+        if self.values is not None:
+            numbers = self.factors[self.numbers.int()]
+        elif self.minimums is None:
+            numbers = self.numbers.to(torch.float32).sub_(self.zero)
         else:
-            floats.mul_(self.scales[:, :, None]).add_(self.minimums[:, :, None])
+            numbers = self.numbers.to(torch.float32)
+        floats = numbers.view(len(numbers), -1, GROUP // self.parts).mul_(self.scales[:, :, None])
+        if self.minimums is not None:
+            floats.add_(self.minimums[:, :, None])
         return floats.flatten(1)
 
 
@@ -108,8 +118,11 @@ def rounded(weight: torch.Tensor) -> GroupedWeight:
 def integers_for(table: Sequence[float]) -> tuple[tuple[int, ...], float]:
     """Return integers of eight bits in the proportions of a table, and what one of them stands for.
 
-    The largest becomes 64 to 127, whichever has the least squared error: none if all are multiples of one.
+    Integers stay what they are. Of others the largest becomes 64 to 127, whichever has the least squared
+    error: none if all are multiples of one.
     """
+    if all(number.is_integer() and -128 <= number <= 127 for number in map(float, table)):
+        return tuple(int(number) for number in table), 1.0
     numbers = torch.tensor(list(table), dtype=torch.float64)
     most = float(numbers.abs().max()) or 1.0
 

@@ -23,7 +23,7 @@ from safetensors import safe_open
 
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.weights import TensorInfo
-from models.grouped_weights import GROUP, GroupedWeight, integers_for, per_group
+from models.grouped_weights import GROUP, GroupedWeight, per_group
 
 _STATES: Final = (".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
 _Size = Annotated[int, Meta(ge=1)]
@@ -59,10 +59,10 @@ class FourBitParts:
         return is_within_rows and bool(self._table(read).isfinite().all())
 
     def grouped(self, read: Callable[[str], torch.Tensor]) -> GroupedWeight:
-        """Return the weight with the indices as they are stored; the table is rounded to integers."""
+        """Return the weight as it is stored."""
         outputs, inputs = self.shape
-        values, unit = integers_for(self._table(read).tolist())
-        scales = per_group(self._factors(read).view(outputs, -1) * unit, self.block, inputs)
+        scales = per_group(self._factors(read).view(outputs, -1), self.block, inputs)
+        values = tuple(self._table(read).tolist())
         return GroupedWeight(4, self._indices(read).view(self.shape), scales, values=values)
 
     def _indices(self, read: Callable[[str], torch.Tensor]) -> torch.Tensor:

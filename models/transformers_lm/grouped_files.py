@@ -79,7 +79,7 @@ def tensors_of(name: str, weight: GroupedWeight) -> dict[str, torch.Tensor]:
         high_bits = (numbers.view(len(numbers), -1, len(places)) >> 4 << places).sum(2, dtype=torch.uint8)
     if weight.bits < 8:
         numbers = numbers[:, 0::2] & 15 | numbers[:, 1::2] << 4
-    values = torch.tensor(weight.values, dtype=torch.int8) if weight.values is not None else None
+    values = torch.tensor(weight.values).to(torch.int8) if weight.values is not None else None
     tensors = {NUMBERS: numbers, _SCALES: weight.scales, _MINIMUMS: weight.minimums}
     tensors |= {_VALUES: values, _HIGH_BITS: high_bits}
     return {f"{module}.{end}": part.contiguous() for end, part in tensors.items() if part is not None}
@@ -114,9 +114,11 @@ def grouped_parts(name: str, tensors: Mapping[str, TensorInfo], checkpoint: Path
     bits = _bits_of(numbers, found, high)
     outputs, groups = found.shape
     inputs = groups * GROUP // (2 if bits == _IN_HALVES else 1)
+    has_no_minimums = values in tensors or bits == _IN_HALVES
     wanted = {
+        scales: ("F32", (outputs, groups + groups % 2 if bits == _IN_HALVES else groups)),
         name: ("U8", (outputs, inputs if bits == 8 else inputs // 2)),
-        minimums: ("F32", (outputs, groups)),
+        minimums: ("F32", None if has_no_minimums else (outputs, groups)),
         values: ("I8", (_COUNT,) if bits == 4 else None),
         high_bits: ("U8", (outputs, inputs * (bits - 4) // 8) if 4 < bits < 8 else None),
     }

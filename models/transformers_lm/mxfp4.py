@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 
+from models.checkpoints.weights import TensorInfo
 from models.grouped_weights import GroupedWeight
 
 METHOD: Final = "mxfp4"
@@ -96,7 +97,8 @@ def scales_of(stored: torch.Tensor) -> torch.Tensor:
     return torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents)
 
 
-def is_weight(shape: tuple[int, ...], dtype: str, scales: tuple[int, ...] | None) -> bool:
-    """Return whether blocks of this shape and dtype and their scales are a weight."""
-    is_blocks = len(shape) == 4 and shape[-1] * 2 == _PER_SCALE and dtype == "U8"
-    return is_blocks and scales == shape[:-1]
+def is_weight(blocks: TensorInfo, scales: TensorInfo | None) -> bool:
+    """Return whether blocks and their scales are a weight."""
+    shape = blocks.shape
+    is_blocks = len(shape) == 4 and shape[-1] * 2 == _PER_SCALE and blocks.dtype == "U8"
+    return is_blocks and scales is not None and (scales.dtype, scales.shape) == ("U8", shape[:-1])

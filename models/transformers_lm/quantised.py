@@ -272,11 +272,12 @@ def _of_four_bits(tensors: Mapping[str, TensorInfo], checkpoint: Path) -> Quanti
         if not name.endswith(mxfp4.BLOCKS):
             continue
         scales = tensors.get(name.removesuffix(mxfp4.BLOCKS) + mxfp4.SCALES)
-        if not mxfp4.is_weight(tensor.shape, tensor.dtype, scales.shape if scales else None):
+        if not mxfp4.is_weight(tensor, scales):
             raise CheckpointError(
                 f"{checkpoint}: {name} is {tensor.dtype}{list(tensor.shape)} with scales of "
-                f"{list(scales.shape) if scales else 'none'}, expected U8[experts, outputs, groups, 16] and "
-                "a scale per group; are config.json and the weights of one checkpoint?"
+                f"{f'{scales.dtype}{list(scales.shape)}' if scales else 'none'}, expected "
+                "U8[experts, outputs, groups, 16] and a U8 per group; are config.json and the weights of one "
+                "checkpoint?"
             )
         weights[name.removesuffix(mxfp4.BLOCKS)] = Mxfp4Parts.of(name, tensor.shape)
     return Quantised(weights, frozenset(name for parts in weights.values() for name in parts.names))

@@ -62,6 +62,24 @@ def test_multiples_of_one_number_become_exact_integers() -> None:
     assert 64 <= max(map(abs, integers)) <= 127
 
 
+def test_integers_stay_what_they_are() -> None:
+    assert integers_for((0.0, 3.0, -128.0, 12.0)) == ((0, 3, -128, 12), 1.0)
+
+
+def test_values_that_are_no_integers_are_rounded_for_products_only() -> None:
+    one, values = weight(), tuple(number / 7.3 for number in range(-8, 8))
+    chosen = GroupedWeight(4, one.numbers, one.scales, values=values)
+
+    whole = chosen.with_integers()
+
+    expected = torch.tensor(values)[one.numbers.long()] * one.scales.repeat_interleave(32, 1)[:, :80]
+    torch.testing.assert_close(chosen.floats(), expected)
+    assert all(float(value).is_integer() for value in whole.values or ())
+    error = (whole.floats() - expected).abs()
+    assert 0 < error.max() < expected.abs().max() / 254
+    assert torch.equal(chosen.widened(8).floats(), whole.floats())
+
+
 def test_other_numbers_become_the_nearest_integers() -> None:
     table = [-1.0, -0.6961928, -0.52507305, 0.0795803, 0.33791524, 1.0]
 

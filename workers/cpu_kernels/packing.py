@@ -38,7 +38,7 @@ class _Columns(IntEnum):
     UP = 2
 
 
-def kind_of(weight: Weight) -> tuple[int, tuple[int, ...] | None] | None:
+def kind_of(weight: Weight) -> tuple[int, tuple[float, ...] | None] | None:
     """Return the bits and values of numbers; None of floats. Those of one kind are packed together."""
     return (weight.bits, weight.values) if isinstance(weight, GroupedWeight) else None
 
@@ -126,7 +126,8 @@ class MatrixPacker:
         return GroupedWeight(bits, numbers, scales)
 
     def dequantised(self, weight: GroupedWeight) -> torch.Tensor:
-        """Return `weight.floats()` in the packed dtype, faster."""
+        """Return the weights in the packed dtype, with the values that are multiplied."""
+        weight = weight.with_integers()
         n, k = weight.shape
         found = torch.empty(n, k, dtype=self._dtype)
         parts = [
@@ -161,7 +162,8 @@ class MatrixPacker:
             weights = [weight.widened(most) for weight in weights]
         if any(weight.minimums is not None for weight in weights):
             weights = [weight.with_minimums() for weight in weights]
-        first = weights[0]
+        weights = [weight.with_integers() for weight in weights]
+        first, values = weights[0], weights[0].values
         tables = [part for one in weights for part in (one.scales, one.minimums) if part is not None]
         factor = _factor_of(tables)
         matrix = Matrix(
@@ -169,9 +171,9 @@ class MatrixPacker:
             k=first.shape[1],
             bits=first.bits,
             has_minimums=first.minimums is not None,
-            has_values=first.values is not None,
+            has_values=values is not None,
             factor=factor,
-            values=first.values or (),
+            values=tuple(int(value) for value in values) if values is not None else (),
         )
         pages = memory.zeros(self._kernels.grouped_bytes(byref(matrix)))
         matrix.data = _address(pages)

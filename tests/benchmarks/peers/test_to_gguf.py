@@ -1,6 +1,7 @@
 """What llama.cpp is given has the weights of the checkpoint."""
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import torch
@@ -14,8 +15,8 @@ PARTS: tuple[Part, ...] = ("gate", "up", "down")
 
 
 def test_experts_of_gpt_oss_are_the_same_numbers(tmp_path: Path) -> None:
-    sizes = {"hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocabulary": 1000}
-    shape = GptOssShape(layers=2, intermediate=96, experts=6, chosen=2, **sizes)
+    sizes: dict[str, Any] = {"hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocabulary": 1000}
+    shape = GptOssShape(name="any", layers=2, intermediate=96, experts=6, chosen=2, **sizes)
     checkpoint = write(tmp_path / "it", shape)
     convert(checkpoint)
 

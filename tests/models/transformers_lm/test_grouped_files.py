@@ -85,3 +85,20 @@ def test_parts_that_do_not_fit_are_told(bits: int, name: str, change: Change, wh
 
     with pytest.raises(CheckpointError, match=why):
         grouped_parts("q.weight_numbers", told(tensors), Path("x"))
+
+
+@pytest.mark.parametrize(("bits", "columns"), [(4, 2), (6, 4)])
+def test_neither_values_nor_six_bits_have_minimums(bits: int, columns: int) -> None:
+    tensors = tensors_of("q.weight", weight(bits, values=VALUES if bits == 4 else None))
+    tensors["q.weight_minimums"] = torch.zeros(6, columns)
+
+    with pytest.raises(CheckpointError, match=r"q.weight_minimums is F32.*, expected none"):
+        grouped_parts("q.weight_numbers", told(tensors), Path("x"))
+
+
+def test_six_bits_have_whole_groups() -> None:
+    one = weight(6)
+    half = GroupedWeight(6, one.numbers[:, :48].contiguous(), one.scales[:, :3])
+
+    with pytest.raises(CheckpointError, match=r"q.weight_scales is F32\[6, 3\], expected F32\[6, 4\]"):
+        grouped_parts("q.weight_numbers", told(tensors_of("q.weight", half)), Path("x"))

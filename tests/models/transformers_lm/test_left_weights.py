@@ -17,8 +17,10 @@ from shared.errors import BugError
 from tests.models.transformers_lm.quantised_checkpoints import (
     AWQ,
     GPTQ,
+    NF4_CONFIG,
     Stored,
     awq,
+    four_bits,
     gptq,
     quantised,
     written,
@@ -36,6 +38,7 @@ from tests.tiny import Family
         ("qwen3_moe", GPTQ, gptq()),
         ("qwen2_moe", GPTQ, gptq()),
         ("mixtral", GPTQ, gptq()),
+        ("qwen3", NF4_CONFIG, four_bits(is_nested=True)),
     ],
 )
 def test_they_take_no_memory_until_they_are_filled(

@@ -104,7 +104,7 @@ def test_each_matrix_of_an_expert_can_be_had_as_it_is_stored(tmp_path: Path) -> 
         assert torch.equal(node.model.get_parameter(name), expected[name])
 
 
-@pytest.mark.parametrize("damage", ["missing", "short", "dtype"])
+@pytest.mark.parametrize("damage", ["missing", "short", "dtype", "wide"])
 def test_scales_that_do_not_fit_are_refused(tmp_path: Path, damage: str) -> None:
     path = four_bits(tmp_path / "four") / "model.safetensors"
     tensors, name = load_file(path), "model.layers.1.mlp.experts.down_proj"
@@ -112,6 +112,8 @@ def test_scales_that_do_not_fit_are_refused(tmp_path: Path, damage: str) -> None
         del tensors[f"{name}_scales"]
     elif damage == "short":
         tensors[f"{name}_scales"] = tensors[f"{name}_scales"][:, :-1].contiguous()
+    elif damage == "wide":
+        tensors[f"{name}_scales"] = tensors[f"{name}_scales"].to(torch.bfloat16)
     else:
         tensors[f"{name}_blocks"] = tensors[f"{name}_blocks"].to(torch.int16)
     save_file(tensors, path, metadata={"format": "pt"})

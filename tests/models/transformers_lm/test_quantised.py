@@ -306,7 +306,7 @@ def test_integers_can_be_had_as_they_are_stored(
 
 
 @pytest.mark.parametrize("is_nested", [False, True])
-def test_indices_into_a_table_choose_from_integers(tmp_path: Path, is_nested: bool) -> None:
+def test_indices_into_a_table_can_be_had_as_they_are_stored(tmp_path: Path, is_nested: bool) -> None:
     plain, folder = quantised(tmp_path, NF4_CONFIG, four_bits(is_nested=is_nested))
     expected = load_file(plain / "model.safetensors")
 
@@ -317,9 +317,7 @@ def test_indices_into_a_table_choose_from_integers(tmp_path: Path, is_nested: bo
         assert weight.bits == 4
         assert weight.values is not None
         assert len(set(weight.values)) == len(NF4)
-        meant = expected[f"{name}.weight"].float()
-        of_block = meant.reshape(-1, 64).abs().amax(1).repeat_interleave(64).view_as(meant)
-        assert ((weight.floats() - meant).abs() <= of_block / 254 + 1e-6).all()
+        torch.testing.assert_close(weight.floats(), expected[f"{name}.weight"].float(), rtol=1e-4, atol=1e-6)
 
 
 def int8_in_groups_of_48(weight: torch.Tensor) -> Stored:
