@@ -14,7 +14,7 @@ import torch
 
 GROUP: Final = 32
 """Inputs of a group. The last group of a row may be smaller."""
-_IN_HALVES: Final = 6
+IN_HALVES: Final = 6
 """The bits of numbers of which each half of a group has a scale."""
 _LARGEST: Final = 127
 
@@ -57,7 +57,7 @@ class GroupedWeight:
     @property
     def parts(self) -> int:
         """The number of scales of a group."""
-        return 2 if self.bits == _IN_HALVES else 1
+        return 2 if self.bits == IN_HALVES else 1
 
     def with_minimums(self) -> "GroupedWeight":
         """Return the same weights with minimums; those of values or six bits get eight."""

@@ -19,7 +19,7 @@ import torch
 
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.weights import TensorInfo
-from models.grouped_weights import GROUP, GroupedWeight
+from models.grouped_weights import GROUP, IN_HALVES, GroupedWeight
 
 METHOD: Final = "groups"
 NUMBERS: Final = "weight_numbers"
@@ -28,8 +28,6 @@ _HIGH_BITS: Final = "weight_high_bits"
 _MINIMUMS: Final = "weight_minimums"
 _VALUES: Final = "weight_values"
 _COUNT: Final = 16
-_IN_HALVES: Final = 6
-"""The bits of numbers of which each half of a group has a scale."""
 CONFIG: Final[Mapping[str, Any]] = {"quant_method": METHOD}
 """The `quantization_config` of a checkpoint that has any."""
 
@@ -72,6 +70,7 @@ class GroupedParts:
 
 def tensors_of(name: str, weight: GroupedWeight) -> dict[str, torch.Tensor]:
     """Return the tensors of the weight of that name (`q.weight`), whose inputs are whole groups."""
+    weight = weight.with_integers()
     module, numbers = name.rpartition(".")[0], weight.numbers
     high_bits = None
     if 4 < weight.bits < 8:
@@ -113,10 +112,10 @@ def grouped_parts(name: str, tensors: Mapping[str, TensorInfo], checkpoint: Path
     high = tensors.get(high_bits)
     bits = _bits_of(numbers, found, high)
     outputs, groups = found.shape
-    inputs = groups * GROUP // (2 if bits == _IN_HALVES else 1)
-    has_no_minimums = values in tensors or bits == _IN_HALVES
+    inputs = groups * GROUP // (2 if bits == IN_HALVES else 1)
+    has_no_minimums = values in tensors or bits == IN_HALVES
     wanted = {
-        scales: ("F32", (outputs, groups + groups % 2 if bits == _IN_HALVES else groups)),
+        scales: ("F32", (outputs, groups + groups % 2 if bits == IN_HALVES else groups)),
         name: ("U8", (outputs, inputs if bits == 8 else inputs // 2)),
         minimums: ("F32", None if has_no_minimums else (outputs, groups)),
         values: ("I8", (_COUNT,) if bits == 4 else None),

@@ -25,9 +25,9 @@ _PER_SCALE: Final = 32
 _OFFSET: Final = 127
 _MAGNITUDES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The numbers of E2M1 with a positive sign; the fourth bit is the sign."""
-NUMBERS: Final = (*_MAGNITUDES, *(-magnitude for magnitude in _MAGNITUDES))
+_NUMBERS: Final = (*_MAGNITUDES, *(-magnitude for magnitude in _MAGNITUDES))
 UNIT: Final = 0.5
-VALUES: Final = tuple(int(number / UNIT) for number in NUMBERS)
+VALUES: Final = tuple(int(number / UNIT) for number in _NUMBERS)
 """The numbers as multiples of `UNIT`."""
 _PARTS: Final = {
     "gate_up_proj": {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)},
@@ -61,7 +61,7 @@ class Mxfp4Parts:
 
     def floats(self, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
         """Return the weight, float32 of `shape`."""
-        numbers = torch.tensor(NUMBERS)[_unpacked(read(self.blocks)).long()]
+        numbers = torch.tensor(_NUMBERS)[_unpacked(read(self.blocks)).long()]
         scaled = numbers * scales_of(read(self.scales))[..., None]
         return scaled.flatten(-2).transpose(1, 2).contiguous()
 

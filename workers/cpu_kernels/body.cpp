@@ -333,7 +333,8 @@ struct Body {
     const size_t columns = down.n / experts.count;
     multiply_blocks(member, phase, wide, wide_width, experts, down, routing,
                     [&](int expert, int row, int column, const Floats* y) {
-                      put_sum(partial + row * size_t(state_width) + column, y, experts.down_bias, expert * columns + column);
+                      const size_t place = expert * columns + column;
+                      put_sum(partial + row * size_t(state_width) + column, y, experts.down_bias, place);
                     });
     member.each(phase++, tokens, [&](int token) {
       float* mine = state + token * size_t(state_width);

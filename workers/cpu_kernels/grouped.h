@@ -2,9 +2,10 @@
 //
 // A weight is `scale * (number - zero)`, or `scale * number + minimum`, or `scale * value`, where a number of four bits
 // chooses the value, an integer of eight bits, from a table of the matrix. Numbers are unsigned; scale and minimum are
-// those of its column and of 32 consecutive k, a group; with six bits, each half of a group has a scale. Activations are rounded to eight bits with a scale for each
-// row and group, as in llama.cpp. The products of a group are summed as integers, which is exact, and the groups'
-// sums are added in order. So the result of a row has the same bits by all instructions, and in any batch.
+// those of its column and of 32 consecutive k, a group; with six bits, each half of a group has a scale. Activations
+// are rounded to eight bits with a scale for each row and group, as in llama.cpp. The products of a group are summed as
+// integers, which is exact, and the groups' sums are added in order. So the result of a row has the same bits by all
+// instructions, and in any batch.
 //
 // A group of a unit is, for each panel, its numbers as the instructions need them: in a vector four consecutive k
 // of each of sixteen columns. Two vectors of four bits share 64 bytes: the first half of the group is in the low
@@ -432,7 +433,8 @@ void multiply_tiles(const Activations& x, int rows, const char* unit, size_t gro
       if (std::exchange(shaped, count) != count) amx::shape_for_groups<WORDS / PARTS>(count);
       for (int panel = 0; panel < UNIT; ++panel) {
         const Ahead ahead{next, panel ? 0 : static_cast<int>(lines)};
-        const auto compute = count == ALL ? multiply_panel<PARTS, has_minimums, ALL> : multiply_panel<PARTS, has_minimums, HALF>;
+        const auto compute =
+            count == ALL ? multiply_panel<PARTS, has_minimums, ALL> : multiply_panel<PARTS, has_minimums, HALF>;
         compute(x.from(first), from, groups, piece, packed + SCALES, group_bytes, panel, ahead, y + first * UNIT + panel);
       }
       next += lines * groups * 64;
@@ -516,7 +518,9 @@ inline void pack(Team::Member& member, int phase, char* into, const Weights& w, 
           std::memcpy(words, numbers, count);
         else
           std::memcpy(words, numbers, GROUP);
-        const auto put = [&](int at, uint32_t word) { std::memcpy(to + at * sizeof(Words) + lane * sizeof word, &word, sizeof word); };
+        const auto put = [&](int at, uint32_t word) {
+          std::memcpy(to + at * sizeof(Words) + lane * sizeof word, &word, sizeof word);
+        };
         if (w.form == Form::EIGHT) {
           for (int word = 0; word < WORDS; ++word) put(word, words[word]);
         } else {
