@@ -21,7 +21,7 @@ import torch
 
 from models.base import TokenStep
 from models.checkpoints.files import UnsupportedArchitectureError
-from models.transformers_lm.expert_layers import all_chosen, matrix_named
+from models.transformers_lm.expert_layers import all_chosen, has_biases, matrix_named
 from shared.errors import BugError, WorkerError
 from workers.cpu_kernels import library
 from workers.cpu_kernels.layer_packing import LayerPacker, experts_of, inner_width_of, linears_of
@@ -134,6 +134,8 @@ def _unsupported(node: Any) -> str:
     for experts in experts_of(text):
         count, chosen = experts.num_experts, config.num_experts_per_tok
         checks[f"{chosen} of {count} experts"] = 0 < chosen <= count <= _MAX_EXPERTS
+        if has_biases(experts):  # the activation of those has a limit
+            checks[f"swiglu_limit {experts.limit}"] = bool(experts.limit) and experts.limit > 0
     return kernel_models.first_unknown(checks)
 
 

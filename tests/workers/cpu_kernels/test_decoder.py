@@ -422,6 +422,15 @@ def test_numbers_of_experts_that_cannot_be_are_left_to_torch(count: int) -> None
     assert use_cpu_kernels(node, threads=1) is node
 
 
+@pytest.mark.parametrize("limit", [None, 0.0, -1.0])
+def test_experts_of_gpt_oss_without_a_limit_are_left_to_torch(limit: float | None) -> None:
+    node = models.node("gpt_oss")
+    for layer in node.model.model.layers:
+        layer.mlp.experts.limit = limit
+
+    assert use_cpu_kernels(node, threads=1) is node
+
+
 def test_weights_are_left_in_the_files_only_of_classes_that_the_kernels_know() -> None:
     bodies = {name.replace("ForCausalLM", "Model") for name in CLASSES}
 
