@@ -6,8 +6,8 @@ an output and to 32 consecutive inputs; with six bits, to 16. Formats with large
 theirs.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final
 
 import torch
@@ -48,7 +48,7 @@ class GroupedWeight:
 
     @property
     def factors(self) -> torch.Tensor:
-        """What each number multiplies its scale by, (2**bits,) float32."""
+        """The factor of the scale for each number, (2**bits,) float32."""
         if self.values is not None:
             return torch.tensor(self.values, dtype=torch.float32)
         numbers = torch.arange(2**self.bits, dtype=torch.float32)
@@ -115,7 +115,8 @@ def rounded(weight: torch.Tensor) -> GroupedWeight:
     return GroupedWeight(8, numbers.to(torch.uint8).flatten(1), scales)
 
 
-def integers_for(table: Sequence[float]) -> tuple[tuple[int, ...], float]:
+@cache
+def integers_for(table: tuple[float, ...]) -> tuple[tuple[int, ...], float]:
     """Return integers of eight bits in the proportions of a table, and what one of them stands for.
 
     Integers stay what they are. Of others the largest becomes 64 to 127, whichever has the least squared
@@ -123,7 +124,7 @@ def integers_for(table: Sequence[float]) -> tuple[tuple[int, ...], float]:
     """
     if all(number.is_integer() and -128 <= number <= 127 for number in map(float, table)):
         return tuple(int(number) for number in table), 1.0
-    numbers = torch.tensor(list(table), dtype=torch.float64)
+    numbers = torch.tensor(table, dtype=torch.float64)
     most = float(numbers.abs().max()) or 1.0
 
     def error(steps: int) -> float:

@@ -20,6 +20,11 @@ from benchmarks.peers.protocol import bits_of_weights
 
 _EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.\d+\.(gate|up|down)_proj\.weight")
 _MXFP4 = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_blocks|_scales|_bias)")
+_ROWS = {
+    "gate_up": {"gate": slice(0, None, 2), "up": slice(1, None, 2)},
+    "down": {"down": slice(None)},
+}
+"""The rows of the matrices that gpt-oss stores as one."""
 _NAMES = {
     "input_layernorm": "attn_norm",
     "mlp.down_proj": "ffn_down",
@@ -103,12 +108,9 @@ def convert(checkpoint: Path) -> None:
     for name, several in merged.items():
         _add_bfloat16(writer, name, np.stack(several))
     for (layer, kind), parts in mxfp4.items():
-        halves = (
-            {"gate": slice(0, None, 2), "up": slice(1, None, 2)} if kind == "gate_up" else {kind: slice(None)}
-        )
-        for half, rows in halves.items():
-            at = f"blk.{layer}.ffn_{half}_exps"
-            blocks = _mxfp4_blocks(*(parts[end][:, rows] for end in ("_blocks", "_scales")))
+        for part, rows in _ROWS[kind].items():
+            at = f"blk.{layer}.ffn_{part}_exps"
+            blocks = _mxfp4_blocks(parts["_blocks"][:, rows], parts["_scales"][:, rows])
             writer.add_tensor(f"{at}.weight", blocks, raw_dtype=GGMLQuantizationType.MXFP4)
             writer.add_tensor(f"{at}.bias", _floats(parts["_bias"][:, rows]))
     writer.write_header_to_file()

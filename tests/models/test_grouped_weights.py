@@ -81,7 +81,7 @@ def test_values_that_are_no_integers_are_rounded_for_products_only() -> None:
 
 
 def test_other_numbers_become_the_nearest_integers() -> None:
-    table = [-1.0, -0.6961928, -0.52507305, 0.0795803, 0.33791524, 1.0]
+    table = (-1.0, -0.6961928, -0.52507305, 0.0795803, 0.33791524, 1.0)
 
     integers, factor = integers_for(table)
 

@@ -1,4 +1,4 @@
-"""What llama.cpp is given has the weights of the checkpoint."""
+"""The file for llama.cpp has the weights of the checkpoint."""
 
 from pathlib import Path
 from typing import Any
