@@ -59,6 +59,13 @@ class GroupedWeight:
         """The number of scales of a group."""
         return 2 if self.bits == IN_HALVES else 1
 
+    def outputs(self, start: int, end: int) -> "GroupedWeight":
+        """Return the rows of some outputs."""
+        minimums = self.minimums[start:end] if self.minimums is not None else None
+        return replace(
+            self, numbers=self.numbers[start:end], scales=self.scales[start:end], minimums=minimums
+        )
+
     def with_minimums(self) -> "GroupedWeight":
         """Return the same weights with minimums; those of values or six bits get eight."""
         if self.values is not None or self.parts > 1:

@@ -52,6 +52,7 @@ class Shape:
         intermediate: the inner width of an MLP, or of an expert.
         experts: of a layer; 0 is one MLP for all tokens.
         chosen: the experts that see a token.
+        norm: the weights of norms; Gemma adds one to them.
     """
 
     name: str = "qwen3-0.6b"
@@ -65,6 +66,7 @@ class Shape:
     positions: int = 4096
     experts: int = 0
     chosen: int = 0
+    norm: float = 1.0
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield the names and shapes of the tensors in the file."""
@@ -209,6 +211,35 @@ class GptOssShape(Shape):
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma3Shape(Shape):
+    """The sizes of a Gemma 3, which has norms of results, too, and windows in five of six layers."""
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield the names and shapes of the tensors in the file."""
+        for name, sizes in Shape.tensors(self):
+            yield name, sizes
+            if name.endswith("post_attention_layernorm.weight"):
+                for norm in ("pre_feedforward_layernorm", "post_feedforward_layernorm"):
+                    yield name.replace("post_attention_layernorm", norm), sizes
+
+    def config(self) -> dict[str, Any]:
+        """Return the content of `config.json`."""
+        return self._common_config() | {
+            "architectures": ["Gemma3ForCausalLM"],
+            "attention_bias": False,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "model_type": "gemma3_text",
+            "query_pre_attn_scalar": self.head_dim,
+            "rms_norm_eps": 1e-6,
+            "rope_local_base_freq": 10000,
+            "rope_scaling": None,
+            "rope_theta": 1000000,
+            "sliding_window": 512,
+            "sliding_window_pattern": 6,
+        }
+
+
 QWEN3_0_6B: Final = Shape()
 QWEN3_30B_A3B: Final = Shape(
     name="qwen3-30b-a3b",
@@ -233,7 +264,10 @@ GPT_OSS_20B: Final = GptOssShape(
     chosen=4,
 )
 """4 of 24 layers: 3.4 billion weights, of which a token is multiplied by 0.6."""
-SHAPES: Final = {shape.name: shape for shape in (QWEN3_0_6B, QWEN3_30B_A3B, GPT_OSS_20B)}
+GEMMA3_1B: Final = Gemma3Shape(
+    name="gemma3-1b", hidden=1152, layers=26, heads=4, kv_heads=1, head_dim=256, intermediate=6912, norm=0.0
+)
+SHAPES: Final = {shape.name: shape for shape in (QWEN3_0_6B, QWEN3_30B_A3B, GPT_OSS_20B, GEMMA3_1B)}
 
 
 def bytes_of(name: str, sizes: tuple[int, ...]) -> int:
@@ -301,7 +335,7 @@ def _write_weights(path: Path, shape: Shape) -> None:
                 file.write(bytes([_EXPONENT]) * prod(sizes))
                 continue
             values = (
-                np.ones(sizes, np.float32)
+                np.full(sizes, shape.norm, np.float32)
                 if "norm" in name
                 else random.standard_normal(sizes, np.float32) * np.float32(_SCALE)
             )

@@ -1,4 +1,4 @@
-"""Conversion of a Qwen3 or gpt-oss checkpoint for llama.cpp: GGUF, without a tokenizer.
+"""Conversion of a Qwen3, gpt-oss or Gemma 3 checkpoint for llama.cpp: GGUF, without a tokenizer.
 
 Weights are copied bit by bit, as bfloat16 or MXFP4. Norms and biases become float32, as in llama.cpp's own
 converter. For fewer bits llama.cpp then quantises the file: Q8_0, or Q4_0 with a head of Q6_K.
@@ -40,7 +40,18 @@ _NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.v_proj": "attn_v",
 }
-_GPT_OSS_NAMES = {"post_attention_layernorm": "post_attention_norm", "self_attn.sinks": "attn_sinks"}
+_OTHER_NAMES = {
+    "gpt_oss": {"post_attention_layernorm": "post_attention_norm", "self_attn.sinks": "attn_sinks"},
+    "gemma3_text": {
+        "post_attention_layernorm": "post_attention_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+        "pre_feedforward_layernorm": "ffn_norm",
+    },
+}
+"""By the type of the model."""
+_ARCHITECTURES = {
+    "gemma3_text": "gemma3", "gpt_oss": "gpt-oss", "qwen3": "qwen3", "qwen3_moe": "qwen3moe",
+}  # fmt: skip
 _ROUTERS = (".mlp.gate.weight", ".mlp.router.weight")
 _EMBEDDINGS = "model.embed_tokens.weight"
 _ENDS = {_EMBEDDINGS: "token_embd.weight", "model.norm.weight": "output_norm.weight"}
@@ -64,7 +75,8 @@ def convert(checkpoint: Path) -> None:
     draft = path.with_name(f"{path.name}.part")
     experts = config.get("num_experts") or config.get("num_local_experts", 0)
     is_gpt_oss = config["model_type"] == "gpt_oss"
-    writer = GGUFWriter(draft, "gpt-oss" if is_gpt_oss else "qwen3moe" if experts else "qwen3")
+    is_gemma = config["model_type"] == "gemma3_text"
+    writer = GGUFWriter(draft, _ARCHITECTURES[config["model_type"]])
     writer.add_name(checkpoint.name)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -91,7 +103,7 @@ def convert(checkpoint: Path) -> None:
         writer.add_sliding_window(config["sliding_window"])
     writer.add_tokenizer_model("none")
     writer.add_file_type(LlamaFileType.MOSTLY_BF16)
-    names = _NAMES | _GPT_OSS_NAMES if is_gpt_oss else _NAMES
+    names = _NAMES | _OTHER_NAMES.get(config["model_type"], {})
     merged: dict[str, list[Any]] = {}
     mxfp4: dict[tuple[str, str], dict[str, Any]] = {}
     for name, values in _tensors(checkpoint / "model.safetensors"):
@@ -100,7 +112,8 @@ def convert(checkpoint: Path) -> None:
         elif found := _MXFP4.fullmatch(name):
             mxfp4.setdefault((found[1], found[2]), {})[found[3]] = values
         elif values.ndim == 1 or name.endswith(_ROUTERS):  # routers are float32, as norms are
-            writer.add_tensor(_renamed(name, names), _floats(values))
+            added = 1.0 if is_gemma else 0.0  # as llama.cpp stores the weights of norms
+            writer.add_tensor(_renamed(name, names), _floats(values) + np.float32(added))
         else:
             _add_bfloat16(writer, _renamed(name, names), values)
         if is_gpt_oss and name == _EMBEDDINGS:  # llama.cpp expects a head of its own

@@ -29,7 +29,6 @@ from models.gguf.groups import grouped
 from models.gguf.parts import parts_of
 from models.grouped_weights import GroupedWeight
 from models.transformers_lm import grouped_files
-from models.transformers_lm.left_weights import CLASSES
 
 _SHARD_BYTES: Final = 2 << 30
 _UNQUANTISED: Final = {
@@ -97,14 +96,12 @@ def _convert(file: Path, readers: Sequence[Any], folder: Path) -> None:
 
 
 def _as_stored(model: Model, tensors: Mapping[str, Any]) -> Model:
-    """The model with quantised matrices as they are stored, if its layers are computed from those.
+    """The model with quantised matrices as they are stored.
 
     Embeddings are looked up as floats. A head that shares them gets a matrix of its own.
     """
     kinds = {name: tensors[name].tensor_type for name in model.places}
-    if model.config["architectures"][0] not in CLASSES or all(
-        kind in _UNQUANTISED for kind in kinds.values()
-    ):
+    if all(kind in _UNQUANTISED for kind in kinds.values()):
         return model
     places = dict(model.places)
     config = model.config | {"quantization_config": dict(grouped_files.CONFIG)}

@@ -30,11 +30,14 @@ CLASSES: Final = frozenset(
     {
         *("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
         *("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM"),
+        *("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GraniteForCausalLM"),
+        *("Olmo2ForCausalLM", "Olmo3ForCausalLM", "Phi3ForCausalLM", "SmolLM3ForCausalLM"),
     }
 )
 """Those that the CPU kernels can compute. Of others, all weights are read when they are loaded."""
 _IN_LAYERS: Final = re.compile(
-    r"model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(shared_expert\.)?(gate|up|down)_proj)"
+    r"model\.layers\.\d+\."
+    r"(self_attn\.(qkv|[qkvo])_proj|mlp\.(gate_up|(shared_expert\.)?(gate|up|down))_proj)"
 )
 _HEAD: Final = "lm_head"
 _MERGED: Final[Mapping[Part, str]] = MappingProxyType(

@@ -120,8 +120,7 @@ class DecoderLM:
         if not self.is_filled:
             raise BugError(f"{self.name}: its weights are placeholders: expected a call of `fill` before")
         given = {"inputs_embeds" if inputs.is_floating_point() else "input_ids": inputs[None]}
-        chosen = nullcontext() if self._long_factors is None else self._long_factors.of(step.long_factors)
-        with chosen:
+        with self.choosing_factors(step):
             output = body_of(self._model)(
                 **given,
                 position_ids=step.positions.unsqueeze(-2),
@@ -130,6 +129,10 @@ class DecoderLM:
             )
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
+
+    def choosing_factors(self, step: TokenStep) -> AbstractContextManager[None]:
+        """Return a context in which rotary angles are those of the step's tokens, short or long."""
+        return nullcontext() if self._long_factors is None else self._long_factors.of(step.long_factors)
 
     def splice(self, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
         """Return the embeddings of the tokens, of which those at `at` are `rows`."""

@@ -25,7 +25,7 @@ constexpr int MOST_DIM = 256;
 struct Shape {
   int heads, kv_heads, dim;
   int window;  // number of keys that a query sees, its own included; 0 is all
-  float scaling;
+  float scaling, softcap;  // scores are at most `softcap`, unless it is 0
   const float* sinks;  // (heads,): the score of a key that all queries see, whose value is zero; or null
 };
 
@@ -89,21 +89,35 @@ inline void add_products(Floats& into, Words q, Words k) {
 }
 inline Floats factors(const float* at) { return load(at); }
 inline Words factors(const bfloat16* at) { return load_raw<Words>(at); }
+// The last `LANES` elements of a head, if `FACTORS` does not divide its size.
+inline Words last_factors(const bfloat16* at) {
+  Words found{};
+  std::memcpy(&found, at, LANES * sizeof *at);
+  return found;
+}
+inline Floats last_factors(const float* at) { return load(at); }
+
+// The tangens hyperbolicus.
+inline Floats tanh(Floats x) { return 1.0f - 2.0f / (exponential(x * 2.0f) + 1.0f); }
 
 // Computes the scores of `rows` queries with `16 / rows` keys.
 template <class T, int rows>
-inline void score(const T* const* keys, const T* q, int dim, float scaling, float* scores) {
+inline void score(const T* const* keys, const T* q, const Shape& shape, float* scores) {
   constexpr int each = 16 / rows;
   Floats products[16] = {};
-  for (int at = 0; at < dim; at += FACTORS<T>) {
+  const auto add = [&](int at, const auto& read) {
     decltype(factors(q)) mine[rows];
-    for (int row = 0; row < rows; ++row) mine[row] = factors(q + row * MOST_DIM + at);
+    for (int row = 0; row < rows; ++row) mine[row] = read(q + row * MOST_DIM + at);
     for (int key = 0; key < each; ++key) {
-      const auto k = factors(keys[key] + at);
+      const auto k = read(keys[key] + at);
       for (int row = 0; row < rows; ++row) add_products(products[row * each + key], mine[row], k);
     }
-  }
-  const Floats found = sums(products) * scaling;
+  };
+  int at = 0;
+  for (; at + FACTORS<T> <= shape.dim; at += FACTORS<T>) add(at, [](const T* from) { return factors(from); });
+  if (at < shape.dim) add(at, [](const T* from) { return last_factors(from); });
+  Floats found = sums(products) * shape.scaling;
+  if (shape.softcap) found = tanh(found / shape.softcap) * shape.softcap;
   for (int row = 0; row < rows; ++row)
     std::memcpy(scores + row * KEYS, reinterpret_cast<const float*>(&found) + row * each, each * sizeof(float));
 }
@@ -125,8 +139,8 @@ inline void weigh(const T* const* values, const float* weights, int count, float
 }
 
 template <class T, int rows>
-inline void score_keys(const T* const* keys, const T* q, int count, int dim, float scaling, float* scores) {
-  for (int key = 0; key < count; key += 16 / rows) score<T, rows>(keys + key, q, dim, scaling, scores + key);
+inline void score_keys(const T* const* keys, const T* q, int count, const Shape& shape, float* scores) {
+  for (int key = 0; key < count; key += 16 / rows) score<T, rows>(keys + key, q, shape, scores + key);
 }
 
 template <class T, int rows>
@@ -258,7 +272,7 @@ class Attending {
       for (int key = 0; key < keys_at_once(); ++key) keys[key] = keys_[from + key] + head * shape_.dim;
       by_rows(rows_of_head(), [&](auto rows, int row) {
         row += head * rows_of_head();
-        score_keys<T, rows>(keys, q_[row], count, shape_.dim, shape_.scaling, scores_[row] + from);
+        score_keys<T, rows>(keys, q_[row], count, shape_, scores_[row] + from);
       });
     }
   }

@@ -43,30 +43,40 @@ struct Experts {
   float limit, slope;  // of `clamped`; without a limit, experts are activated as an MLP
 };
 
+// The weights of norms: of what attention and the MLP read, and of their results. Any may be null.
+struct Norms {
+  const float *before_attention, *after_attention, *before_mlp, *after_mlp;
+};
+
 struct Layer {
   Matrix qkv, v, o, gate_up, down;  // `qkv` has all three if `v` has no rows; without `gate_up`, only experts
   Experts experts;
-  const float *norm_in, *norm_post;
-  const float *q_norm, *k_norm;  // (dim,), or null
+  Norms norms;
+  const float *q_norm, *k_norm;  // (dim,) for each head, or for all of them as one, or null
   const float* sinks;            // (heads,), or null
   const float *qkv_bias, *o_bias;
   int32_t window;
+  int32_t angles;  // the set of angles of queries and keys; negative if they have no positions
 };
 
 struct Model {
   int32_t dtype;  // 0 float32, 1 bfloat16
   int32_t layers, hidden, heads, kv_heads, dim, intermediate;
-  float eps, scaling;
+  int32_t activation;         // of MLPs: 0 silu, 1 the approximation of gelu by tanh
+  int32_t norms_whole_heads;  // `q_norm` and `k_norm` are those of all heads as one
+  float eps, scaling, softcap;  // without a limit of scores, `softcap` is 0
+  float residual;               // the factor of what a layer adds to the states
   const Layer* layer;
   const float* norm;
 };
 
 struct Step {
   int32_t tokens, spans, block_size, table_stride;
+  int32_t turned;                                      // the first numbers of a head that turn, an even number
   const int32_t* slots;                                // (tokens,)
   const int32_t *rows, *query_offsets, *kv_lengths;    // (spans,), (spans + 1,), (spans,)
   const int32_t* block_table;                          // (rows, table_stride)
-  const float *cos, *sin;                              // (tokens, dim)
+  const float *cos, *sin;                              // (sets, tokens, turned)
   void* const* keys;                                   // by layer: (slots, kv_heads, dim)
   void* const* values;
   float* hidden;  // (tokens, hidden): input embeddings; output states after the last norm
@@ -128,26 +138,42 @@ void multiply(Team::Member& member, int& phase, const T* x, size_t stride, int r
   grouped::product(member, phase++, narrow, rows, grouped_weights(w), put);
 }
 
-// Root mean square norm (Zhang and Sennrich 2019) of `size` numbers, a multiple of LANES.
-template <class T>
-void norm(const float* x, const float* weight, int size, float eps, T* out) {
+// What root mean square norm (Zhang and Sennrich 2019) multiplies `size` numbers with, a multiple of LANES.
+inline float norm_scale(const float* x, int size, float eps) {
   Floats squares = Floats{};
   for (int at = 0; at < size; at += LANES) squares += load(x + at) * load(x + at);
-  const float scale = 1.0f / std::sqrt(sum(squares) / size + eps);
+  return 1.0f / std::sqrt(sum(squares) / size + eps);
+}
+
+template <class T>
+void norm(const float* x, const float* weight, int size, float eps, T* out) {
+  const float scale = norm_scale(x, size, eps);
   for (int at = 0; at < size; at += LANES) store(out + at, load(x + at) * scale * load(weight + at));
 }
 
-// Rotary embedding (Su et al. 2021) of one head, whose halves rotate against each other.
-inline void rotate(float* x, const float* cos, const float* sin, int dim) {
-  const int half = dim / 2;
-  for (int at = 0; at < half; at += LANES) {
+// Rotary embedding (Su et al. 2021) of the first `turned` numbers of a head, whose halves rotate against each other.
+inline void rotate(float* x, const float* cos, const float* sin, int turned) {
+  const int half = turned / 2;
+  int at = 0;
+  for (; at + LANES <= half; at += LANES) {
     const Floats a = load(x + at), b = load(x + half + at);
     store(x + at, a * load(cos + at) - b * load(sin + at));
     store(x + half + at, b * load(cos + half + at) + a * load(sin + half + at));
   }
+  for (; at < half; ++at) {
+    const float a = x[at], b = x[half + at];
+    x[at] = a * cos[at] - b * sin[at];
+    x[half + at] = b * cos[half + at] + a * sin[half + at];
+  }
 }
 
 inline Floats silu(Floats x) { return x / (exponential(-x) + 1.0f); }
+
+// The approximation of gelu by tanh (Hendrycks and Gimpel 2016): (1 + tanh(u)) / 2 is the sigmoid of 2 u.
+inline Floats gelu_tanh(Floats x) {
+  const Floats u = x * 0.7978845608028654f * (x * x * 0.044715f + 1.0f);
+  return x / (exponential(u * -2.0f) + 1.0f);
+}
 
 // The activation of gpt-oss (OpenAI 2025): gate and up are limited, and one is added to up.
 inline Floats clamped(Floats gate, Floats up, float limit, float slope) {
@@ -176,6 +202,7 @@ struct Body {
   T* narrow = nullptr;     // (tokens, hidden_depth or heads * dim): the input of qkv, o and gate_up
   T* wide = nullptr;       // (tokens or choices, intermediate_depth)
   float* state = nullptr;  // (tokens, hidden_width)
+  float* branch = nullptr; // the same: the result of attention or an MLP until it is normalised
   char* rounded = nullptr;  // (tokens or choices,): the input of a product with weights in groups
   // Of layers with experts; a choice is a token and one of its experts.
   float* scores = nullptr;   // (tokens, scores_width)
@@ -197,36 +224,61 @@ struct Body {
     for (int number = 0; number < model.layers; ++number) {
       const Layer& layer = model.layer[number];
       T *keys = static_cast<T*>(step.keys[number]), *values = static_cast<T*>(step.values[number]);
-      normalise(member, phase++, layer.norm_in, number - 1);
+      normalise(member, phase++, layer.norms.before_attention, rest_of(number - 1));
       multiply(member, phase, narrow, narrow_width, tokens, layer.qkv, rounded, keeping_from(0));
       if (layer.v.n) multiply(member, phase, narrow, narrow_width, tokens, layer.v, rounded, keeping_from(layer.qkv.n));
       member.each(phase++, tokens, [&](int token) { turn_and_keep(layer, token, keys, values); });
       attention(member, phase++, layer, keys, values);
-      multiply(member, phase, narrow, narrow_width, tokens, layer.o, rounded, adding(layer.o_bias, layer.o.n));
-      normalise(member, phase++, layer.norm_post, NO_LAYER);
+      multiply(member, phase, narrow, narrow_width, tokens, layer.o, rounded,
+               adding(layer.norms.after_attention, layer.o_bias, layer.o.n));
+      normalise(member, phase++, layer.norms.before_mlp, {layer.norms.after_attention, NO_LAYER});
       if (layer.experts.count) choose(member, phase, layer.experts, routings[number]);
       if (layer.gate_up.n) {
         multiply(member, phase, narrow, narrow_width, tokens, layer.gate_up, rounded, activating());
         if (layer.experts.gates_mlp)
           multiply(member, phase, wide, wide_width, tokens, layer.down, rounded, adding_gated(layer.experts.count));
         else
-          multiply(member, phase, wide, wide_width, tokens, layer.down, rounded, adding(nullptr, 0));
+          multiply(member, phase, wide, wide_width, tokens, layer.down, rounded, adding(layer.norms.after_mlp, nullptr, 0));
       }
       if (layer.experts.count) add_experts(member, phase, layer.experts, routings[number]);
     }
     member.each(phase++, tokens, [&](int token) {
-      add_rows(token, model.layers - 1);
+      add_rest(token, rest_of(model.layers - 1));
       norm(state + token * size_t(state_width), model.norm, model.hidden, model.eps,
            step.hidden + token * size_t(model.hidden));
     });
   }
 
-  // Normalises the states, after the rows that follow layer `added_after` were added to them.
-  void normalise(Team::Member& member, int phase, const float* weight, int added_after) const {
+  // What is still to be added to the states: the last result, if a norm of it is not null, and the rows that follow
+  // a layer.
+  struct Rest {
+    const float* norm;
+    int layer;
+  };
+
+  Rest rest_of(int layer) const { return {layer < 0 ? nullptr : model.layer[layer].norms.after_mlp, layer}; }
+
+  void add_rest(int token, const Rest& rest) const {
+    if (rest.norm) {
+      float* mine = state + token * size_t(state_width);
+      const float* result = branch + token * size_t(state_width);
+      const float scale = norm_scale(result, model.hidden, model.eps);
+      for (int at = 0; at < model.hidden; at += LANES)
+        store(mine + at, load(mine + at) + load(result + at) * scale * load(rest.norm + at) * model.residual);
+    }
+    add_rows(token, rest.layer);
+  }
+
+  // Normalises the states, if `weight` is not null, after the rest was added to them.
+  void normalise(Team::Member& member, int phase, const float* weight, const Rest& rest) const {
     member.each(phase, step.tokens, [&](int token) {
-      add_rows(token, added_after);
+      add_rest(token, rest);
+      const float* from = state + token * size_t(state_width);
       T* to = narrow + token * size_t(narrow_width);
-      norm(state + token * size_t(state_width), weight, model.hidden, model.eps, to);
+      if (weight)
+        norm(from, weight, model.hidden, model.eps, to);
+      else
+        for (int at = 0; at < model.hidden; at += LANES) store(to + at, load(from + at));
       std::memset(to + model.hidden, 0, (round_up(model.hidden, Format<T>::GRAIN) - model.hidden) * sizeof(T));
     });
   }
@@ -246,14 +298,14 @@ struct Body {
     };
   }
 
-  // Adds a product to the residual stream.
-  auto adding(const float* bias, int biased) const {
-    return [this, bias, biased](int row, int column, const Floats* y) {
-      float* to = state + row * size_t(state_width) + column;
+  // Adds a product to the residual stream, or keeps it for a norm of results.
+  auto adding(const float* norm, const float* bias, int biased) const {
+    return [this, norm, bias, biased](int row, int column, const Floats* y) {
+      float* to = (norm ? branch : state) + row * size_t(state_width) + column;
       for (int v = 0; v < UNIT; ++v) {
-        Floats sum = load(to + v * LANES) + y[v];
-        if (bias && column + v * LANES < biased) sum += load(bias + column + v * LANES);
-        store(to + v * LANES, sum);
+        const bool has_bias = bias && column + v * LANES < biased;
+        const Floats sum = has_bias ? y[v] + load(bias + column + v * LANES) : y[v];
+        store(to + v * LANES, norm ? sum : load(to + v * LANES) + sum * model.residual);
       }
     };
   }
@@ -271,7 +323,10 @@ struct Body {
   auto activating() const {
     return [this](int row, int column, const Floats* y) {
       T* to = wide + row * size_t(wide_width) + column / 2;
-      for (int pair = 0; pair < UNIT / 2; ++pair) store(to + pair * LANES, silu(y[2 * pair]) * y[2 * pair + 1]);
+      for (int pair = 0; pair < UNIT / 2; ++pair) {
+        const Floats gate = y[2 * pair];
+        store(to + pair * LANES, (model.activation ? gelu_tanh(gate) : silu(gate)) * y[2 * pair + 1]);
+      }
     };
   }
 
@@ -377,12 +432,16 @@ struct Body {
     float* mine = qkv + token * size_t(qkv_width);
     if (layer.qkv_bias)
       for (int at = 0; at < q + 2 * kv; at += LANES) store(mine + at, load(mine + at) + load(layer.qkv_bias + at));
-    const float *cos = step.cos + token * size_t(dim), *sin = step.sin + token * size_t(dim);
+    if (layer.q_norm && model.norms_whole_heads) {
+      norm(mine, layer.q_norm, q, model.eps, mine);
+      norm(mine + q, layer.k_norm, kv, model.eps, mine + q);
+    }
+    const size_t angles = (std::max(layer.angles, 0) * size_t(step.tokens) + token) * step.turned;
     for (int head = 0; head < model.heads + model.kv_heads; ++head) {
       float* one = mine + head * dim;
       const float* weight = head < model.heads ? layer.q_norm : layer.k_norm;
-      if (weight) norm(one, weight, dim, model.eps, one);
-      rotate(one, cos, sin, dim);
+      if (weight && !model.norms_whole_heads) norm(one, weight, dim, model.eps, one);
+      if (layer.angles >= 0) rotate(one, step.cos + angles, step.sin + angles, step.turned);
     }
     const size_t cell = step.slots[token] * size_t(kv);
     for (int at = 0; at < kv; at += LANES) {
@@ -392,7 +451,7 @@ struct Body {
   }
 
   void attention(Team::Member& member, int phase, const Layer& layer, const T* keys, const T* values) const {
-    const Shape shape{model.heads, model.kv_heads, model.dim, layer.window, model.scaling, layer.sinks};
+    const Shape shape{model.heads, model.kv_heads, model.dim, layer.window, model.scaling, model.softcap, layer.sinks};
     const Cells cells{step.block_table, step.table_stride, step.block_size};
     const Seen seen{step.key_ends, step.full_starts};
     Attending<T> attending(shape, cells, seen, keys, values);
@@ -462,6 +521,11 @@ Largest largest_experts(const Model& model) {
   return all;
 }
 
+inline bool has_result_norms(const Model& model) {
+  return std::any_of(model.layer, model.layer + model.layers,
+                     [](const Layer& layer) { return layer.norms.after_attention || layer.norms.after_mlp; });
+}
+
 // Sets the arrays of a body, in memory of which the rooms are taken.
 template <class T>
 void place(Body<T>& body, std::vector<Routing>& routings, const Largest& experts, Rooms& rooms) {
@@ -469,6 +533,7 @@ void place(Body<T>& body, std::vector<Routing>& routings, const Largest& experts
   const size_t tokens = body.step.tokens, choices = tokens * experts.chosen;
   const int deepest = std::max({model.hidden, model.heads * model.dim, model.intermediate});
   body.state = rooms.take<float>(tokens * body.state_width);
+  body.branch = rooms.take<float>(has_result_norms(model) ? tokens * body.state_width : 0);
   body.qkv = rooms.take<float>(tokens * body.qkv_width);
   body.narrow = rooms.take<T>(tokens * body.narrow_width);
   body.wide = rooms.take<T>(std::max(tokens, choices) * body.wide_width);

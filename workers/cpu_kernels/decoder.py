@@ -45,6 +45,10 @@ from workers.kv_engine.text_logits import Predictions, predictions
 
 _LOGGER: Final = logging.getLogger(__name__)
 
+_ACTIVATIONS: Final = {"silu": 0, "gelu_pytorch_tanh": 1}
+"""By transformers' names, those of the kernels (`Model` in body.cpp)."""
+_MIN_HEAD_DIM: Final = 32
+"""No published model has smaller heads."""
 _MAX_HEAD_DIM: Final = 256
 _MAX_HEADS_PER_KV_HEAD: Final = 32
 """The most heads that share one head of keys."""
@@ -127,7 +131,8 @@ def _unsupported(node: Any) -> str:
     config, dim = text.config, text.body.layers[0].self_attn.head_dim
     group = config.num_attention_heads // config.num_key_value_heads
     checks = {
-        f"heads of {dim}": dim % (2 * LANES) == 0 and dim <= _MAX_HEAD_DIM,
+        f"the activation {text.activation}": text.activation in _ACTIVATIONS,
+        f"heads of {dim}": dim % LANES == 0 and _MIN_HEAD_DIM <= dim <= _MAX_HEAD_DIM,
         f"states of {config.hidden_size}": config.hidden_size % LANES == 0,
         f"{group} heads per KV head": group <= _MAX_HEADS_PER_KV_HEAD,
     }
@@ -162,6 +167,7 @@ class NativeDecoder(LlamaLike):
         packer = MatrixPacker(kernels, self._context, node.dtype)
         forms = _forms_of(node, packer, quantisation)
         layers = LayerPacker(kernels, packer, model, forms)
+        self._angle_sets: Final = layers.angles
         self._packed: Final = packer  # keeps the memory
         self.rounds_inputs: Final = forms.has_few_bits
         text = text_for(node)
@@ -195,11 +201,18 @@ class NativeDecoder(LlamaLike):
             kv_heads=self.layout.kv_heads,
             dim=self.layout.head_dim,
             intermediate=inner,
-            eps=body.norm.variance_epsilon,
+            activation=_ACTIVATIONS[model.activation],
+            norms_whole_heads=self._kind.norms_whole_heads,
+            eps=config.rms_norm_eps,
             scaling=body.layers[0].self_attn.scaling,
+            softcap=model.option("attn_logit_softcapping", 0.0),
+            residual=model.option("residual_multiplier", 1.0),
             layer=self._layers,
-            norm=packer.floats(body.norm.weight),
+            norm=layers.norm(body.norm),
         )
+        self._embedding_factor: Final = model.option("embedding_multiplier", 1.0)
+        self._logit_divisor: Final = model.option("logits_scaling", 1.0)
+        self._logit_cap: Final = model.option("final_logit_softcapping", 0.0)
         if close_files := getattr(node, "close_files", None):
             close_files()
         _LOGGER.info("%s: weights packed into %.0f MB", node.name, packer.nbytes / 1e6)
@@ -219,13 +232,17 @@ class NativeDecoder(LlamaLike):
             WorkerError: there is not enough memory for the activations.
         """
         pool, batch = paged.current()
+        for number, layer in enumerate(self._layers):
+            paged.note_window(number, layer.window or None)
         keys, values = self._cells_of(pool)
         embedded = inputs.embeds if isinstance(inputs, SplicedInputs) else inputs
         if not embedded.is_floating_point():
             embedded = self._embed(embedded)
         # Always a copy: the layers overwrite it.
         hidden = embedded.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-        cos, sin = self._angles_of(hidden, step.positions)
+        if self._embedding_factor != 1.0:
+            hidden *= self._embedding_factor
+        cos, sin = self._all_angles_of(hidden, step)
         c_step = _to_c_step(batch, cos, sin, keys, values, hidden)
         if isinstance(inputs, SplicedInputs):
             added = _AddedRows(inputs, tokens=len(hidden), hidden=self._hidden)
@@ -242,6 +259,10 @@ class NativeDecoder(LlamaLike):
                 *(logits.data_ptr(), self.vocab_size),
             )
         )
+        if self._logit_divisor != 1.0:
+            logits /= self._logit_divisor
+        if self._logit_cap:
+            logits = logits.div_(self._logit_cap).tanh_().mul_(self._logit_cap)
         return logits
 
     @contextmanager
@@ -268,6 +289,14 @@ class NativeDecoder(LlamaLike):
         """Return the logits for the mask `full` in the self-check, (T, vocab_size), computed by torch."""
         assert self._masked_reference is not None, "the node declares the mask"
         return self._masked_reference
+
+    def _all_angles_of(self, states: torch.Tensor, step: TokenStep) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cos and sin of all sets of angles, (sets, T, turned)."""
+        sets = [self._angles_of(states, step, name) for name in self._angle_sets]
+        if len(sets) == 1:
+            return sets[0]
+        cos, sin = (torch.stack(columns) for columns in zip(*sets, strict=True))
+        return cos, sin
 
     def _cells_of(self, pool: PagedPool) -> tuple[Any, Any]:
         """Return the addresses of the pool's keys and values, by layer."""
@@ -357,6 +386,7 @@ def _to_c_step(
         rows=step.rows.data_ptr(),
         query_offsets=step.query_offsets.data_ptr(),
         kv_lengths=step.kv_lengths.data_ptr(),
+        turned=cos.shape[-1],
         block_table=step.block_table.data_ptr(),
         cos=cos.data_ptr(),
         sin=sin.data_ptr(),

@@ -1,6 +1,7 @@
 """The packing of decoder layers: from transformers' modules to the structures that the kernels read."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
@@ -19,9 +20,8 @@ from models.transformers_lm.expert_layers import (
 )
 from workers.cpu_kernels import library
 from workers.cpu_kernels.library import Library, Matrix
-from workers.cpu_kernels.packing import MatrixPacker, kind_of
+from workers.cpu_kernels.packing import MatrixPacker, Weight, kind_of
 from workers.cpu_kernels.quantisation import Forms
-from workers.kv_engine import kernel_models
 from workers.kv_engine.kernel_models import TextModel
 
 _ROWS_OF_CHOICE: Final = 16
@@ -33,10 +33,22 @@ def linears_of(model: TextModel) -> Iterator[Any]:
     """Yield the linear layers that the kernels compute."""
     for layer in model.body.layers:
         own, mlp = layer.self_attn, mlp_in(layer)
-        yield from (own.q_proj, own.k_proj, own.v_proj, own.o_proj)
+        yield from (*_projections(own), own.o_proj)
         if mlp is not None:
-            yield from (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+            yield from (*_gate_and_up(mlp), mlp.down_proj)
     yield model.head
+
+
+def _projections(attention: Any) -> tuple[Any, ...]:
+    """The linear layers to queries, keys and values: one, or one for each."""
+    if hasattr(attention, "qkv_proj"):
+        return (attention.qkv_proj,)
+    return attention.q_proj, attention.k_proj, attention.v_proj
+
+
+def _gate_and_up(mlp: Any) -> tuple[Any, ...]:
+    """The linear layers to gate and up: one, or one for each."""
+    return (mlp.gate_up_proj,) if hasattr(mlp, "gate_up_proj") else (mlp.gate_proj, mlp.up_proj)
 
 
 def experts_of(model: TextModel) -> list[Any]:
@@ -58,13 +70,20 @@ class LayerPacker:
     Args:
         model: has the layers. Made before anything changes how many experts its routers choose.
         forms: the matrices as they are packed.
+
+    Attributes:
+        angles: the names of the model's sets of angles, in the order of `library.Layer.angles`.
     """
 
     def __init__(self, kernels: Library, packer: MatrixPacker, model: TextModel, forms: Forms) -> None:
         self._kernels: Final = kernels
+        assert model.kind is not None, "`kernel_models.unknown_in` was asked before"
         self._packer: Final = packer
-        self._model: Final = model
+        self._kind: Final = model.kind
         self._forms: Final = forms
+        self.angles: Final = sorted(
+            {name for layer in model.body.layers if (name := self._angles(layer)) is not None}
+        )
         routers = [found for layer in model.body.layers if (found := router_in(layer)) is not None]
         self._chosen: Final = {router: router.top_k for router in routers}
 
@@ -76,32 +95,43 @@ class LayerPacker:
         """
         own, form = layer.self_attn, self._forms.of
         stack, floats = self._packer.stack, self._packer.floats
-        projections = (own.q_proj, own.k_proj, own.v_proj)
+        projections = _projections(own)
         biases = [projection.bias for projection in projections]
-        norms = [getattr(own, name, None) for name in ("q_norm", "k_norm")]
-        queries, keys, values = (form(projection) for projection in projections)
-        alone = kind_of(values) != kind_of(keys) == kind_of(queries)  # as in Q4_K_M
+        *others, last = (form(projection) for projection in projections)
+        alone = bool(others) and len({*map(kind_of, others)}) == 1 and kind_of(last) != kind_of(others[0])
+        angles = self._angles(layer)
         packed = library.Layer(
-            qkv=stack([queries, keys, *([] if alone else [values])]),
-            v=stack([values]) if alone else Matrix(),
+            qkv=stack(others if alone else [*others, last]),
+            v=stack([last]) if alone else Matrix(),  # as in Q4_K_M
             o=stack([form(own.o_proj)]),
-            norm_in=floats(layer.input_layernorm.weight),
-            norm_post=floats(layer.post_attention_layernorm.weight),
-            q_norm=floats(norms[0].weight) if norms[0] is not None else None,
-            k_norm=floats(norms[1].weight) if norms[1] is not None else None,
+            norms=library.Norms(
+                **{name: self.norm(getattr(layer, of)) for name, of in asdict(self._kind.norms).items() if of}
+            ),
+            q_norm=self.norm(own.q_norm) if hasattr(own, "q_norm") else None,
+            k_norm=self.norm(own.k_norm) if hasattr(own, "k_norm") else None,
             sinks=floats(own.sinks) if getattr(own, "sinks", None) is not None else None,
             qkv_bias=floats(torch.cat(biases)) if biases[0] is not None else None,
             o_bias=floats(own.o_proj.bias) if own.o_proj.bias is not None else None,
-            window=kernel_models.window_of(self._model.name, own) or 0,
+            window=self._kind.window(own) or 0,
+            angles=self.angles.index(angles) if angles is not None else -1,
         )
         if (mlp := mlp_in(layer)) is not None:
-            packed.gate_up = self._packer.interleave(form(mlp.gate_proj), form(mlp.up_proj))
+            weights = [form(linear) for linear in _gate_and_up(mlp)]
+            gate, up = weights if len(weights) == 2 else _halves(weights[0])
+            packed.gate_up = self._packer.interleave(gate, up)
             packed.down = stack([form(mlp.down_proj)])
         if experts_in(layer) is not None:
             packed.experts = self._experts(layer)
         for parameter in layer.parameters():
             parameter.data = parameter.data.new_empty(0)
         return packed
+
+    def norm(self, module: Any) -> int:
+        """Return the address of the weights of a norm, as they are multiplied."""
+        return self._packer.floats(module.weight.detach().float() + self._kind.norm_offset)
+
+    def _angles(self, layer: Any) -> str | None:
+        return self._kind.angles(layer.self_attn)
 
     def _experts(self, layer: Any) -> library.Experts:
         """Pack the experts of a layer, and their router, whose weights stay floats."""
@@ -162,6 +192,14 @@ class LayerPacker:
                 f"{type(router).__name__} weighs experts otherwise than the kernels do, by {error:.2g}; "
                 "set model_kwargs.kernels to torch"
             )
+
+
+def _halves(weight: Weight) -> tuple[Weight, Weight]:
+    """The first half of a matrix's outputs, and the second."""
+    half = weight.shape[0] // 2
+    if isinstance(weight, torch.Tensor):
+        return weight[:half], weight[half:]
+    return weight.outputs(0, half), weight.outputs(half, 2 * half)
 
 
 def _normalises(router: Any) -> bool:

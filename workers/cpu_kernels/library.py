@@ -59,18 +59,26 @@ class Experts(Structure):
     ]
 
 
+class Norms(Structure):
+    """The weights of a layer's norms: of what attention and the MLP read, and of their results."""
+
+    _fields_: ClassVar[_Fields] = [
+        (name, c_void_p) for name in ("before_attention", "after_attention", "before_mlp", "after_mlp")
+    ]
+
+
 class Layer(Structure):
     """The weights of a decoder layer. Norms and biases are float32; absent ones are null or empty.
 
-    `qkv` has the matrix of values, unless it has a form of its own: then that is `v`.
+    `qkv` has the matrix of values, unless it has a form of its own: then that is `v`. `angles` is the number
+    of the set of angles; negative if queries and keys have no positions.
     """
 
     _fields_: ClassVar[_Fields] = [
         *((name, Matrix) for name in ("qkv", "v", "o", "gate_up", "down")),
-        ("experts", Experts),
-        *((name, c_void_p) for name in ("norm_in", "norm_post", "q_norm", "k_norm", "sinks")),
-        *((name, c_void_p) for name in ("qkv_bias", "o_bias")),
-        ("window", c_int32),
+        *(("experts", Experts), ("norms", Norms)),
+        *((name, c_void_p) for name in ("q_norm", "k_norm", "sinks", "qkv_bias", "o_bias")),
+        *((name, c_int32) for name in ("window", "angles")),
     ]
 
 
@@ -82,7 +90,9 @@ class Model(Structure):
             (name, c_int32)
             for name in ("dtype", "layers", "hidden", "heads", "kv_heads", "dim", "intermediate")
         ),
-        *(("eps", c_float), ("scaling", c_float), ("layer", POINTER(Layer)), ("norm", c_void_p)),
+        *((name, c_int32) for name in ("activation", "norms_whole_heads")),
+        *((name, c_float) for name in ("eps", "scaling", "softcap", "residual")),
+        *(("layer", POINTER(Layer)), ("norm", c_void_p)),
     ]
 
 
@@ -90,7 +100,7 @@ class Step(Structure):
     """One step, in the buffers of `workers.kv_engine.step`."""
 
     _fields_: ClassVar[_Fields] = [
-        *((name, c_int32) for name in ("tokens", "spans", "block_size", "table_stride")),
+        *((name, c_int32) for name in ("tokens", "spans", "block_size", "table_stride", "turned")),
         *((name, c_void_p) for name in ("slots", "rows", "query_offsets", "kv_lengths")),
         *((name, c_void_p) for name in ("block_table", "cos", "sin", "keys", "values", "hidden")),
         *((name, c_void_p) for name in ("key_ends", "full_starts", "added_rows", "added")),

@@ -4,49 +4,143 @@
     states += down(silu(gate) * up), of norm     them by head, Qwen2 adds biases
     states += rows                               after the first layers, for the images of Qwen3-VL
 
-In place of the one MLP of a layer, a router may choose a few of many (`EXPERTS`): on CPUs.
+A `Kind` says how a class differs from this. In place of the one MLP of a layer, a router may choose a few of
+many. GPU kernels know neither experts nor what `Kind.is_on_gpu` excludes.
 
 The language model inside a vision-language class is one of them, too: its body decides, not the class around
 it. Each kind of kernel has further requirements (`workers.cpu_kernels.decoder`,
 `workers.kv_engine.gpu.decoder`).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import torch
 
-from models.base import KVLayout
+from models.base import KVLayout, TokenStep
 from models.sequence_request import PromptPart
 from workers.kv_engine.node import (
     embed_width_of,
     masks_of,
     position_axes_of,
     programs_of,
+    rotary_change_of,
     token_programs_of,
     towers_of,
 )
 
-_WINDOWS: Final[dict[str, Callable[[Any], int | None]]] = {
-    "LlamaModel": lambda _: None,
-    "MistralModel": lambda attention: attention.config.sliding_window,
-    "Qwen2Model": lambda attention: attention.sliding_window,
-    "Qwen2_5_VLTextModel": lambda attention: attention.sliding_window,
-    "Qwen3Model": lambda attention: attention.sliding_window,
-    "Qwen3VLTextModel": lambda _: None,
-    "MixtralModel": lambda attention: attention.config.sliding_window,
-    "Qwen2MoeModel": lambda attention: getattr(attention, "sliding_window", None),
-    "Qwen3MoeModel": lambda attention: attention.sliding_window,
-    "Qwen3VLMoeTextModel": lambda _: None,
-    "GptOssModel": lambda attention: attention.sliding_window,
-}
-"""The supported bodies, and the sliding window of an attention layer in each."""
 
-EXPERTS: Final = frozenset(
-    {"MixtralModel", "Qwen2MoeModel", "Qwen3MoeModel", "Qwen3VLMoeTextModel", "GptOssModel"}
+def _own_window(attention: Any) -> int | None:
+    window: int | None = getattr(attention, "sliding_window", None)
+    return window
+
+
+def _window_of_all(attention: Any) -> int | None:
+    window: int | None = attention.config.sliding_window
+    return window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormNames:
+    """The names of a layer's norms: of what attention and the MLP read, and of their results."""
+
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    before_mlp: str | None = "post_attention_layernorm"
+    after_mlp: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A class of bodies: how its layers differ from Llama's.
+
+    Attributes:
+        window: the sliding window of an attention layer in tokens, its own included; None is no window. The
+            class decides, not the configuration: a Llama has no window even if its file has a
+            `sliding_window`.
+        angles: the name of an attention layer's set of angles, if there are several; None if its queries and
+            keys have no positions.
+        norms: see `NormNames`.
+        norm_offset: what is added to the weights of norms.
+        norms_whole_heads: one norm is that of all heads of queries, one that of keys.
+        activation: the name in the config of the activation of MLPs.
+        options: the names of further numbers in the config that it uses.
+        has_half_angles: the angles are those of half a head, the same for the other half.
+        has_experts: layers may have experts (transformers' `experts` and their router, with a softmax over
+            scores).
+        is_on_gpu: the GPU kernels know it, too.
+    """
+
+    window: Callable[[Any], int | None] = lambda _: None
+    angles: Callable[[Any], str | None] = lambda _: ""
+    norms: NormNames = NormNames()
+    norm_offset: float = 0.0
+    norms_whole_heads: bool = False
+    activation: str = "hidden_act"
+    options: frozenset[str] = frozenset()
+    has_half_angles: bool = False
+    has_experts: bool = False
+    is_on_gpu: bool = False
+
+
+_LLAMA: Final = Kind(is_on_gpu=True)
+_WINDOWED: Final = Kind(window=_own_window, is_on_gpu=True)
+_EXPERTS: Final = Kind(window=_own_window, has_experts=True)
+_GEMMA: Final = Kind(
+    window=_own_window,
+    norms=NormNames(
+        after_attention="post_attention_layernorm",
+        before_mlp="pre_feedforward_layernorm",
+        after_mlp="post_feedforward_layernorm",
+    ),
+    norm_offset=1.0,
+    activation="hidden_activation",
+    options=frozenset({"attn_logit_softcapping", "final_logit_softcapping"}),
 )
-"""Those whose layers have experts (transformers' `experts` and their router, with a softmax over scores)."""
+_OLMO: Final = Kind(
+    norms=NormNames(
+        before_attention=None,
+        after_attention="post_attention_layernorm",
+        before_mlp=None,
+        after_mlp="post_feedforward_layernorm",
+    ),
+    norms_whole_heads=True,
+)
+_KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
+    {
+        "LlamaModel": _LLAMA,
+        "MistralModel": replace(_LLAMA, window=_window_of_all),
+        "Qwen2Model": _WINDOWED,
+        "Qwen2_5_VLTextModel": _WINDOWED,
+        "Qwen3Model": _WINDOWED,
+        "Qwen3VLTextModel": _LLAMA,
+        "MixtralModel": replace(_EXPERTS, window=_window_of_all),
+        "Qwen2MoeModel": _EXPERTS,
+        "Qwen3MoeModel": _EXPERTS,
+        "Qwen3VLMoeTextModel": replace(_EXPERTS, window=lambda _: None),
+        "GptOssModel": replace(_EXPERTS, has_half_angles=True),
+        "GemmaModel": Kind(norm_offset=1.0),
+        "Gemma2Model": _GEMMA,
+        "Gemma3TextModel": replace(
+            _GEMMA,
+            angles=lambda attention: str(attention.layer_type),
+            options=frozenset({"final_logit_softcapping"}),
+        ),
+        "GraniteModel": Kind(
+            options=frozenset({"embedding_multiplier", "residual_multiplier", "logits_scaling"})
+        ),
+        "Olmo2Model": _OLMO,
+        "Olmo3Model": replace(
+            _OLMO, window=_own_window, angles=lambda attention: str(attention.attention_type)
+        ),
+        "Phi3Model": Kind(window=_window_of_all),
+        "SmolLM3Model": Kind(window=_own_window, angles=lambda attention: "" if attention.use_rope else None),
+    }
+)
+"""The supported bodies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,20 +166,30 @@ class TextModel:
         return cls(body=body, config=getattr(body, "config", None), head=head)
 
     @property
-    def name(self) -> str:
-        """The name of the body's class."""
-        return type(self.body).__name__
+    def kind(self) -> Kind | None:
+        """None if the kernels do not know the body's class."""
+        return _KINDS.get(type(self.body).__name__)
+
+    @property
+    def activation(self) -> str:
+        """Transformers' name of the activation of MLPs."""
+        assert self.kind is not None
+        return str(getattr(self.config, self.kind.activation))
+
+    def option(self, name: str, default: float) -> float:
+        """Return a number of the config, or the default if this kind of body does not use it."""
+        assert self.kind is not None
+        found = getattr(self.config, name, None) if name in self.kind.options else None
+        return default if found is None else float(found)
 
 
 def unknown_in(node: Any) -> str:
     """Return the first unsupported feature of a node; empty if there is none."""
     text = TextModel.of(node)
-    if text.name not in _WINDOWS:
+    if text.kind is None:
         return str(node.architecture)
     checks = {
-        f"the activation {text.config.hidden_act}": text.config.hidden_act == "silu",
         "biases in its MLP": not getattr(text.config, "mlp_bias", False),
-        "angles for a part of a head": getattr(text.config, "partial_rotary_factor", None) in (1.0, None),
         "a head with biases": getattr(text.head, "bias", None) is None,
     }
     return first_unknown(checks)
@@ -94,18 +198,6 @@ def unknown_in(node: Any) -> str:
 def first_unknown(checks: dict[str, bool]) -> str:
     """Return the name of the first check that is False; empty if all are True."""
     return next((what for what, is_known in checks.items() if not is_known), "")
-
-
-def window_of(body: str, attention: Any) -> int | None:
-    """Return the sliding window of an attention layer in tokens, its own included; None is no window.
-
-    The class decides, not the configuration: a Llama has no window even if its file has a `sliding_window`.
-
-    Args:
-        body: the class of the body (`TextModel.name`).
-        attention: the module of the layer.
-    """
-    return _WINDOWS[body](attention)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +230,8 @@ class LlamaLike:
 
     def __init__(self, node: Any, kernels: str) -> None:
         text = TextModel.of(node)
+        assert text.kind is not None, "`unknown_in` was asked before"
+        self._kind: Final = text.kind
         self._node: Final = node
         self.kernels: Final = kernels
         self.name: Final[str] = node.name
@@ -154,6 +248,7 @@ class LlamaLike:
         self.token_programs: Final = token_programs_of(node)
         self.towers: Final = towers_of(node)
         self.masks: Final = masks_of(node)
+        self.rotary_change: Final = rotary_change_of(node)
         self._hidden: Final[int] = text.config.hidden_size
         self._embed: Final = text.body.embed_tokens
         self._angles: Final = text.body.rotary_emb
@@ -183,9 +278,19 @@ class LlamaLike:
             return embeds
         return SplicedInputs(embeds=embeds, at=at, added=rows[:, self._hidden :])
 
-    def _angles_of(self, states: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin of (T, dim) for positions of (T,) or (axes, T), in the dtype of the states."""
-        cos, sin = self._angles(states[None], positions.unsqueeze(-2))
-        if cos.shape[-1] < self.layout.head_dim:  # of half a head, in gpt-oss
+    def _angles_of(
+        self, states: torch.Tensor, step: TokenStep, name: str = ""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cos and sin of the positions of a step, (T, dim or less), in the dtype of the states.
+
+        Args:
+            states: (T, hidden).
+            step: its positions are (T,) or (axes, T).
+            name: of the set of angles (`Kind.angles`).
+        """
+        chosen = nullcontext() if self.rotary_change is None else self._node.choosing_factors(step)
+        with chosen:
+            cos, sin = self._angles(states[None], step.positions.unsqueeze(-2), *([name] if name else []))
+        if self._kind.has_half_angles:
             cos, sin = (torch.cat([angles, angles], -1) for angles in (cos, sin))
         return cos[0].contiguous(), sin[0].contiguous()

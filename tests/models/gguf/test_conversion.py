@@ -97,13 +97,6 @@ def test_a_head_that_shares_the_embeddings_has_a_matrix_of_its_own(tmp_path: Pat
     assert node.model.lm_head.weight is not node.model.model.embed_tokens.weight
 
 
-def test_families_without_kernels_of_our_own_become_bfloat16(tmp_path: Path) -> None:
-    folder = converted(tmp_path, "gemma3", kind=Q4_0)
-
-    assert "quantization_config" not in json.loads((folder / "config.json").read_text())
-    assert {one.dtype for shard in read_shards(folder) for one in shard.tensors.values()} == {"BF16", "F32"}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_the_model_is_what_transformers_reads(tmp_path: Path, family: Family) -> None:

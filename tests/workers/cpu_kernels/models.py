@@ -5,14 +5,28 @@ from typing import Any, Final
 
 import torch
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2MoeConfig,
@@ -21,9 +35,12 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from models.base import KVLayout
+from models.transformers_lm.longrope import rotary_change_of
 from models.transformers_lm.node import DecoderLM
 
 VOCABULARY: Final = 517
@@ -37,6 +54,7 @@ _COMMON: Final[dict[str, Any]] = {
     "max_position_embeddings": 512,
     "head_dim": 32,
 }
+_TYPES: Final = ["sliding_attention", "full_attention", "sliding_attention"]
 MODELS: Final[dict[str, tuple[Any, Any]]] = {
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**_COMMON, tie_word_embeddings=True)),
     "llama": (
@@ -94,11 +112,58 @@ MODELS: Final[dict[str, tuple[Any, Any]]] = {
             },
         ),
     ),
+    "gemma": (GemmaForCausalLM, GemmaConfig(**_COMMON, tie_word_embeddings=False)),
+    "gemma2": (
+        Gemma2ForCausalLM,
+        Gemma2Config(
+            **_COMMON,
+            query_pre_attn_scalar=20,
+            sliding_window=24,
+            tie_word_embeddings=False,
+            attn_logit_softcapping=3.0,
+            final_logit_softcapping=5.0,
+        ),
+    ),
+    "gemma3": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig(
+            **_COMMON,
+            query_pre_attn_scalar=20,
+            sliding_window=24,
+            layer_types=_TYPES,
+            tie_word_embeddings=False,
+        ),
+    ),
+    "granite": (
+        GraniteForCausalLM,
+        GraniteConfig(
+            **_COMMON,
+            embedding_multiplier=12.0,
+            attention_multiplier=0.1,
+            residual_multiplier=0.3,
+            logits_scaling=8.0,
+        ),
+    ),
+    "olmo2": (Olmo2ForCausalLM, Olmo2Config(**_COMMON | {"hidden_size": 128}, pad_token_id=0)),
+    "olmo3": (
+        Olmo3ForCausalLM,
+        Olmo3Config(**_COMMON | {"hidden_size": 128}, sliding_window=24, layer_types=_TYPES, pad_token_id=0),
+    ),
+    "phi3": (
+        Phi3ForCausalLM,
+        Phi3Config(
+            **_COMMON | {"hidden_size": 320, "head_dim": 80}, partial_rotary_factor=0.5, pad_token_id=0
+        ),
+    ),
+    "smollm3": (
+        SmolLM3ForCausalLM,
+        SmolLM3Config(**_COMMON, no_rope_layers=[1, 0, 1], pad_token_id=0),
+    ),
 }
 """Two, three, seven and four sharers of a head of keys; norms of queries, biases, windows, sinks; odd depths.
 
 Of those with experts, one has a layer without, one an MLP for all tokens beside them, one whole layers, one
-biases and another activation.
+biases and another activation. The last ones have what `workers.kv_engine.kernel_models.Kind` lists.
 """
 
 
@@ -131,4 +196,5 @@ def node(name: str = "qwen3", *, dtype: torch.dtype = torch.float32, **changes: 
         ),
         max_positions=config.max_position_embeddings,
         weights_digest="",
+        rotary_change=rotary_change_of(kind.__name__, config),
     )

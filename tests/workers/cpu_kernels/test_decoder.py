@@ -82,9 +82,38 @@ def test_answers_are_those_of_generate(name: str, variant: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["mistral", "phi3"])
+def test_blocks_before_the_window_of_all_layers_are_given_back(name: str) -> None:
+    """A text and its answer have 140 tokens, the pool 80."""
+    by_kernels = NativeDecoder(models.node(name, sliding_window=24), library(NAMES[-1]), threads=1)
+    served = engine(by_kernels, max_step_tokens=9, num_blocks=10)
+
+    [found] = answers(served, prompts(LENGTHS[-1]))
+
+    assert served.stats().cache.unread_blocks == 14
+    assert found == answers(engine(models.node(name, sliding_window=24)), prompts(LENGTHS[-1]))[0]
+
+
+@pytest.mark.slow
+def test_a_text_that_outgrows_short_factors_gets_long_ones() -> None:
+    """Prompts are shorter or longer than 64 tokens, and two of the answers pass that."""
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 20, "long_factor": [3.0] * 20, "factor": 8.0}
+    length = {"original_max_position_embeddings": 64}
+    rope |= {"rope_theta": 1e4, "partial_rotary_factor": 0.5, **length}
+    changes: dict[str, Any] = {"rope_parameters": rope, **length}
+    by_kernels = NativeDecoder(models.node("phi3", **changes), library(NAMES[-1]), threads=1)
+    assert by_kernels.rotary_change == 64
+
+    found = answers(engine(by_kernels, max_step_tokens=9), prompts(*LENGTHS))
+
+    assert found == answers(engine(models.node("phi3", **changes)), prompts(*LENGTHS))
+    assert found != answers(engine(models.node("phi3")), prompts(*LENGTHS))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["qwen3", "qwen2_moe"])
+@pytest.mark.parametrize("name", ["qwen3", "qwen2_moe", "gemma3", "phi3"])
 def test_probabilities_are_the_same_bits_alone_and_among_others_and_however_a_prompt_is_cut(
     name: str, dtype: torch.dtype, variant: str
 ) -> None:
@@ -222,7 +251,6 @@ def test_kernels_that_compute_something_else_are_found_out_at_load(monkeypatch: 
         ({"hidden_act": "gelu"}, "the activation gelu"),
         ({"head_dim": 16}, "heads of 16"),
         ({"hidden_size": 72}, "states of 72"),
-        ({"partial_rotary_factor": 0.5}, "angles for a part of a head"),
     ],
 )
 def test_what_the_kernels_do_not_know_is_left_to_torch_and_said(
@@ -432,9 +460,9 @@ def test_experts_of_gpt_oss_without_a_limit_are_left_to_torch(limit: float | Non
 
 
 def test_weights_are_left_in_the_files_only_of_classes_that_the_kernels_know() -> None:
-    bodies = {name.replace("ForCausalLM", "Model") for name in CLASSES}
+    bodies = {name.replace("ForCausalLM", "Model").replace("Gemma3", "Gemma3Text") for name in CLASSES}
 
-    assert bodies <= kernel_models._WINDOWS.keys()
+    assert bodies <= kernel_models._KINDS.keys()
 
 
 def test_experts_that_saw_no_token_have_no_importance() -> None:

@@ -29,6 +29,7 @@ from workers.kv_engine.step import StepBuilder
 TOKENS: Final = 230
 IMAGE: Final = range(70, 190)  # longer than a tile of keys and than the window
 ADDED_LAYERS: Final = {"qwen3_vl": 2, "qwen3_vl_moe": 2}
+WINDOWED: Final = {"qwen2_5_vl", "gemma3"}
 
 
 class Prompt:
@@ -69,7 +70,7 @@ class Prompt:
             for kind, window in (("full_attention", None), ("sliding_attention", 50))
         }
         given: dict[str, Any] = {
-            "attention_mask": masks if self.name == "qwen2_5_vl" else masks["full_attention"]
+            "attention_mask": masks if self.name in WINDOWED else masks["full_attention"]
         }
         if self.added:
             is_image = torch.zeros(1, TOKENS, dtype=torch.bool)

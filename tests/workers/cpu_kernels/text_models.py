@@ -4,6 +4,8 @@ from typing import Any, Final
 
 import torch
 from transformers import (
+    Gemma3TextConfig,
+    Gemma3TextModel,
     LlamaConfig,
     LlamaModel,
     PreTrainedConfig,
@@ -30,6 +32,17 @@ _COMMON: Final[dict[str, Any]] = {
 }
 _TEXT_MODELS: Final[dict[str, tuple[Any, PreTrainedConfig, int]]] = {
     "llama": (LlamaModel, LlamaConfig(**_COMMON), 1),
+    "gemma3": (
+        Gemma3TextModel,
+        Gemma3TextConfig(
+            **_COMMON,
+            head_dim=32,
+            query_pre_attn_scalar=20,
+            sliding_window=50,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        ),
+        1,
+    ),
     "qwen2_5_vl": (
         Qwen2_5_VLTextModel,
         Qwen2_5_VLTextConfig(

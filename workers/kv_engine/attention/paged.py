@@ -161,6 +161,12 @@ def current() -> tuple[PagedPool, Step]:
     return context.pool, context.step
 
 
+def note_window(layer: int, window: int | None) -> None:
+    """Note the window of a layer that attends to the pool, if windows are observed in this thread."""
+    if (windows := getattr(_thread, "windows", None)) is not None:
+        windows[layer] = window
+
+
 def paged_attention(
     module: torch.nn.Module,
     query: torch.Tensor,  # (1, H, T, D)
@@ -229,8 +235,7 @@ def _over_pool(
     Kernels are not chosen for models with sinks, chunks or indexers (`kernels.kernel_for`).
     """
     keys, values = context.pool.keys[layer], context.pool.values[layer]
-    if (windows := getattr(_thread, "windows", None)) is not None:
-        windows[layer] = window
+    note_window(layer, window)
     if context.kernel is not None:
         return context.kernel(
             queries,

@@ -25,7 +25,7 @@ from workers.kv_engine import kernel_models
 from workers.kv_engine.attention import paged
 from workers.kv_engine.gpu.cuda_graphs import CudaCapture
 from workers.kv_engine.gpu.triton_layers import add_rms_norm, rotate_and_store, row_product, silu_and_mul
-from workers.kv_engine.kernel_models import Inputs, LlamaLike, SplicedInputs, TextModel
+from workers.kv_engine.kernel_models import Inputs, Kind, LlamaLike, SplicedInputs, TextModel
 from workers.kv_engine.node import KVNode
 from workers.kv_engine.selfcheck import masked_logits
 
@@ -48,10 +48,17 @@ def _unsupported(node: Any) -> str:
     """The property of the node that the kernels do not support; empty if none."""
     if unknown := kernel_models.unknown_in(node):
         return unknown
-    if (body := TextModel.of(node).name) in kernel_models.EXPERTS:
-        return f"the experts of {body}"
-    dtypes = {weight.dtype for weight in node.model.parameters()}
-    return "weights of several dtypes" if len(dtypes) > 1 else ""
+    text = TextModel.of(node)
+    assert text.kind is not None
+    partial = (getattr(text.config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0)
+    checks = {
+        f"the experts of {type(text.body).__name__}": not text.kind.has_experts,
+        str(node.architecture): text.kind.is_on_gpu,
+        f"the activation {text.activation}": text.activation == "silu",
+        "angles for a part of a head": partial == 1.0,
+        "weights of several dtypes": len({weight.dtype for weight in node.model.parameters()}) == 1,
+    }
+    return kernel_models.first_unknown(checks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +87,7 @@ class FusedDecoder(LlamaLike):
         self._norm: Final[torch.Tensor] = body.norm.weight
         self._eps: Final[float] = body.norm.variance_epsilon
         with torch.no_grad():
-            self._layers: Final = [_layer_of(layer, text.name) for layer in body.layers]
+            self._layers: Final = [_layer_of(layer, self._kind) for layer in body.layers]
             self._uses_row_product: Final = _are_rows_faster(self._layers, self._eps)
 
     def forward(self, inputs: Inputs, step: TokenStep) -> torch.Tensor:
@@ -89,8 +96,8 @@ class FusedDecoder(LlamaLike):
         # Always a copy: the layers add to it in place.
         states = embedded.to(self.dtype, copy=True) if embedded.is_floating_point() else self._embed(embedded)
         if len(states) == 1 and self._uses_row_product and not isinstance(inputs, SplicedInputs):
-            return self._forward_row(states, step.positions)
-        cos, sin = self._angles_of(states, step.positions)
+            return self._forward_row(states, step)
+        cos, sin = self._angles_of(states, step)
         normed = add_rms_norm(states, None, self._layers[0].norm_in, self._eps)
         for number, layer in enumerate(self._layers):
             keys, values = pool.keys[number], pool.values[number]
@@ -106,10 +113,10 @@ class FusedDecoder(LlamaLike):
             normed = add_rms_norm(states, mlp, next_norm, self._eps)
         return normed
 
-    def _forward_row(self, states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def _forward_row(self, states: torch.Tensor, step: TokenStep) -> torch.Tensor:
         """The same for one token: six launches per layer."""
         pool, batch = paged.current()
-        cos, sin = self._angles_of(states, positions)
+        cos, sin = self._angles_of(states, step)
         for number, layer in enumerate(self._layers):
             keys, values = pool.keys[number], pool.values[number]
             product = row_product(states, layer.qkv, layer.qkv_bias, norm=(layer.norm_in, self._eps))
@@ -176,7 +183,7 @@ def _are_rows_faster(layers: list[_Layer], eps: float) -> bool:
     return own_s < cublas_s
 
 
-def _layer_of(layer: Any, body: str) -> _Layer:
+def _layer_of(layer: Any, kind: Kind) -> _Layer:
     own, mlp = layer.self_attn, layer.mlp
     projections = [own.q_proj, own.k_proj, own.v_proj]
     biases = [projection.bias for projection in projections]
@@ -189,7 +196,7 @@ def _layer_of(layer: Any, body: str) -> _Layer:
         norm_post=layer.post_attention_layernorm.weight,
         gate_up=_merge_weights([mlp.gate_proj, mlp.up_proj]),
         down=mlp.down_proj,
-        window=kernel_models.window_of(body, own),
+        window=kind.window(own),
         scaling=own.scaling,
     )
 
