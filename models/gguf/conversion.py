@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,15 +21,15 @@ import gguf
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerFast
 
 from models.checkpoints.files import CheckpointError, UnsupportedArchitectureError
 from models.checkpoints.weights import INDEX
-from models.gguf.architectures import ROPE_FACTORS, Model, Place, model_of
+from models.gguf.architectures import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, Model, Place, model_of
 from models.gguf.groups import grouped
 from models.gguf.parts import parts_of
 from models.grouped_weights import GroupedWeight
-from models.transformers_lm import grouped_files
+from models.transformers_lm import grouped_files, mxfp4
 
 _SHARD_BYTES: Final = 2 << 30
 _UNQUANTISED: Final = {
@@ -36,10 +37,13 @@ _UNQUANTISED: Final = {
     gguf.GGMLQuantizationType.F16: torch.float16,
     gguf.GGMLQuantizationType.BF16: torch.bfloat16,
 }
+_MXFP4: Final = gguf.GGMLQuantizationType.MXFP4
+_MXFP4_BYTES: Final = 17
+"""Of a group: the scale, then sixteen bytes, each of a number of the first half and one of the second."""
 _EMBEDDINGS: Final = "model.embed_tokens.weight"
 _HEAD: Final = "lm_head.weight"
-_ROUTER: Final = ".mlp.gate.weight"
-"""Its scores decide between experts, so it is multiplied as floats."""
+_ROUTERS: Final = (".gate.weight", ".router.weight", _SHARED_GATE := ".shared_expert_gate.weight")
+"""Their scores decide between experts, so they are multiplied as floats."""
 _ENDS: Final = frozenset(
     {
         "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|end_of_text|>", "<|endoftext|>",
@@ -50,7 +54,7 @@ _ENDS: Final = frozenset(
 _LLAMA3: Final = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken"})
 """Ways to split a text whose vocabularies prefer whole tokens to merges, and begin texts with a token unless
 the file says otherwise, as llama.cpp has them."""
-_SPLITS: Final = _LLAMA3 | {"qwen2", "deepseek-r1-qwen", "gpt-2"}
+_SPLITS: Final = _LLAMA3 | {"qwen2", "deepseek-r1-qwen", "gpt-2", "gpt-4o", "dbrx", "smaug-bpe"}
 _CONTROL: Final = 3
 """The type of a control token."""
 
@@ -75,10 +79,12 @@ def _convert(file: Path, readers: Sequence[Any], folder: Path) -> None:
     if count != len(tensors):
         raise CheckpointError(f"expected {count} tensors in all its parts, found {len(tensors)}")
     shapes = {name: tuple(int(n) for n in tensor.shape[::-1]) for name, tensor in tensors.items()}
-    factors = tensors.get(ROPE_FACTORS)
-    model = _as_stored(
-        model_of(metadata, shapes, None if factors is None else _floats(factors).tolist()), tensors
-    )
+    factors = {
+        name: _floats(tensors[name]).tolist()
+        for name in (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)
+        if name in tensors
+    }
+    model = _as_stored(model_of(metadata, shapes, factors), tensors)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".converting-") as partial:
         written = Path(partial) / folder.name
@@ -100,7 +106,8 @@ def _as_stored(model: Model, tensors: Mapping[str, Any]) -> Model:
 
     Embeddings are looked up as floats. A head that shares them gets a matrix of its own.
     """
-    kinds = {name: tensors[name].tensor_type for name in model.places}
+    in_experts = [part for parts in model.merged.values() for part in parts]
+    kinds = {name: tensors[name].tensor_type for name in (*model.places, *in_experts)}
     if all(kind in _UNQUANTISED for kind in kinds.values()):
         return model
     places = dict(model.places)
@@ -113,7 +120,7 @@ def _as_stored(model: Model, tensors: Mapping[str, Any]) -> Model:
         ):
             places[name] = replace(place, names=(_EMBEDDINGS, _HEAD))
             config["tie_word_embeddings"] = False
-    return Model(config, places)
+    return replace(model, config=config, places=places)
 
 
 def _opened(path: Path) -> Any:
@@ -145,7 +152,8 @@ def _metadata(reader: Any) -> dict[str, Any]:
 def _write_texts(file: Path, metadata: Mapping[str, Any], model: Model, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(model.config, indent=2))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
+        # Not by its config, which transformers does not know of all.
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(
             str(file.parent), gguf_file=file.name, local_files_only=True
         )
     except Exception as error:  # transformers raises whatever a missing or malformed list of tokens leads to
@@ -213,14 +221,17 @@ def _write_weights(tensors: Mapping[str, Any], model: Model, folder: Path) -> No
         shard.clear()
 
     has_groups = "quantization_config" in model.config
-    for name, place in model.places.items():
-        for written, weight in _weights(tensors[name], place, has_groups=has_groups):
-            if shard and size + weight.nbytes > _SHARD_BYTES:
-                write()
-                size = 0
-            shard[written] = weight
-            size += weight.nbytes
-            total += weight.nbytes
+    weights = chain(
+        *(_weights(tensors[name], place, has_groups=has_groups) for name, place in model.places.items()),
+        *(_merged(name, [tensors[part] for part in parts]) for name, parts in model.merged.items()),
+    )
+    for written, weight in weights:
+        if shard and size + weight.nbytes > _SHARD_BYTES:
+            write()
+            size = 0
+        shard[written] = weight
+        size += weight.nbytes
+        total += weight.nbytes
     write()
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (folder / INDEX).write_text(json.dumps(index))
@@ -232,7 +243,7 @@ def _weights(tensor: Any, place: Place, *, has_groups: bool) -> Iterator[tuple[s
     as_groups = [
         name
         for name in place.names
-        if has_groups and is_quantised and name != _EMBEDDINGS and not name.endswith(_ROUTER)
+        if has_groups and is_quantised and name != _EMBEDDINGS and not name.endswith(_ROUTERS)
     ]
     if as_groups:
         matrices = _matrices(tensor, len(place.names))
@@ -256,6 +267,38 @@ def _matrices(tensor: Any, count: int) -> Iterator[Any]:
         yield tensor._replace(data=data, shape=tensor.shape[:2])
 
 
+def _merged(name: str, parts: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The experts of a layer in the form of gpt-oss, in which the outputs of the parts alternate.
+
+    Raises:
+        CheckpointError: a part is stored in another kind of few bits than MXFP4.
+    """
+    if any(part.tensor_type not in (*_UNQUANTISED, _MXFP4) for part in parts):
+        kinds = " and ".join(sorted({part.tensor_type.name for part in parts}))
+        raise UnsupportedArchitectureError(
+            f"{name} is stored as {kinds}: expected MXFP4, as gpt-oss was published, or floats"
+        )
+    if all(part.tensor_type == _MXFP4 for part in parts):
+        blocks, scales = (_alternating(tables) for tables in zip(*map(_mxfp4, parts), strict=True))
+        yield f"{name}{mxfp4.BLOCKS}", blocks
+        yield f"{name}{mxfp4.SCALES}", scales
+        return
+    floats = _alternating([_writable(_floats(part)) for part in parts]).to(_dtype_of(parts[0]))
+    yield name, floats if floats.ndim == 2 else floats.transpose(1, 2).contiguous()
+
+
+def _alternating(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """(experts, parts * outputs, ...) from several (experts, outputs, ...)."""
+    return torch.stack([*parts], 2).flatten(1, 2)
+
+
+def _mxfp4(tensor: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The blocks (experts, outputs, groups, 16) and scales of a tensor, as `mxfp4` has them."""
+    stored = torch.from_numpy(np.array(tensor.data)).view(*tensor.data.shape[:-1], -1, _MXFP4_BYTES)
+    numbers = torch.cat([stored[..., 1:] & 15, stored[..., 1:] >> 4], -1)
+    return numbers[..., 0::2] | numbers[..., 1::2] << 4, stored[..., 0]
+
+
 def _check_experts(tensor: Any, found: int, expected: int) -> None:
     if found != expected:
         raise CheckpointError(
@@ -276,16 +319,25 @@ def _with_rows(weight: GroupedWeight, heads: int) -> GroupedWeight:
 
 
 def _float_weights(tensor: Any, place: Place, names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    dtype = _UNQUANTISED.get(tensor.tensor_type, torch.bfloat16)
-    found = _floats(tensor)
-    floats = torch.from_numpy(found if found.flags.writeable else found.copy())
+    dtype = _dtype_of(tensor)
+    floats = _writable(_floats(tensor))
     floats -= place.added
     if place.heads:
         floats = _unpermuted(floats, place.heads)
     several = floats.unbind(0) if len(names) > 1 else (floats,)
     _check_experts(tensor, len(several), len(names))
     for name, weight in zip(names, several, strict=True):
-        yield name, weight.to(dtype, copy=True).contiguous()  # files hold no tensor that shares storage
+        shaped = weight.reshape(1, -1) if name.endswith(_SHARED_GATE) else weight  # a vector in the file
+        yield name, shaped.to(dtype, copy=True).contiguous()  # files hold no tensor that shares storage
+
+
+def _dtype_of(tensor: Any) -> torch.dtype:
+    """The dtype in which the floats of a tensor are kept."""
+    return _UNQUANTISED.get(tensor.tensor_type, torch.bfloat16)
+
+
+def _writable(found: Any) -> torch.Tensor:
+    return torch.from_numpy(found if found.flags.writeable else found.copy())
 
 
 def _floats(tensor: Any) -> Any:

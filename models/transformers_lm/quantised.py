@@ -284,7 +284,9 @@ def _of_four_bits(tensors: Mapping[str, TensorInfo], checkpoint: Path) -> Quanti
 
 
 def _of_groups(tensors: Mapping[str, TensorInfo], checkpoint: Path) -> Quantised:
-    weights: dict[str, _AnyParts] = {
+    of_experts = _of_four_bits(tensors, checkpoint)
+    weights = dict(of_experts.weights)
+    weights |= {
         f"{name.rpartition('.')[0]}.weight": grouped_parts(name, tensors, checkpoint)
         for name in tensors
         if name.endswith(f".{grouped_files.NUMBERS}")

@@ -12,27 +12,19 @@ from safetensors.numpy import load_file
 from models.checkpoints.weights import read_shards
 
 _NAMES: Final = {
-    "LlamaForCausalLM": "llama", "MistralForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3moe", "Gemma3ForCausalLM": "gemma3",
+    "LlamaForCausalLM": "llama", "MistralForCausalLM": "llama", "MixtralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2", "Qwen2MoeForCausalLM": "qwen2moe", "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3moe", "GemmaForCausalLM": "gemma", "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3", "GptOssForCausalLM": "gpt-oss", "Olmo2ForCausalLM": "olmo2",
+    "Phi3ForCausalLM": "phi3", "SmolLM3ForCausalLM": "smollm3",
 }  # fmt: skip
-_OUTSIDE: Final = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-_INSIDE: Final = {
-    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp",
-}  # fmt: skip
-_OF_GEMMA: Final = {
-    "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}  # fmt: skip
-_LAYER: Final = re.compile(r"^model\.layers\.(\d+)\.(.+)\.(weight|bias)$")
-_EXPERT: Final = re.compile(r"^model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight$")
+_IN_PAIRS: Final = ("llama", "smollm3")
+"""Those whose rows of queries and keys are in pairs for another form of rotation."""
+_EXPERT: Final = re.compile(r"^(model\.layers\.\d+\.\w+\.experts)\.(\d+)\.(\w+)\.weight$")
+_GPT_OSS: Final = re.compile(r"^(model\.layers\.\d+\.mlp\.experts)\.(gate_up|down)_proj(_bias)?$")
+_ROWS: Final = re.compile(r"\.(attn_[qk])\.(weight|bias)$")
 Q8_0: Final = gguf.GGMLQuantizationType.Q8_0
+_FEW_BITS: Final = frozenset(gguf.GGMLQuantizationType[name] for name in ("Q4_0", "Q5_1", "Q8_0"))
 
 
 def write_gguf(
@@ -60,7 +52,9 @@ def write_gguf(
     for tensor, data in (_tensors(checkpoint, config, name) | (extra or {})).items():
         if without and without in tensor:
             continue
-        stored = kind if data.ndim > 1 else gguf.GGMLQuantizationType.F32
+        stored = kind if data.ndim > 1 and not tensor.endswith("bias") else gguf.GGMLQuantizationType.F32
+        if name == "gpt-oss" and data.ndim > 2 and kind in _FEW_BITS:
+            stored = gguf.GGMLQuantizationType.MXFP4
         writer.add_tensor(tensor, gguf.quantize(data, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -96,16 +90,32 @@ def _metadata(name: str, config: dict[str, Any]) -> dict[str, Any]:
     }
     if "head_dim" in config:
         found["attention.key_length"] = found["attention.value_length"] = config["head_dim"]
-    if name == "gemma3":
+    if config.get("sliding_window"):
         found["attention.sliding_window"] = config["sliding_window"]
+    if name == "gemma3":
         found["attention.sliding_window_pattern"] = config["sliding_window_pattern"]
         found["rope.freq_base"] = float(config["rope_theta"])
-    if "num_experts" in config:
+    if name == "gemma2":
+        for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
+            found[cap] = config[cap]
+    if name == "phi3":
+        found["rope.scaling.original_context_length"] = config["original_max_position_embeddings"]
+    if name == "gpt-oss":
+        scaling = config["rope_scaling"]
         found |= {
-            "expert_count": config["num_experts"],
-            "expert_used_count": config["num_experts_per_tok"],
-            "expert_feed_forward_length": config["moe_intermediate_size"],
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": scaling["factor"],
+            "rope.scaling.original_context_length": scaling["original_max_position_embeddings"],
         }
+    if experts := config.get("num_experts") or config.get("num_local_experts"):
+        width = config.get("moe_intermediate_size") or config["intermediate_size"]
+        found |= {
+            "expert_count": experts,
+            "expert_used_count": config["num_experts_per_tok"],
+            "expert_feed_forward_length": width,
+        }
+    if shared := config.get("shared_expert_intermediate_size"):
+        found["expert_shared_feed_forward_length"] = shared
     return {f"{name}.{key}": value for key, value in found.items()}
 
 
@@ -151,26 +161,57 @@ def _tensors(checkpoint: Path, config: dict[str, Any], name: str) -> dict[str, A
         stored |= load_file(shard.path)
     found: dict[str, Any] = {}
     experts: dict[str, dict[int, Any]] = {}
+    names = _Names(name, config["num_hidden_layers"])
     for key, weight in stored.items():
         data = weight.astype(np.float32)
-        if name == "gemma3" and key.endswith("norm.weight"):
+        if name.startswith("gemma") and key.endswith("norm.weight"):
             data = data + 1
         if (one := _EXPERT.match(key)) is not None:
-            experts.setdefault(f"blk.{one[1]}.ffn_{one[3]}_exps.weight", {})[int(one[2])] = data
-        elif (one := _LAYER.match(key)) is not None:
-            kind = (_OF_GEMMA if name == "gemma3" else {}).get(one[2]) or _INSIDE[one[2]]
-            if name == "llama" and kind in ("attn_q", "attn_k"):
-                heads = config["num_attention_heads" if kind == "attn_q" else "num_key_value_heads"]
-                found[f"blk.{one[1]}.{kind}.{one[3]}"] = _permuted(data, heads)
-            else:
-                found[f"blk.{one[1]}.{kind}.{one[3]}"] = data
+            experts.setdefault(names.of(f"{one[1]}.{one[3]}.weight"), {})[int(one[2])] = data
+        elif (one := _GPT_OSS.match(key)) is not None:
+            found |= _apart(names, one[1], one[2], data, has_biases=bool(one[3]))
         else:
-            found[_OUTSIDE[key]] = data
+            written = names.of(key)
+            rows = _ROWS.search(written)
+            if name in _IN_PAIRS and rows is not None:
+                heads = "num_attention_heads" if rows[1] == "attn_q" else "num_key_value_heads"
+                data = _permuted(data, config[heads])
+            found[written] = data[0] if written.endswith("ffn_gate_inp_shexp.weight") else data
     found |= {key: np.stack([parts[n] for n in range(len(parts))]) for key, parts in experts.items()}
+    if scaling := config.get("rope_scaling"):
+        factors = {"long_factor": "rope_factors_long.weight", "short_factor": "rope_factors_short.weight"}
+        found |= {
+            tensor: np.array(scaling[key], np.float32) for key, tensor in factors.items() if key in scaling
+        }
     scaling = config.get("rope_scaling") or {}
     if scaling.get("rope_type") == "llama3":
         found["rope_freqs.weight"] = _llama3_factors(config, scaling)
     return found
+
+
+class _Names:
+    """The names of tensors in files, by llama.cpp's own list."""
+
+    def __init__(self, name: str, layers: int) -> None:
+        kinds = {written: kind for kind, written in gguf.MODEL_ARCH_NAMES.items()}
+        self._map = gguf.get_tensor_name_map(kinds[name], layers)
+
+    def of(self, key: str) -> str:
+        """The name of a tensor of a checkpoint."""
+        is_whole = key.endswith((".weight", ".bias"))  # others are parameters of a layer
+        found = self._map.get_name(key if is_whole else f"{key}.weight", try_suffixes=(".weight", ".bias"))
+        assert found is not None, key
+        return str(found)
+
+
+def _apart(names: _Names, module: str, kind: str, data: Any, *, has_biases: bool) -> dict[str, Any]:
+    """The experts of gpt-oss, whose gate and up alternate."""
+    outputs = data if has_biases else data.swapaxes(1, 2)
+    parts = {"gate_proj": outputs[:, 0::2], "up_proj": outputs[:, 1::2]}
+    if kind == "down":
+        parts = {"down_proj": outputs}
+    end = "bias" if has_biases else "weight"
+    return {names.of(f"{module}.{part}.{end}"): np.ascontiguousarray(rows) for part, rows in parts.items()}
 
 
 def _permuted(weight: Any, heads: int) -> Any:
