@@ -49,6 +49,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             our kernel, `flashinfer` is FlashInfer; `auto` is our kernel where it is supported, else torch.
         quantize: the bits of the weights that our CPU kernels multiply: `int8` and `int4` quantise the
             checkpoint's while it is loaded; `auto` keeps what it stores; `none` makes floats of it.
+        kv_cache: `int8` keeps keys and values in eight bits, which needs our CPU kernels; `auto` is `dtype`.
         calibration_text: a text file; weights are quantised so that the results for it change least.
         cuda_graphs: on a GPU, record decode steps at start and replay them.
     """
@@ -68,12 +69,13 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     kernels: Literal["auto", "torch"] = "auto"
     attention: Literal["auto", "triton", "flashinfer"] = "auto"
     quantize: Literal["auto", "int8", "int4", "none"] = "auto"
+    kv_cache: Literal["auto", "int8"] = "auto"
     calibration_text: str | None = None
     cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
-        if self.quantises and self.kernels == "torch":
-            raise ValueError(f"quantize: expected kernels auto with {self.quantize}, found torch")
+        if self.kernels == "torch" and (wanted := self.of_cpu_kernels):
+            raise ValueError(f"{wanted[0]}: expected kernels auto with {wanted[1]}, found torch")
         if self.calibration_text is not None and not self.quantises:
             raise ValueError("calibration_text: expected none without quantize: int8 or int4")
         if self.warm_prefixes and not self.prefix_cache:
@@ -83,6 +85,13 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def quantises(self) -> bool:
         """True if weights are quantised while they are loaded."""
         return self.quantize in ("int8", "int4")
+
+    @property
+    def of_cpu_kernels(self) -> tuple[str, str] | None:
+        """A key and its value that nothing but our CPU kernels computes; None if there is none."""
+        if self.quantises:
+            return "quantize", self.quantize
+        return ("kv_cache", self.kv_cache) if self.kv_cache != "auto" else None
 
     def max_sequences_on(self, device_type: str) -> int:
         """The most sequences that run at a time on a device of this type."""
@@ -119,17 +128,17 @@ def of(config: DeploymentConfig) -> EngineSettings:
     """
     graph = registry.graph(config.model)
     found = parse(config.model_kwargs, graph.kwargs)
-    if found.quantises and (reason := _unquantised(config, graph)):
-        raise ConfigError(f"model_kwargs.quantize is {found.quantize}, but the model {reason}: leave it out")
+    if (wanted := found.of_cpu_kernels) and (reason := _without_cpu_kernels(config, graph)):
+        raise ConfigError(f"model_kwargs.{wanted[0]} is {wanted[1]}, but the model {reason}: leave it out")
     return found
 
 
-def _unquantised(config: DeploymentConfig, graph: ModelGraph) -> str | None:
-    """The reason why no weights of a model can be quantised, whatever its device; None if they can."""
+def _without_cpu_kernels(config: DeploymentConfig, graph: ModelGraph) -> str | None:
+    """The reason why no CPU kernel computes a model, whatever its device; None if one may."""
     if EngineKind.KV not in graph.nodes.values():
         return "has no node with layers of a language model"
     if config.takes_adapters:
-        return "takes adapters, which change floats"
+        return "takes adapters, which torch computes"
     if any(group.followers for group in config.groups):
         return "is shared by ranks (tp_size), which compute with torch"
     return None

@@ -52,6 +52,8 @@ _BOUNDS: Final = {
 }
 """The words for bounds in JSON schemas."""
 _BYTES: Final = {"float32": 4, "float16": 2, "bfloat16": 2}
+_BYTES_OF_SCALE: Final = 4
+"""Of the keys, and of the values, of a head in eight bits."""
 _COLUMNS: Final = ("node", "engine", "walks", "ranks", "device")
 
 
@@ -504,6 +506,8 @@ def _kv_bytes(config: DeploymentConfig) -> int:
         width = hidden // heads
     if not (isinstance(layers, int) and isinstance(kv_heads, int) and isinstance(width, int)):
         return 0
+    if config.model_kwargs.get("kv_cache") == "int8":
+        return 2 * layers * kv_heads * (width + _BYTES_OF_SCALE)
     return 2 * layers * kv_heads * width * _bytes_each(config, stored)
 
 

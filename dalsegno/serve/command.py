@@ -19,6 +19,11 @@ from dalsegno.config import options
     "other ones.",
 )
 @click.option(
+    "--kv-cache",
+    type=click.Choice(("int8",)),
+    help="Round keys and values to eight bits, on a CPU: half the memory for each token, other answers.",
+)
+@click.option(
     "--ready-file",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Receives addresses, NATS credentials and process ids as JSON once the deployment is ready.",
@@ -29,7 +34,12 @@ from dalsegno.config import options
     help="Receives a timeline of all processes, for ui.perfetto.dev, after they have ended.",
 )
 def serve(
-    model: str, quantize: str | None, ready_file: Path | None, profile: Path | None, **flags: Any
+    model: str,
+    quantize: str | None,
+    kv_cache: str | None,
+    ready_file: Path | None,
+    profile: Path | None,
+    **flags: Any,
 ) -> None:
     """Serve MODEL on this machine, with every process it needs, supervised.
 
@@ -41,8 +51,9 @@ def serve(
     from dalsegno.serve.options import ServeOptions
     from dalsegno.serve.supervisor import RefusedError
 
-    if quantize is not None:
-        flags["set_"] = (*flags["set_"], f"model_kwargs.quantize={quantize}")
+    for key, value in (("quantize", quantize), ("kv_cache", kv_cache)):
+        if value is not None:
+            flags["set_"] = (*flags["set_"], f"model_kwargs.{key}={value}")
     settings = options.settings_in(flags)
     try:
         assembly.serve(ServeOptions(model=model, settings=settings, ready_file=ready_file, profile=profile))

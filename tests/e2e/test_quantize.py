@@ -1,4 +1,4 @@
-"""`dalsegno serve --quantize`: an answer of the rounded model, its error in the log, and a refusal."""
+"""`dalsegno serve --quantize --kv-cache`: an answer of the rounded model, its error in the log, and a refusal."""
 
 from pathlib import Path
 
@@ -13,13 +13,15 @@ from workers.cpu_kernels import library
 async def test_a_model_is_quantised_by_a_flag(tmp_path: Path) -> None:
     body = {"model": "demo", "prompt": "What does len do?", "temperature": 0, "max_tokens": 8}
 
-    with deploy.serve(tmp_path, "--quantize", "int8", model="demo") as running:
+    flags = ("--quantize", "int8", "--kv-cache", "int8")
+    with deploy.serve(tmp_path, *flags, model="demo") as running:
         async with clients.http(running) as http:
             first, again = [(await http.post("/v1/completions", json=body)).json() for _ in range(2)]
         told = running.log()
 
     assert first["choices"][0]["text"] == again["choices"][0]["text"] != ""
     assert "weights of int8: perplexity" in told
+    assert "keys and values of int8: perplexity" in told
 
 
 def test_a_model_that_cannot_be_quantised_is_refused_at_once(tmp_path: Path) -> None:

@@ -60,6 +60,8 @@ def test_many_rows_raise_the_budget_of_a_step() -> None:
             r"model_kwargs\.quantize: expected one of auto, int4, int8, none, found 'int3'",
         ),
         ({"quantize": "int4", "kernels": "torch"}, "quantize: expected kernels auto with int4, found torch"),
+        ({"kv_cache": "int4"}, "kv_cache: expected one of auto, int8, found 'int4'"),
+        ({"kv_cache": "int8", "kernels": "torch"}, "kv_cache: expected kernels auto with int8, found torch"),
         ({"calibration_text": "a.txt"}, "calibration_text: expected none without quantize: int8 or int4"),
     ],
 )

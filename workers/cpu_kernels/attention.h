@@ -29,6 +29,51 @@ struct Shape {
   const float* sinks;  // (heads,): the score of a key that all queries see, whose value is zero; or null
 };
 
+// A number of a key or a value of eight bits. Those of a head are followed by what one of them stands for, a float.
+struct Byte {
+  int8_t number;
+};
+
+// By hand, because GCC converts bytes one by one.
+inline Floats load(const Byte* at) {
+  const __m128i bytes = load_raw<__m128i>(at);
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+#else
+  const __m256 halves[2] = {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+                            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes)))};
+  return load_raw<Floats>(halves);
+#endif
+}
+inline float scale_of(const Byte* head, int dim) { return load_raw<float>(head + dim); }
+
+// Numbers of type `Cell` from one head of a slot to the next.
+template <class Cell>
+constexpr int cell_stride(int dim) {
+  return std::is_same_v<Cell, Byte> ? dim + static_cast<int>(sizeof(float)) : dim;
+}
+
+// Keeps the key or the value of a head in a cell.
+template <class Cell>
+inline void keep_head(const float* from, int dim, Cell* to) {
+  for (int at = 0; at < dim; at += LANES) store(to + at, load(from + at));
+}
+// Rounds to 127 steps of the largest number. A number that is not finite makes all NaN.
+inline void keep_head(const float* from, int dim, Byte* to) {
+  int32_t bits = 0;
+  for (int at = 0; at < dim; at += LANES) bits = std::max(bits, most_bits(load(from + at), Floats{}));
+  const float most = as<float>(bits);
+  const bool has_any = bits < INFINITE && most >= LEAST;
+  const Floats inverse = splat(has_any ? 127.0f / most : 0.0f);
+  for (int at = 0; at < dim; at += LANES) {
+    const Ints numbers = has_any ? rounded_product(load(from + at), inverse) : Ints{};
+    const Bytes bytes = __builtin_convertvector(numbers, Bytes);
+    std::memcpy(to + at, &bytes, sizeof bytes);
+  }
+  const float scale = bits >= INFINITE ? NAN : has_any ? most / 127.0f : 0.0f;
+  std::memcpy(to + dim, &scale, sizeof scale);
+}
+
 // The part of `Step` (body.cpp) that attention needs.
 struct Cells {
   const int32_t* table;  // (spans' rows, blocks)
@@ -89,20 +134,24 @@ inline void add_products(Floats& into, Words q, Words k) {
 }
 inline Floats factors(const float* at) { return load(at); }
 inline Words factors(const bfloat16* at) { return load_raw<Words>(at); }
+inline Floats factors(const Byte* at) { return load(at); }
 // The last `LANES` elements of a head, if `FACTORS` does not divide its size.
 inline Words last_factors(const bfloat16* at) {
   Words found{};
   std::memcpy(&found, at, LANES * sizeof *at);
   return found;
 }
-inline Floats last_factors(const float* at) { return load(at); }
+template <class T>
+inline Floats last_factors(const T* at) {
+  return load(at);
+}
 
 // The tangens hyperbolicus.
 inline Floats tanh(Floats x) { return 1.0f - 2.0f / (exponential(x * 2.0f) + 1.0f); }
 
 // Computes the scores of `rows` queries with `16 / rows` keys.
-template <class T, int rows>
-inline void score(const T* const* keys, const T* q, const Shape& shape, float* scores) {
+template <class Cell, int rows, class T>
+inline void score(const Cell* const* keys, const T* q, const Shape& shape, float* scores) {
   constexpr int each = 16 / rows;
   Floats products[16] = {};
   const auto add = [&](int at, const auto& read) {
@@ -114,9 +163,15 @@ inline void score(const T* const* keys, const T* q, const Shape& shape, float* s
     }
   };
   int at = 0;
-  for (; at + FACTORS<T> <= shape.dim; at += FACTORS<T>) add(at, [](const T* from) { return factors(from); });
-  if (at < shape.dim) add(at, [](const T* from) { return last_factors(from); });
+  for (; at + FACTORS<T> <= shape.dim; at += FACTORS<T>) add(at, [](const auto* from) { return factors(from); });
+  if (at < shape.dim) add(at, [](const auto* from) { return last_factors(from); });
   Floats found = sums(products) * shape.scaling;
+  if constexpr (std::is_same_v<Cell, Byte>) {
+    float scales[16];
+    for (int key = 0; key < each; ++key) scales[key] = scale_of(keys[key], shape.dim);
+    for (int at = each; at < 16; ++at) scales[at] = scales[at - each];
+    found *= load(scales);
+  }
   if (shape.softcap) found = tanh(found / shape.softcap) * shape.softcap;
   for (int row = 0; row < rows; ++row)
     std::memcpy(scores + row * KEYS, reinterpret_cast<const float*>(&found) + row * each, each * sizeof(float));
@@ -138,9 +193,9 @@ inline void weigh(const T* const* values, const float* weights, int count, float
     for (int v = 0; v < vectors; ++v) store(out + row * MOST_DIM + v * LANES, sums[row][v]);
 }
 
-template <class T, int rows>
-inline void score_keys(const T* const* keys, const T* q, int count, const Shape& shape, float* scores) {
-  for (int key = 0; key < count; key += 16 / rows) score<T, rows>(keys + key, q, shape, scores + key);
+template <class Cell, int rows, class T>
+inline void score_keys(const Cell* const* keys, const T* q, int count, const Shape& shape, float* scores) {
+  for (int key = 0; key < count; key += 16 / rows) score<Cell, rows>(keys + key, q, shape, scores + key);
 }
 
 template <class T, int rows>
@@ -175,11 +230,14 @@ inline void by_rows(int rows, const Work& work) {
 
 // Computes attention for one query tile after another: some key heads and all query heads that share them, of
 // `query` (tokens, heads * dim) in float32. A row is the query of one head; rows are ordered by head, and there are
-// at most `MOST_ROWS`.
-template <class T>
+// at most `MOST_ROWS`. Keys and values are `Cell`s; queries are compared as numbers of the same type, or as floats with
+// those of eight bits.
+template <class Cell>
 class Attending {
+  using Query = std::conditional_t<std::is_same_v<Cell, Byte>, float, Cell>;
+
  public:
-  Attending(const Shape& shape, const Cells& cells, const Seen& seen, const T* keys, const T* values)
+  Attending(const Shape& shape, const Cells& cells, const Seen& seen, const Cell* keys, const Cell* values)
       : shape_(shape), cells_(cells), seen_(seen), pool_keys_(keys), pool_values_(values) {}
 
   void compute(const QueryTile& tile, const float* query, size_t query_stride) {
@@ -204,6 +262,7 @@ class Attending {
   }
 
   // Stores the result computed last.
+  template <class T>
   void keep(T* out, size_t out_stride) const {
     for (int row = 0; row < rows(); ++row) {
       T* to = out + token_of(row) * out_stride + head_of(row) * shape_.dim;
@@ -213,6 +272,7 @@ class Attending {
 
  private:
   int group() const { return shape_.heads / shape_.kv_heads; }
+  int stride() const { return cell_stride<Cell>(shape_.dim); }
   int rows_of_head() const { return tile_.count * group(); }
   int rows() const { return tile_.heads * rows_of_head(); }
   int query_of(int row) const { return row % rows_of_head() / group(); }
@@ -242,7 +302,7 @@ class Attending {
     const int32_t* blocks = cells_.table + static_cast<size_t>(tile_.row) * cells_.table_stride;
     const auto offset_of = [&](int at) {
       const size_t slot = static_cast<size_t>(blocks[at / cells_.block_size]) * cells_.block_size + at % cells_.block_size;
-      return (slot * shape_.kv_heads + tile_.head) * shape_.dim;
+      return (slot * shape_.kv_heads + tile_.head) * stride();
     };
     for (int key = 0; key < count_; ++key) {
       const size_t at = offset_of(begin + key);
@@ -255,10 +315,10 @@ class Attending {
   }
 
   // Prefetches slots: a head's part of a slot is too short for the processor's own prefetcher.
-  void fetch(const T* const* cells, int count, int head) const {
+  void fetch(const Cell* const* cells, int count, int head) const {
     for (int cell = 0; cell < count; ++cell)
-      for (int at = 0; at < shape_.dim; at += 64 / static_cast<int>(sizeof(T)))
-        __builtin_prefetch(cells[cell] + head * shape_.dim + at, 0, 2);
+      for (int at = 0; at < stride(); at += 64 / static_cast<int>(sizeof(Cell)))
+        __builtin_prefetch(cells[cell] + head * stride() + at, 0, 2);
   }
 
   void score_some(int from) {
@@ -268,11 +328,11 @@ class Attending {
         fetch(keys_ + next, std::min(keys_at_once(), count_ - next), head);
       else
         fetch(values_, std::min(keys_at_once(), count_), head);
-      const T* keys[KEYS];
-      for (int key = 0; key < keys_at_once(); ++key) keys[key] = keys_[from + key] + head * shape_.dim;
+      const Cell* keys[KEYS];
+      for (int key = 0; key < keys_at_once(); ++key) keys[key] = keys_[from + key] + head * stride();
       by_rows(rows_of_head(), [&](auto rows, int row) {
         row += head * rows_of_head();
-        score_keys<T, rows>(keys, q_[row], count, shape_, scores_[row] + from);
+        score_keys<Cell, rows>(keys, q_[row], count, shape_, scores_[row] + from);
       });
     }
   }
@@ -284,13 +344,22 @@ class Attending {
         fetch(values_ + next, std::min(keys_at_once(), count_ - next), head);
       else
         fetch(next_, following_, head);
-      const T* values[KEYS];
-      for (int key = 0; key < count; ++key) values[key] = values_[from + key] + head * shape_.dim;
+      const Cell* values[KEYS];
+      for (int key = 0; key < count; ++key) values[key] = values_[from + key] + head * stride();
+      if constexpr (std::is_same_v<Cell, Byte>) scale_weights(values, count, head, from);
       by_rows(rows_of_head(), [&](auto rows, int row) {
         row += head * rows_of_head();
-        weigh_keys<T, rows>(values, scores_[row] + from, count, shape_.dim, sums_[row]);
+        weigh_keys<Cell, rows>(values, scores_[row] + from, count, shape_.dim, sums_[row]);
       });
     }
+  }
+
+  // Multiplies the weights of values by what one of their numbers stands for.
+  void scale_weights(const Cell* const* values, int count, int head, int from) {
+    float scales[KEYS];
+    for (int key = 0; key < count; ++key) scales[key] = scale_of(values[key], shape_.dim);
+    for (int row = head * rows_of_head(); row < (head + 1) * rows_of_head(); ++row)
+      for (int key = 0; key < count; ++key) scores_[row][from + key] *= scales[key];
   }
 
   // Turns a row's scores into weights, and rescales its sums so far to the new maximum.
@@ -327,10 +396,10 @@ class Attending {
   const Cells& cells_;
   const Seen& seen_;
   QueryTile tile_{};
-  const T *pool_keys_, *pool_values_;
+  const Cell *pool_keys_, *pool_values_;
   int count_ = 0, following_ = 0;  // keys of the tile, and prefetched keys of the next one
-  const T *keys_[KEYS], *values_[KEYS], *next_[KEYS];
-  alignas(64) T q_[MOST_ROWS][MOST_DIM];
+  const Cell *keys_[KEYS], *values_[KEYS], *next_[KEYS];
+  alignas(64) Query q_[MOST_ROWS][MOST_DIM];
   alignas(64) float sums_[MOST_ROWS][MOST_DIM];
   alignas(64) float scores_[MOST_ROWS][KEYS];
   float most_[MOST_ROWS], total_[MOST_ROWS];

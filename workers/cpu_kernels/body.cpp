@@ -64,6 +64,7 @@ struct Model {
   int32_t layers, hidden, heads, kv_heads, dim, intermediate;
   int32_t activation;         // of MLPs: 0 silu, 1 the approximation of gelu by tanh
   int32_t norms_whole_heads;  // `q_norm` and `k_norm` are those of all heads as one
+  int32_t cell_bits;          // of keys and values in the pool: 8, or 0 for numbers of the type of the weights
   float eps, scaling, softcap;  // without a limit of scores, `softcap` is 0
   float residual;               // the factor of what a layer adds to the states
   const Layer* layer;
@@ -77,7 +78,7 @@ struct Step {
   const int32_t *rows, *query_offsets, *kv_lengths;    // (spans,), (spans + 1,), (spans,)
   const int32_t* block_table;                          // (rows, table_stride)
   const float *cos, *sin;                              // (sets, tokens, turned)
-  void* const* keys;                                   // by layer: (slots, kv_heads, dim)
+  void* const* keys;                                   // by layer: (slots, kv_heads, `cell_stride`)
   void* const* values;
   float* hidden;  // (tokens, hidden): input embeddings; output states after the last norm
   const int32_t *key_ends, *full_starts;  // (tokens,), as in `Seen`; null is causal
@@ -223,12 +224,13 @@ struct Body {
     });
     for (int number = 0; number < model.layers; ++number) {
       const Layer& layer = model.layer[number];
-      T *keys = static_cast<T*>(step.keys[number]), *values = static_cast<T*>(step.values[number]);
       normalise(member, phase++, layer.norms.before_attention, rest_of(number - 1));
       multiply(member, phase, narrow, narrow_width, tokens, layer.qkv, rounded, keeping_from(0));
       if (layer.v.n) multiply(member, phase, narrow, narrow_width, tokens, layer.v, rounded, keeping_from(layer.qkv.n));
-      member.each(phase++, tokens, [&](int token) { turn_and_keep(layer, token, keys, values); });
-      attention(member, phase++, layer, keys, values);
+      if (model.cell_bits)
+        attend<Byte>(member, phase, layer, number);
+      else
+        attend<T>(member, phase, layer, number);
       multiply(member, phase, narrow, narrow_width, tokens, layer.o, rounded,
                adding(layer.norms.after_attention, layer.o_bias, layer.o.n));
       normalise(member, phase++, layer.norms.before_mlp, {layer.norms.after_attention, NO_LAYER});
@@ -427,7 +429,8 @@ struct Body {
   }
 
   // Rotates a token's queries and keys, and stores its keys and values in the pool.
-  void turn_and_keep(const Layer& layer, int token, T* keys, T* values) const {
+  template <class Cell>
+  void turn_and_keep(const Layer& layer, int token, Cell* keys, Cell* values) const {
     const int dim = model.dim, q = model.heads * dim, kv = model.kv_heads * dim;
     float* mine = qkv + token * size_t(qkv_width);
     if (layer.qkv_bias)
@@ -443,20 +446,24 @@ struct Body {
       if (weight && !model.norms_whole_heads) norm(one, weight, dim, model.eps, one);
       if (layer.angles >= 0) rotate(one, step.cos + angles, step.sin + angles, step.turned);
     }
-    const size_t cell = step.slots[token] * size_t(kv);
-    for (int at = 0; at < kv; at += LANES) {
-      store(keys + cell + at, load(mine + q + at));
-      store(values + cell + at, load(mine + q + kv + at));
+    const int stride = cell_stride<Cell>(dim);
+    const size_t slot = step.slots[token] * size_t(model.kv_heads);
+    for (int head = 0; head < model.kv_heads; ++head) {
+      keep_head(mine + q + head * dim, dim, keys + (slot + head) * stride);
+      keep_head(mine + q + kv + head * dim, dim, values + (slot + head) * stride);
     }
   }
 
-  void attention(Team::Member& member, int phase, const Layer& layer, const T* keys, const T* values) const {
+  template <class Cell>
+  void attend(Team::Member& member, int& phase, const Layer& layer, int number) const {
+    Cell *keys = static_cast<Cell*>(step.keys[number]), *values = static_cast<Cell*>(step.values[number]);
+    member.each(phase++, step.tokens, [&](int token) { turn_and_keep(layer, token, keys, values); });
     const Shape shape{model.heads, model.kv_heads, model.dim, layer.window, model.scaling, model.softcap, layer.sinks};
     const Cells cells{step.block_table, step.table_stride, step.block_size};
     const Seen seen{step.key_ends, step.full_starts};
-    Attending<T> attending(shape, cells, seen, keys, values);
+    Attending<Cell> attending(shape, cells, seen, keys, values);
     member.share(
-        phase, static_cast<int>(tiles.size()), 1,
+        phase++, static_cast<int>(tiles.size()), 1,
         [&](int piece, bool) { attending.compute(tiles[piece], qkv, qkv_width); },
         [&](int) { attending.keep(narrow, narrow_width); });
   }

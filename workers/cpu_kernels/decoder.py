@@ -13,13 +13,13 @@ import ctypes
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
 import torch
 
-from models.base import TokenStep
+from models.base import KVLayout, TokenStep
 from models.checkpoints.files import UnsupportedArchitectureError
 from models.transformers_lm.expert_layers import all_chosen, has_biases, matrix_named
 from shared.errors import BugError, WorkerError
@@ -38,7 +38,8 @@ from workers.kv_engine import kernel_models
 from workers.kv_engine.attention import paged
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.kernel_models import Inputs, LlamaLike, SplicedInputs, TextModel
-from workers.kv_engine.node import FULL, KVNode, fill, token_programs_of
+from workers.kv_engine.node import FULL, KVNode, fill, token_programs_of, towers_of
+from workers.kv_engine.programs.towers import shares_cells
 from workers.kv_engine.selfcheck import is_exact, masked_logits, text_for
 from workers.kv_engine.step import Step
 from workers.kv_engine.text_logits import Predictions, predictions
@@ -50,6 +51,7 @@ _ACTIVATIONS: Final = {"silu": 0, "gelu_pytorch_tanh": 1}
 _MIN_HEAD_DIM: Final = 32
 """No published model has smaller heads."""
 _MAX_HEAD_DIM: Final = 256
+_BYTES_OF_SCALE: Final = 4
 _MAX_HEADS_PER_KV_HEAD: Final = 32
 """The most heads that share one head of keys."""
 _MAX_EXPERTS: Final = 1024
@@ -57,20 +59,29 @@ _MAX_EXPERTS: Final = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantisation:
-    """The wanted number of bits of a model's weights.
+    """The wanted number of bits of a model's weights, and of its keys and values.
 
     Attributes:
-        bits: 4 or 8; None is as the checkpoint stores them.
+        bits: of weights, 4 or 8; None is as the checkpoint stores them.
         keeps_stored: keep numbers of few bits as the checkpoint stores them, rather than as floats.
         calibration: token ids of a text; squared errors of weights are weighted by the inputs that it causes.
         measured: token ids of another text, for which the predictions with floats and with few bits are
             compared.
+        rounds_cells: keys and values have eight bits.
     """
 
     bits: int | None = None
     keeps_stored: bool = True
     calibration: Sequence[int] = ()
     measured: Sequence[int] = ()
+    rounds_cells: bool = False
+
+    @property
+    def wanted(self) -> str:
+        """The key and the value in `model_kwargs` that nothing but the CPU kernels computes; or empty."""
+        if self.bits is not None:
+            return f"quantize is int{self.bits}"
+        return "kv_cache is int8" if self.rounds_cells else ""
 
 
 AS_STORED: Final = Quantisation()
@@ -82,13 +93,16 @@ def use_cpu_kernels(node: KVNode, *, threads: int, quantisation: Quantisation = 
     Call it before the node is checked. Weights are freed in transformers' model as they are packed.
 
     Raises:
-        UnsupportedArchitectureError: the weights shall be quantised, and the kernels cannot do it.
+        UnsupportedArchitectureError: weights, or keys and values, shall be quantised, and the kernels cannot
+            do it.
     """
     reason = _unsupported(node)
+    if quantisation.rounds_cells and any(map(shares_cells, towers_of(node).values())):
+        reason = reason or "a tower that reads the node's keys and values"
     kernels = None if reason else library.load()
-    if kernels is None and quantisation.bits is not None:
+    if kernels is None and quantisation.wanted:
         raise UnsupportedArchitectureError(
-            f"model_kwargs.quantize is int{quantisation.bits}, but the CPU kernels "
+            f"model_kwargs.{quantisation.wanted}, but the CPU kernels "
             + (
                 f"do not support {reason} of {node.architecture}"
                 if reason
@@ -107,18 +121,28 @@ def use_cpu_kernels(node: KVNode, *, threads: int, quantisation: Quantisation = 
     _LOGGER.info("%s is computed by the CPU kernels for %s, %s", node.name, kernels.variant, many)
     text = list(quantisation.measured)
     if len(text) < 2 or token_programs_of(node):  # these do not predict the next token of a text
-        return NativeDecoder(node, kernels, threads=threads, quantisation=quantisation)
-    with float_experts(experts_of(TextModel.of(node)), _left_in(node)):
-        floats = Predictions.of(node.reference(torch.tensor(text)), text)
+        text = []
+    floats = None
+    if text and quantisation.bits is not None:
+        with float_experts(experts_of(TextModel.of(node)), _left_in(node)):
+            floats = Predictions.of(node.reference(torch.tensor(text)), text)
     decoder = NativeDecoder(node, kernels, threads=threads, quantisation=quantisation)
-    few = predictions(decoder, text)
-    _LOGGER.info(
-        "%s: weights of int%d: perplexity %.4g on a text of %d tokens, with floats %.4g; the most likely "
-        "token is the same in %.1f %% of places",
-        *(node.name, quantisation.bits, few.perplexity, len(text), floats.perplexity),
-        100 * few.agreement(floats),
-    )
+    if text:
+        with decoder.exact_cells():
+            few = predictions(decoder, text)
+        if floats is not None:
+            _log_error(f"{node.name}: weights of int{quantisation.bits}", few, floats)
+        if quantisation.rounds_cells:
+            _log_error(f"{node.name}: keys and values of int8", predictions(decoder, text), few)
     return decoder
+
+
+def _log_error(what: str, few: Predictions, floats: Predictions) -> None:
+    _LOGGER.info(
+        "%s: perplexity %.4g on a text of %d tokens, with floats %.4g; the most likely token is the same in "
+        "%.1f %% of places",
+        *(what, few.perplexity, 1 + len(few.log_probs), floats.perplexity, 100 * few.agreement(floats)),
+    )
 
 
 def _unsupported(node: Any) -> str:
@@ -148,7 +172,10 @@ class NativeDecoder(LlamaLike):
     """A `workers.kv_engine.node.KVNode` with the same results as `node`, computed by the CPU kernels.
 
     Attributes:
-        rounds_inputs: some matrices have weights of few bits, and round their inputs.
+        rounds_inputs: some matrices have weights of few bits, and round their inputs, or keys and values are
+            rounded.
+        kv_dtype: of keys and values. Those of int8 have four more numbers a head: a float, which says what
+            one of the others stands for.
     """
 
     def __init__(
@@ -169,7 +196,7 @@ class NativeDecoder(LlamaLike):
         layers = LayerPacker(kernels, packer, model, forms)
         self._angle_sets: Final = layers.angles
         self._packed: Final = packer  # keeps the memory
-        self.rounds_inputs: Final = forms.has_few_bits
+        self.rounds_inputs: Final = forms.has_few_bits or quantisation.rounds_cells
         text = text_for(node)
         self._masked_reference: torch.Tensor | None = None
         self._layers: Final = (library.Layer * self.layout.layers)()
@@ -213,9 +240,27 @@ class NativeDecoder(LlamaLike):
         self._embedding_factor: Final = model.option("embedding_multiplier", 1.0)
         self._logit_divisor: Final = model.option("logits_scaling", 1.0)
         self._logit_cap: Final = model.option("final_logit_softcapping", 0.0)
+        self._keep_cells(rounded=quantisation.rounds_cells)
         if close_files := getattr(node, "close_files", None):
             close_files()
         _LOGGER.info("%s: weights packed into %.0f MB", node.name, packer.nbytes / 1e6)
+
+    def _keep_cells(self, *, rounded: bool) -> None:
+        """Choose the form of keys and values in all pools that are made from now on."""
+        layout: KVLayout = self._node.layout
+        self.layout = replace(layout, head_dim=layout.head_dim + _BYTES_OF_SCALE) if rounded else layout
+        self.kv_dtype = torch.int8 if rounded else self.dtype
+        self._model.cell_bits = 8 if rounded else 0
+
+    @contextmanager
+    def exact_cells(self) -> Iterator[None]:
+        """Let keys and values be floats: pools made within this context are used within it."""
+        was_rounded = bool(self._model.cell_bits)
+        self._keep_cells(rounded=False)
+        try:
+            yield
+        finally:
+            self._keep_cells(rounded=was_rounded)
 
     def __del__(self) -> None:
         if context := getattr(self, "_context", None):

@@ -90,7 +90,7 @@ class Model(Structure):
             (name, c_int32)
             for name in ("dtype", "layers", "hidden", "heads", "kv_heads", "dim", "intermediate")
         ),
-        *((name, c_int32) for name in ("activation", "norms_whole_heads")),
+        *((name, c_int32) for name in ("activation", "norms_whole_heads", "cell_bits")),
         *((name, c_float) for name in ("eps", "scaling", "softcap", "residual")),
         *(("layer", POINTER(Layer)), ("norm", c_void_p)),
     ]

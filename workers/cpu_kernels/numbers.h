@@ -10,9 +10,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__)
 #include <immintrin.h>
-#endif
 
 namespace dalsegno {
 
@@ -23,6 +21,7 @@ typedef float Floats __attribute__((vector_size(64)));
 typedef int32_t Ints __attribute__((vector_size(64)));
 typedef uint32_t Words __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
+typedef int8_t Bytes __attribute__((vector_size(16)));
 
 struct bfloat16 {
   uint16_t bits;
@@ -123,6 +122,34 @@ inline Floats exponential(Floats x) {
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
   return as<Floats>(as<Ints>(p) + (as<Ints>(sum) << 23));
+}
+
+// ---- rounding to eight bits ----
+
+// a * b + c, rounded once: the compiler is not asked, so that all variants have the same bits.
+inline Floats multiply_add(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+  __m256 of[3][2];
+  std::memcpy(of[0], &a, sizeof a), std::memcpy(of[1], &b, sizeof b), std::memcpy(of[2], &c, sizeof c);
+  for (int half = 0; half < 2; ++half) of[0][half] = _mm256_fmadd_ps(of[0][half], of[1][half], of[2][half]);
+  return load_raw<Floats>(of[0]);
+#endif
+}
+
+inline Ints rounded_product(Floats a, Floats b) {  // |a b| < 2^22; ties to even
+  const Floats shift = splat(12582912.0f);
+  return as<Ints>(multiply_add(a, b, shift)) - as<Ints>(shift);
+}
+
+constexpr int32_t INFINITE = 0x7F800000;  // the bits of infinity: larger ones are NaN
+constexpr float LEAST = 1e-30f;           // smaller ones count as zero
+
+// The bits of the largest magnitude: those of positive floats have the order of integers.
+inline int32_t most_bits(Floats a, Floats b) {
+  const auto larger = [](auto p, auto q) { return p > q ? p : q; };
+  return reduced(larger(as<Ints>(a) & INT32_MAX, as<Ints>(b) & INT32_MAX), larger);
 }
 
 }  // namespace dalsegno

@@ -236,7 +236,7 @@ class LlamaLike:
         self.kernels: Final = kernels
         self.name: Final[str] = node.name
         self.architecture: Final[str] = node.architecture
-        self.layout: Final[KVLayout] = node.layout
+        self.layout: KVLayout = node.layout
         self.max_positions: Final[int] = node.max_positions
         self.vocab_size: Final[int] = node.vocab_size
         self.parameters: Final[int] = node.parameters

@@ -26,7 +26,7 @@ from shared.tensors import Handle
 from workers.data_plane.arrays import borrowed, dtype_name, stream_of, to_tensor
 from workers.data_plane.port import Array, Bytes, DeviceArray
 from workers.kv_engine.attention.pool import PagedPool
-from workers.kv_engine.node import Backbone
+from workers.kv_engine.node import Backbone, kv_dtype_of
 from workers.kv_engine.outputs import as_dalsegno_error
 from workers.kv_engine.parallel.connection import GroupLostError
 from workers.kv_engine.parallel.lockstep import Followers
@@ -68,7 +68,7 @@ class KVTransfer:
         others = () if followers is None else followers.connections
         self._shared = SharedCells(pool, node.layout, others) if others else None
         self._layout: Final = whole_layout(node.layout, 1 + len(others))
-        self._dtype: Final = node.dtype
+        self._dtype: Final = kv_dtype_of(node)
         self._device: Final = node.device
         self._pool = pool
         self._block_size = block_size
@@ -169,7 +169,7 @@ def check_kv(array: Array | DeviceArray, layout: KVLayout, dtype: torch.dtype, l
         raise KVMismatchError(
             f"imported keys and values are {array.dtype}{list(array.shape)}: expected "
             f"{dtype_name(dtype)}[{', '.join(expected)}]; all ranks of a node "
-            "need the same checkpoint and the same model_kwargs.dtype"
+            "need the same checkpoint, model_kwargs.dtype and kv_cache"
         )
     if tokens > longest:
         raise KVMismatchError(

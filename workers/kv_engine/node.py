@@ -227,6 +227,12 @@ def position_dtype_of(node: Backbone) -> torch.dtype:
     return torch.float32 if getattr(node, "fractional_positions", False) else torch.int32
 
 
+def kv_dtype_of(node: Backbone) -> torch.dtype:
+    """Return the type of a node's keys and values: its own, unless it rounds them."""
+    dtype: torch.dtype = getattr(node, "kv_dtype", node.dtype)
+    return dtype
+
+
 def rotary_change_of(node: Backbone) -> int | None:
     """Return the length of the longest sequence with short rotary factors, in tokens.
 
@@ -296,7 +302,7 @@ def adapted_modules_of(node: Backbone) -> "AdaptedModules | None":
 
 
 def rounds_inputs_of(node: Backbone) -> bool:
-    """Return whether a node's matrices have few bits, and round what they are multiplied with."""
+    """Return whether a node rounds what its matrices are multiplied with, or keys and values, to few bits."""
     rounds: bool = getattr(node, "rounds_inputs", False)
     return rounds
 

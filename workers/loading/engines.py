@@ -324,7 +324,9 @@ def _kv_pool_size(
 
 def _kv_bytes(node: "KVNode") -> int:
     """Return the bytes of one token's keys and values."""
-    return node.layout.numbers * node.dtype.itemsize
+    from workers.kv_engine.node import kv_dtype_of  # noqa: PLC0415 - imports transformers
+
+    return node.layout.numbers * kv_dtype_of(node).itemsize
 
 
 def _state_slots(settings: EngineSettings, device: torch.device) -> int:

@@ -145,10 +145,10 @@ def with_kernels(
         fill(node)
         return node
     if share.device.type == "cuda":
-        if settings.quantises:
+        if wanted := settings.of_cpu_kernels:
             raise ConfigError(
-                f"model_kwargs.quantize is {settings.quantize}, but the model is on a GPU, whose kernels "
-                "multiply floats: leave it out"
+                f"model_kwargs.{wanted[0]} is {wanted[1]}, but the model is on a GPU, whose kernels compute "
+                "with floats: leave it out"
             )
         from workers.kv_engine.gpu.fusion import use_gpu_kernels  # noqa: PLC0415 - needs CUDA
 

@@ -42,8 +42,8 @@ def quantisation_of(config: DeploymentConfig | None, settings: EngineSettings) -
     Raises:
         ConfigError: the calibration text cannot be read.
     """
-    bits = _BITS.get(settings.quantize)
-    if bits is None or config is None:
+    bits, rounds_cells = _BITS.get(settings.quantize), settings.kv_cache == "int8"
+    if config is None or (bits is None and not rounds_cells):
         return Quantisation(keeps_stored=settings.quantize != "none")
     calibration: list[int] = []
     if settings.calibration_text is not None:
@@ -54,7 +54,11 @@ def quantisation_of(config: DeploymentConfig | None, settings: EngineSettings) -
                 "checkpoint's tokenizer: expected some hundred words, and a checkpoint with a tokenizer"
             )
     return Quantisation(
-        bits=bits, calibration=calibration, measured=_ids(config, _MEASURED_TEXT, _MOST_MEASURED_TOKENS)
+        bits=bits,
+        keeps_stored=settings.quantize != "none",
+        calibration=calibration,
+        measured=_ids(config, _MEASURED_TEXT, _MOST_MEASURED_TOKENS),
+        rounds_cells=rounds_cells,
     )
 
 

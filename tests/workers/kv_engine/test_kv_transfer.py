@@ -35,7 +35,7 @@ class Slots:
     def allocate(self, key: str, dtype: str, shape: tuple[int, ...], *, scope: str) -> tuple[Handle, Bytes]:
         if self.error is not None:
             raise self.error
-        data = np.full(int(np.prod(shape)) * torch.finfo(getattr(torch, dtype)).bits // 8, 0xFF, np.uint8)
+        data = np.full(int(np.prod(shape)) * getattr(torch, dtype).itemsize, 0xFF, np.uint8)
         self.arrays[key] = Array(dtype=dtype, shape=shape, data=data)
         self.scopes[key] = scope
         return Handle(key=key, dtype=dtype, shape=shape), data

@@ -10,11 +10,13 @@ import torch
 
 from configs.checks import resolve
 from configs.deployment import ConfigError, NodeGroup
+from dalsegno.check import command as check_command
 from models.checkpoints.files import UnsupportedArchitectureError
 from tests.tiny import tiny_checkpoint
 from workers import settings
 from workers.cpu_kernels import library
 from workers.cpu_kernels.decoder import NativeDecoder
+from workers.kv_engine.node import kv_dtype_of
 from workers.loading.device_share import DeviceShare
 from workers.loading.engines import make_kv_engines
 from workers.loading.node_loading import with_kernels
@@ -65,18 +67,34 @@ def test_a_text_that_cannot_calibrate_is_refused(tmp_path: Path, content: bytes)
         node(quantize="int4", calibration_text=str(tmp_path / "text.txt"))
 
 
-def test_on_a_gpu_nothing_is_quantised() -> None:
+@needs_kernels
+def test_keys_and_values_of_eight_bits_are_half_as_large(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        engines = [
+            make_kv_engines(resolve("demo"), settings.parse(kwargs), 0, lambda *_: None)["llm"]
+            for kwargs in ({"kv_cache": "int8", "dtype": "bfloat16"}, {"dtype": "bfloat16"})
+        ]
+
+    rounded, plain = (engine.node.layout.numbers * kv_dtype_of(engine.node).itemsize for engine in engines)
+    assert rounded / plain == pytest.approx((1 + 4 / engines[1].node.layout.head_dim) / 2)
+    assert caplog.text.count("keys and values of int8: perplexity") == 1
+    told = msgspec.structs.replace(resolve("demo"), model_kwargs={"kv_cache": "int8"})
+    assert check_command._kv_bytes(told) == rounded
+
+
+@pytest.mark.parametrize("key", ["quantize", "kv_cache"])
+def test_on_a_gpu_nothing_is_quantised(key: str) -> None:
     share = DeviceShare(device=torch.device("cuda"), other_ranks=(), kv_pools=1)
 
-    with pytest.raises(ConfigError, match="quantize is int8, but the model is on a GPU"):
-        with_kernels(object(), settings.parse({"quantize": "int8"}), share)  # type: ignore[arg-type] # not reached
+    with pytest.raises(ConfigError, match=f"{key} is int8, but the model is on a GPU"):
+        with_kernels(object(), settings.parse({key: "int8"}), share)  # type: ignore[arg-type] # not reached
 
 
 @pytest.mark.parametrize(
     ("model", "told", "reason"),
     [
         ("demo-draw", {}, "has no node with layers of a language model"),
-        ("demo", {"adapters_at_runtime": True}, "takes adapters, which change floats"),
+        ("demo", {"adapters_at_runtime": True}, "takes adapters, which torch computes"),
         (
             "demo",
             {"node_groups": [NodeGroup(node_names=["prepare", "llm"], ranks=[0, 1], tp_size=2)]},
@@ -95,7 +113,11 @@ def test_models_whose_weights_cannot_be_quantised_are_refused_before_anything_is
 
 
 def test_what_the_kernels_do_not_compute_is_refused() -> None:
-    with pytest.raises(
-        UnsupportedArchitectureError, match="quantize is int4, but the CPU kernels do not support"
+    for kwargs, what in (
+        ({"quantize": "int4"}, "quantize is int4"),
+        ({"kv_cache": "int8"}, "kv_cache is int8"),
     ):
-        node(str(tiny_checkpoint("gemma3")), quantize="int4")
+        with pytest.raises(
+            UnsupportedArchitectureError, match=f"{what}, but the CPU kernels do not support heads of 16"
+        ):
+            node(str(tiny_checkpoint("gemma3")), **kwargs)

@@ -18,7 +18,7 @@ from models.base import KVLayout
 from workers.kv_engine.attention.kernels import AttentionKernel, kernel_for
 from workers.kv_engine.attention.states import StatePool
 from workers.kv_engine.cache.prefault import PagePrefault
-from workers.kv_engine.node import KVNode
+from workers.kv_engine.node import KVNode, kv_dtype_of
 from workers.machine import memory
 
 
@@ -72,9 +72,8 @@ class PagedPool:
         cls, node: KVNode, *, slots: int, kernel: AttentionKernel | None = None, states: int = 0
     ) -> "PagedPool":
         """Return a pool with the shape, dtype and device that the node's layers need."""
-        return cls(
-            node.layout, slots=slots, device=node.device, dtype=node.dtype, kernel=kernel, states=states
-        )
+        dtype = kv_dtype_of(node)
+        return cls(node.layout, slots=slots, device=node.device, dtype=dtype, kernel=kernel, states=states)
 
     def by_layer(self) -> Iterator[torch.Tensor]:
         """Yield what is stored layer by layer: keys, and values unless the layer is latent."""
