@@ -1,5 +1,6 @@
 """The peer for Dal Segno's engine in process: computation of tokens only, no HTTP, no log, no text."""
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,20 +8,37 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-from benchmarks.peers.protocol import Answer, Ready, bits_of_weights, drive
+from benchmarks.peers.protocol import Answer, Ready, asked_weights, drive
+from benchmarks.peers.to_gguf import BITS, path_of
 from configs.checks import resolve
+from configs.deployment import DeploymentConfig
+from dalsegno.config.gguf_files import converted
 from workers import settings
 from workers.kv_engine.outputs import TokenOutput
 from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.loading.engines import make_kv_engines
 
-DTYPE: Final = "bfloat16"
+DTYPE: Final = "bfloat16"  # the stored type; a CPU's default is float32
+
+
+def settings_for(checkpoint: Path, weights: str) -> tuple[Path, dict[str, str]]:
+    """The model to serve with weights of the asked form, and its `model_kwargs`."""
+    if weights not in BITS:
+        return path_of(checkpoint, weights), {"dtype": DTYPE}
+    return checkpoint, {"dtype": DTYPE} | ({"quantize": f"int{weights}"} if weights != "16" else {})
+
+
+def resolved(model: Path) -> DeploymentConfig:
+    """The configuration of a model; a GGUF file is converted beside it."""
+    if model.suffix == ".gguf":
+        model = converted(model, model.parent, lambda said: print(said, file=sys.stderr))
+    return resolve(str(model))
 
 
 @contextmanager
 def _loaded(checkpoint: Path) -> Iterator[Ready]:
-    config, bits = resolve(str(checkpoint)), bits_of_weights()
-    how = {"dtype": DTYPE} | ({"quantize": f"int{bits}"} if bits != 16 else {})
+    model, how = settings_for(checkpoint, asked_weights())
+    config = resolved(model)
     [engine] = make_kv_engines(config, settings.parse(config.model_kwargs | how), 0, lambda *_: None).values()
     keys = count()
 

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import llama_cpp
 import numpy as np
 
-from benchmarks.peers.protocol import Answer, Ready, bits_of_weights, drive
+from benchmarks.peers.protocol import Answer, Ready, asked_weights, drive
 from benchmarks.peers.to_gguf import path_of
 
 _ROWS = 32
@@ -34,7 +35,9 @@ class _Row:
     answer: Answer = field(default_factory=Answer)
 
 
-class _Model:
+class Model:
+    """A file that llama.cpp has loaded."""
+
     def __init__(self, path: Path) -> None:
         llama_cpp.llama_backend_init()
         self._model = llama_cpp.llama_model_load_from_file(
@@ -54,6 +57,22 @@ class _Model:
         self._vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
         self._batch = llama_cpp.llama_batch_init(_BATCH, 0, 1)
 
+    def logits(self, ids: list[int]) -> Any:
+        """Return the logits of a text, (T, vocabulary) float32, whose tokens are computed in one batch."""
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
+        self._batch.n_tokens = 0
+        row = _Row(0, ids)
+        for token in ids:
+            self._add(token, row, sampled=True)
+        if status := llama_cpp.llama_decode(self._context, self._batch):
+            raise RuntimeError(f"expected llama_decode to return 0, found {status}")
+        return np.stack([self._scores(at).copy() for at in range(len(ids))])
+
+    def _scores(self, at: int) -> Any:
+        """The logits at a place of the last batch; they are valid until the next one."""
+        logits = llama_cpp.llama_get_logits_ith(self._context, at)
+        return np.ctypeslib.as_array(ctypes.cast(logits, ctypes.POINTER(ctypes.c_float)), (self._vocabulary,))
+
     def ask(self, prompts: list[list[int]], max_tokens: int) -> list[Answer]:
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
         begun_s = time.perf_counter()
@@ -63,11 +82,7 @@ class _Model:
             if status := llama_cpp.llama_decode(self._context, self._batch):
                 raise RuntimeError(f"expected llama_decode to return 0, found {status}")
             for at, row in sampled:
-                logits = llama_cpp.llama_get_logits_ith(self._context, at)
-                scores = np.ctypeslib.as_array(
-                    ctypes.cast(logits, ctypes.POINTER(ctypes.c_float)), (self._vocabulary,)
-                )
-                row.answer.ids.append(int(scores.argmax()))
+                row.answer.ids.append(int(self._scores(at).argmax()))
             now_s = time.perf_counter() - begun_s
             for _, row in sampled:
                 row.answer.arrivals.append(now_s)
@@ -100,8 +115,8 @@ class _Model:
 
 @contextmanager
 def _loaded(checkpoint: Path) -> Iterator[Ready]:
-    path = path_of(checkpoint, bits_of_weights())
-    model = _Model(path)
+    path = path_of(checkpoint, asked_weights())
+    model = Model(path)
     said = llama_cpp.llama_print_system_info().decode()
     command = f"llama_decode of {path.name}, n_batch {_BATCH}, n_ubatch {_MICRO_BATCH}; {said}"
     yield Ready(model.ask, command, ("llama-cpp-python",))

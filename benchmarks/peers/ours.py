@@ -6,26 +6,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final
 
-from benchmarks.peers.protocol import Ready, bits_of_weights, drive
+from benchmarks.peers.engine_alone import settings_for
+from benchmarks.peers.protocol import Ready, asked_weights, drive
 from benchmarks.peers.streams import complete
 from tests.e2e.deploy import serve
-
-_HOW: Final = ("--set", "model_kwargs.dtype=bfloat16")  # the stored type; a CPU's default is float32
 
 
 @contextmanager
 def _served(checkpoint: Path) -> Iterator[Ready]:
-    bits = bits_of_weights()
-    how = _HOW if bits == 16 else (*_HOW, "--quantize", f"int{bits}")
+    model, kwargs = settings_for(checkpoint, asked_weights())
+    how = [part for key, value in kwargs.items() for part in ("--set", f"model_kwargs.{key}={value}")]
     with (
         tempfile.TemporaryDirectory(prefix="dalsegno-bench-") as folder,
-        serve(Path(folder), *how, model=str(checkpoint)) as running,
+        serve(Path(folder), *how, model=str(model)) as running,
     ):
         yield Ready(
-            partial(complete, running.url, checkpoint.name),
-            f"dalsegno serve {checkpoint} {' '.join(how)}",
+            partial(complete, running.url, model.stem),
+            f"dalsegno serve {model} {' '.join(how)}",
             ("dalsegno", "torch", "transformers"),
         )
         print(running.log(), file=sys.stderr)

@@ -61,9 +61,12 @@ class Ready:
     packages: tuple[str, ...] = field(default=())
 
 
-def bits_of_weights() -> int:
-    """The bits of a weight that the runner asks for: 16, 8 or 4; the second argument of a script."""
-    return int(sys.argv[2]) if len(sys.argv) > 2 else 16
+def asked_weights() -> str:
+    """The form of weights that the runner asks for, the second argument of a script.
+
+    It is the bits of a weight (16, 8 or 4), or the kind of a GGUF file that all participants read.
+    """
+    return sys.argv[2] if len(sys.argv) > 2 else "16"
 
 
 def drive(load: Callable[[Path], AbstractContextManager[Ready]]) -> None:

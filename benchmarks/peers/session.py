@@ -31,13 +31,24 @@ from benchmarks.peers.environments import (
 from benchmarks.peers.figures import ALONE, OURS, Measured, Wave, report
 from benchmarks.peers.peer import ROOT, Peer, PeerFailedError
 from benchmarks.peers.protocol import Answer
+from benchmarks.peers.to_gguf import BITS, KINDS
 from benchmarks.report import show
 
 PROMPT: Final = 128
 _WARM_PROMPT: Final = 16
 _WARM_TOKENS: Final = 4
 _REST_S: Final = 2.0
-_BITS_OF_WEIGHTS: Final = {16: 16.0, 8: 8.5, 4: 4.5}
+_READ_BITS: Final = {
+    "16": 16.0,
+    "8": 8.5,
+    "4": 4.5,
+    "q8_0": 8.5,
+    "q6_k": 6.56,
+    "q5_k_m": 5.7,
+    "q4_k_m": 4.85,
+    "q4_0": 4.5,
+    "iq4_nl": 4.5,
+}
 """The bits that are read for a weight, with its share of a scale."""
 _LEAST_REQUESTS: Final = 3
 """Repetitions of a single request in a turn, because one alone is a poor measure of the first token."""
@@ -171,12 +182,15 @@ def main(arguments: Sequence[str]) -> None:
         default=checkpoint.QWEN3_0_6B.name,
         help="the model, with random weights; of the larger one 4 layers; default: %(default)s",
     )
-    parser.add_argument(
+    weights = parser.add_mutually_exclusive_group()
+    weights.add_argument(
         "--bits",
-        type=int,
-        choices=_BITS_OF_WEIGHTS,
-        default=16,
+        choices=BITS,
+        default="16",
         help="of a weight: 8 is our int8 and llama.cpp's Q8_0, 4 our int4 and its Q4_0; default: %(default)s",
+    )
+    weights.add_argument(
+        "--file", choices=KINDS, help="a GGUF file of this kind, made by llama.cpp, is read by us as well"
     )
     parser.add_argument(
         "--clients", type=int, nargs="+", default=[1, 8, 32], help="concurrent requests; default: %(default)s"
@@ -187,13 +201,15 @@ def main(arguments: Sequence[str]) -> None:
         "--cache", type=Path, default=home, help="folder of environments and models; default: %(default)s"
     )
     given = parser.parse_args(arguments)
-    able = [name for name, entrant in ENTRANTS.items() if entrant.least_bits <= given.bits]
+    form = given.file or given.bits
+    able = [name for name, entrant in ENTRANTS.items() if entrant.least_bits <= _READ_BITS[form]]
     names = given.peers.split(",") if given.peers is not None else able
     if unknown := sorted(set(names) - set(ENTRANTS)):
         parser.error(f"unknown {unknown}: expected some of {', '.join(ENTRANTS)}")
     if unable := sorted(set(names) - set(able)):
         parser.error(
-            f"{unable} cannot be measured with weights of {given.bits} bits: expected some of {able}"
+            f"{unable} cannot be measured with weights of {_READ_BITS[form]:.3g} bits: expected some of "
+            f"{able}"
         )
     if given.tokens < 2:
         parser.error(
@@ -202,7 +218,7 @@ def main(arguments: Sequence[str]) -> None:
 
     print(described())
     shape = checkpoint.SHAPES[given.shape]
-    session = _installed(names, given.cache, shape, given.bits)
+    session = _installed(names, given.cache, shape, form)
     with _started(session, sorted({1, max(given.clients)})):
         ready = dict(session.peers)
         waves, speeds = measure(
@@ -226,33 +242,35 @@ def main(arguments: Sequence[str]) -> None:
     if not found:
         print("no peer answered: nothing to compare")
         return
-    show(report(found, speeds, int(shape.bytes_per_step / 16 * _BITS_OF_WEIGHTS[given.bits])))
+    show(report(found, speeds, int(shape.bytes_per_step / 16 * _READ_BITS[form])))
     print("commands and calls")
     for name in found:
         versions = ", ".join(f"{package} {version}" for package, version in ready[name].versions.items())
         print(f"  {name}: {versions}\n    {ready[name].how}")
 
 
-def _installed(names: Sequence[str], cache: Path, shape: checkpoint.Shape, bits: int) -> Session:
+def _installed(names: Sequence[str], cache: Path, shape: checkpoint.Shape, weights: str) -> Session:
     folder = checkpoint.write(cache / shape.name, shape)
     session = Session({}, {}, shape)
+    if weights in KINDS:
+        _prepare(LLAMA_CPP.make(cache), "benchmarks.peers.to_gguf", folder, weights)
     for name in names:
         entrant = ENTRANTS[name]
         try:
             python = entrant.environment.make(cache) if entrant.environment else Path(sys.executable)
-            if entrant.prepares is not None:
-                _prepare(python, entrant.prepares, folder, bits)
+            if entrant.prepares is not None and weights not in KINDS:
+                _prepare(python, entrant.prepares, folder, weights)
         except (EnvironmentFailedError, PeerFailedError) as error:
             session.failures[name] = str(error)
             continue
         said = cache / "logs" / f"{name.replace(' ', '-')}.txt"
-        session.peers[name] = Peer(name, (str(python), "-m", entrant.script, str(folder), str(bits)), said)
+        session.peers[name] = Peer(name, (str(python), "-m", entrant.script, str(folder), weights), said)
     return session
 
 
-def _prepare(python: Path, module: str, folder: Path, bits: int) -> None:
+def _prepare(python: Path, module: str, folder: Path, weights: str) -> None:
     done = subprocess.run(
-        (str(python), "-m", module, str(folder), str(bits)),
+        (str(python), "-m", module, str(folder), weights),
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -1,7 +1,7 @@
-"""Conversion of a Qwen3, gpt-oss or Gemma 3 checkpoint for llama.cpp: GGUF, without a tokenizer.
+"""Conversion of a Qwen3, gpt-oss or Gemma 3 checkpoint for llama.cpp: GGUF.
 
 Weights are copied bit by bit, as bfloat16 or MXFP4. Norms and biases become float32, as in llama.cpp's own
-converter. For fewer bits llama.cpp then quantises the file: Q8_0, or Q4_0 with a head of Q6_K.
+converter. For fewer bits llama.cpp then quantises the file.
 """
 
 import ctypes
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, RopeScalingType
+from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, RopeScalingType, TokenType
 
-from benchmarks.peers.protocol import bits_of_weights
+from benchmarks.peers.protocol import asked_weights
 
 _EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.\d+\.(gate|up|down)_proj\.weight")
 _MXFP4 = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_blocks|_scales|_bias)")
@@ -57,13 +57,26 @@ _EMBEDDINGS = "model.embed_tokens.weight"
 _ENDS = {_EMBEDDINGS: "token_embd.weight", "model.norm.weight": "output_norm.weight"}
 
 
-_QUANTISED = {8: LlamaFileType.MOSTLY_Q8_0, 4: LlamaFileType.MOSTLY_Q4_0}
-"""The types of files, by the bits of a weight."""
+BITS = ("16", "8", "4")
+"""The forms of weights in which each participant reads files of its own."""
+KINDS = {
+    "q8_0": LlamaFileType.MOSTLY_Q8_0,
+    "q6_k": LlamaFileType.MOSTLY_Q6_K,
+    "q5_k_m": LlamaFileType.MOSTLY_Q5_K_M,
+    "q4_k_m": LlamaFileType.MOSTLY_Q4_K_M,
+    "q4_0": LlamaFileType.MOSTLY_Q4_0,
+    "iq4_nl": LlamaFileType.MOSTLY_IQ4_NL,
+}
+"""The kinds of files that all participants may read."""
+_OF_BITS = {"8": "q8_0", "4": "q4_0"}
 
 
-def path_of(checkpoint: Path, bits: int = 16) -> Path:
+def path_of(checkpoint: Path, weights: str = "16") -> Path:
     """The path of the file, next to the checkpoint."""
-    return checkpoint.with_name(f"{checkpoint.name}.gguf" if bits == 16 else f"{checkpoint.name}-{bits}.gguf")
+    kind = _OF_BITS.get(weights, weights)
+    return checkpoint.with_name(
+        f"{checkpoint.name}.gguf" if kind == "16" else f"{checkpoint.name}-{kind}.gguf"
+    )
 
 
 def convert(checkpoint: Path) -> None:
@@ -101,7 +114,7 @@ def convert(checkpoint: Path) -> None:
         writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
     if config["sliding_window"]:
         writer.add_sliding_window(config["sliding_window"])
-    writer.add_tokenizer_model("none")
+    _add_tokenizer(writer, checkpoint)
     writer.add_file_type(LlamaFileType.MOSTLY_BF16)
     names = _NAMES | _OTHER_NAMES.get(config["model_type"], {})
     merged: dict[str, list[Any]] = {}
@@ -150,15 +163,31 @@ def _add_bfloat16(writer: GGUFWriter, name: str, values: Any) -> None:
     writer.add_tensor(name, raw, raw_dtype=GGMLQuantizationType.BF16)
 
 
-def quantise(checkpoint: Path, bits: int) -> None:
-    """Let llama.cpp write the file with weights of 8 or 4 bits, unless it is newer."""
+def _add_tokenizer(writer: GGUFWriter, checkpoint: Path) -> None:
+    """Add the vocabulary of bytes, as llama.cpp's converter does."""
+    told = json.loads((checkpoint / "tokenizer.json").read_text())
+    settings = json.loads((checkpoint / "tokenizer_config.json").read_text())
+    special = {one["content"]: one["id"] for one in told["added_tokens"]}
+    ids = told["model"]["vocab"] | special
+    tokens = sorted(ids, key=ids.__getitem__)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([TokenType.CONTROL if token in special else TokenType.NORMAL for token in tokens])
+    writer.add_token_merges([" ".join(merge) for merge in told["model"]["merges"]])
+    writer.add_eos_token_id(special[settings["eos_token"]])
+    writer.add_chat_template(settings["chat_template"])
+
+
+def quantise(checkpoint: Path, weights: str) -> None:
+    """Let llama.cpp write the file with weights of this form, unless it is newer."""
     import llama_cpp  # noqa: PLC0415 - not needed, and slow to import, for 16 bits
 
-    source, path = path_of(checkpoint), path_of(checkpoint, bits)
+    source, path = path_of(checkpoint), path_of(checkpoint, weights)
     if path.exists() and path.stat().st_mtime > source.stat().st_mtime:
         return
     params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype = int(_QUANTISED[bits])
+    params.ftype = int(KINDS[_OF_BITS.get(weights, weights)])
     draft = path.with_name(f"{path.name}.part")
     if status := llama_cpp.llama_model_quantize(
         str(source).encode(), str(draft).encode(), ctypes.byref(params)
@@ -189,5 +218,5 @@ def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
 
 if __name__ == "__main__":
     convert(Path(sys.argv[1]))
-    if (bits := bits_of_weights()) != 16:
-        quantise(Path(sys.argv[1]), bits)
+    if asked_weights() != "16":
+        quantise(Path(sys.argv[1]), asked_weights())

@@ -1,4 +1,4 @@
-"""`dalsegno serve --quantize --kv-cache`: an answer of the rounded model, its error in the log, and a refusal."""
+"""`dalsegno serve --quantize --kv-cache`: an answer of what is rounded, its error in the log, a refusal."""
 
 from pathlib import Path
 

