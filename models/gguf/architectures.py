@@ -7,6 +7,8 @@ llama.cpp's `convert_hf_to_gguf.py`, whose changes are reversed here.
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import product
+from math import inf
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -75,7 +77,7 @@ class _Architecture:
         has_experts: its layers have experts.
         merges_experts: its experts are merged as those of gpt-oss.
         norm_offset: what was added to the weights of norms.
-        turns_partly: angles may be those of a part of a head.
+        is_phi: angles may be those of a part of a head, with factors of their own for long texts.
         config: what is special in its config.
     """
 
@@ -86,7 +88,7 @@ class _Architecture:
     has_experts: bool = False
     merges_experts: bool = False
     norm_offset: float = 0.0
-    turns_partly: bool = False
+    is_phi: bool = False
     config: "Callable[[_Keys, Mapping[str, Any]], dict[str, Any]]" = lambda *_: {}
 
 
@@ -121,8 +123,9 @@ def _of_gemma2(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
         **_GELU,
         "query_pre_attn_scalar": scale if keys.number("block_count") == layers else config["head_dim"],
         "sliding_window": keys.number("attention.sliding_window"),
-        "attn_logit_softcapping": keys.get("attn_logit_softcapping"),
-        "final_logit_softcapping": keys.get("final_logit_softcapping"),
+        # Old files lack them, and mean those of the published models, as in llama.cpp.
+        "attn_logit_softcapping": keys.get("attn_logit_softcapping") or 50.0,
+        "final_logit_softcapping": keys.get("final_logit_softcapping") or 30.0,
     }
 
 
@@ -238,7 +241,7 @@ _ARCHITECTURES: Final[Mapping[str, _Architecture]] = MappingProxyType(
             model_class="Phi3ForCausalLM",
             model_type="phi3",
             modules={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
-            turns_partly=True,
+            is_phi=True,
             config=_of_phi3,
         ),
         "qwen2": _Architecture(model_class="Qwen2ForCausalLM", model_type="qwen2"),
@@ -337,6 +340,8 @@ def model_of(
         if found.names:
             places[tensor] = found
     _check(shapes, config)
+    if architecture.has_experts:
+        _check_experts(shapes, config["num_hidden_layers"], experts, config["num_experts_per_tok"])
     return Model(config, places, _merged(shapes, config) if architecture.merges_experts else {})
 
 
@@ -374,11 +379,18 @@ def _config(
     }
     for side, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         config[f"{side}_token_id"] = keys.metadata.get(f"tokenizer.ggml.{key}_token_id")
-    if not architecture.turns_partly and (keys.get("rope.dimension_count") or head_dim) != head_dim:
+    turned = keys.number("rope.dimension_count") if keys.get("rope.dimension_count") is not None else head_dim
+    is_known = not turned % 2 and turned <= head_dim and int(head_dim * (turned / head_dim)) == turned
+    if turned != head_dim and not (architecture.is_phi and is_known):
         raise UnsupportedArchitectureError(
-            f"{keys.get('rope.dimension_count')} of {head_dim} dimensions are rotated, which is not served "
-            "from a GGUF file"
+            f"{turned} of {head_dim} dimensions are rotated, which is not served from a GGUF file of "
+            f"{keys.name}"
         )
+    if not isinstance(config["rope_theta"], int | float) or not config["rope_theta"] > 0:
+        raise CheckpointError(
+            f"expected a positive number in {keys.name}.rope.freq_base, found {config['rope_theta']!r:.80}"
+        )
+    _check_factors(factors, architecture, keys, turned // 2)
     if not isinstance(config["rms_norm_eps"], float):
         raise CheckpointError(
             f"expected a number in {keys.name}.attention.layer_norm_rms_epsilon, found none"
@@ -389,6 +401,27 @@ def _config(
     if "intermediate_size" not in config:
         config["intermediate_size"] = keys.number("feed_forward_length")
     return config
+
+
+def _check_factors(
+    factors: Mapping[str, list[float]], architecture: _Architecture, keys: _Keys, count: int
+) -> None:
+    """Raise a CheckpointError unless the divisors are those of the model's frequencies."""
+    by_length = {SHORT_FACTORS, LONG_FACTORS} & factors.keys()
+    expected = f"{SHORT_FACTORS} and {LONG_FACTORS}, or neither" if architecture.is_phi else "neither of them"
+    if len(by_length) == 1 or (by_length and not architecture.is_phi):
+        raise CheckpointError(f"found {' and '.join(sorted(by_length))}, expected {expected} in {keys.name}")
+    if factors and keys.get("rope.scaling.type") not in (None, "none", "longrope"):
+        raise UnsupportedArchitectureError(
+            f"{' and '.join(sorted(factors))} beside {keys.name}.rope.scaling.type "
+            f"{keys.get('rope.scaling.type')!r:.80}: expected one scaling of positions"
+        )
+    for name, divisors in factors.items():
+        if len(divisors) != count or not all(0 < one < inf for one in divisors):
+            raise CheckpointError(
+                f"{name} has {len(divisors)} numbers, or some that are not positive: expected {count} "
+                "divisors of frequencies; download the file again"
+            )
 
 
 def _scaling(keys: _Keys, length: int, factors: Mapping[str, list[float]]) -> dict[str, Any] | None:
@@ -464,6 +497,17 @@ def _merged(shapes: Iterable[str], config: Mapping[str, Any]) -> dict[str, tuple
                     )
                 found[f"model.layers.{layer}.mlp.experts.{name}{written}"] = tensors
     return found
+
+
+def _check_experts(shapes: Mapping[str, tuple[int, ...]], layers: int, experts: int, chosen: int) -> None:
+    """Raise a CheckpointError unless the experts of all layers are there."""
+    if chosen > experts:
+        raise CheckpointError(f"expected at most {experts} experts for a token, found {chosen}")
+    for layer, part in product(range(layers), ("gate", "up", "down")):
+        name = f"blk.{layer}.ffn_{part}_exps.weight"
+        found = shapes.get(name, ("none",))[0]
+        if found != experts:
+            raise CheckpointError(f"{name} has {found} experts, expected {experts}; download the file again")
 
 
 def _check(shapes: Iterable[str], config: Mapping[str, Any]) -> None:

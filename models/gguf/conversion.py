@@ -246,23 +246,18 @@ def _weights(tensor: Any, place: Place, *, has_groups: bool) -> Iterator[tuple[s
         if has_groups and is_quantised and name != _EMBEDDINGS and not name.endswith(_ROUTERS)
     ]
     if as_groups:
-        matrices = _matrices(tensor, len(place.names))
+        matrices = _matrices(tensor)
         for name, matrix in zip(as_groups, matrices, strict=True):
             yield from grouped_files.tensors_of(name, _with_rows(grouped(matrix), place.heads)).items()
     if names := [name for name in place.names if name not in as_groups]:
         yield from _float_weights(tensor, place, names)
 
 
-def _matrices(tensor: Any, count: int) -> Iterator[Any]:
-    """The matrices of a tensor: one, or one of each expert.
-
-    Raises:
-        CheckpointError: there are not `count`.
-    """
+def _matrices(tensor: Any) -> Iterator[Any]:
+    """The matrices of a tensor: one, or one of each expert."""
     if tensor.data.ndim == 2:
         yield tensor
         return
-    _check_experts(tensor, len(tensor.data), count)
     for data in tensor.data:
         yield tensor._replace(data=data, shape=tensor.shape[:2])
 
@@ -299,13 +294,6 @@ def _mxfp4(tensor: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return numbers[..., 0::2] | numbers[..., 1::2] << 4, stored[..., 0]
 
 
-def _check_experts(tensor: Any, found: int, expected: int) -> None:
-    if found != expected:
-        raise CheckpointError(
-            f"{tensor.name} has {found} experts, expected {expected}; download the file again"
-        )
-
-
 def _with_rows(weight: GroupedWeight, heads: int) -> GroupedWeight:
     """The weight with its rows in the order of Hugging Face."""
     if not heads:
@@ -325,7 +313,6 @@ def _float_weights(tensor: Any, place: Place, names: Sequence[str]) -> Iterator[
     if place.heads:
         floats = _unpermuted(floats, place.heads)
     several = floats.unbind(0) if len(names) > 1 else (floats,)
-    _check_experts(tensor, len(several), len(names))
     for name, weight in zip(names, several, strict=True):
         shaped = weight.reshape(1, -1) if name.endswith(_SHARED_GATE) else weight  # a vector in the file
         yield name, shaped.to(dtype, copy=True).contiguous()  # files hold no tensor that shares storage

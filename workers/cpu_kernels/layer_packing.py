@@ -81,9 +81,8 @@ class LayerPacker:
         self._packer: Final = packer
         self._kind: Final = model.kind
         self._forms: Final = forms
-        self.angles: Final = sorted(
-            {name for layer in model.body.layers if (name := self._angles(layer)) is not None}
-        )
+        named = {name for layer in model.body.layers if (name := self._angles(layer)) is not None}
+        self.angles: Final = sorted(named) or [""]  # a step has some even if no layer uses them
         routers = [found for layer in model.body.layers if (found := router_in(layer)) is not None]
         self._chosen: Final = {router: router.top_k for router in routers}
 

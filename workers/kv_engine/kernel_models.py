@@ -24,8 +24,10 @@ from models.base import KVLayout, TokenStep
 from models.sequence_request import PromptPart
 from workers.kv_engine.node import (
     embed_width_of,
+    full_ignores_window_of,
     masks_of,
     position_axes_of,
+    position_dtype_of,
     programs_of,
     rotary_change_of,
     token_programs_of,
@@ -191,6 +193,7 @@ def unknown_in(node: Any) -> str:
     checks = {
         "biases in its MLP": not getattr(text.config, "mlp_bias", False),
         "a head with biases": getattr(text.head, "bias", None) is None,
+        "several sets of weights": not hasattr(node, "routes"),
     }
     return first_unknown(checks)
 
@@ -249,6 +252,9 @@ class LlamaLike:
         self.towers: Final = towers_of(node)
         self.masks: Final = masks_of(node)
         self.rotary_change: Final = rotary_change_of(node)
+        self.full_ignores_window: Final = full_ignores_window_of(node)
+        self.fractional_positions: Final = position_dtype_of(node).is_floating_point
+        self.text_model: Final = text.body  # programs embed their texts with it
         self._hidden: Final[int] = text.config.hidden_size
         self._embed: Final = text.body.embed_tokens
         self._angles: Final = text.body.rotary_emb

@@ -227,6 +227,12 @@ def position_dtype_of(node: Backbone) -> torch.dtype:
     return torch.float32 if getattr(node, "fractional_positions", False) else torch.int32
 
 
+def full_ignores_window_of(node: Backbone) -> bool:
+    """Return whether tokens of a full part see one another beyond the window of a layer."""
+    ignores: bool = getattr(node, "full_ignores_window", False)
+    return ignores
+
+
 def kv_dtype_of(node: Backbone) -> torch.dtype:
     """Return the type of a node's keys and values: its own, unless it rounds them."""
     dtype: torch.dtype = getattr(node, "kv_dtype", node.dtype)

@@ -7,7 +7,15 @@ import torch
 
 from shared.errors import BugError, TensorGone
 from workers.data_plane.arrays import to_tensor
-from workers.kv_engine.node import FULL, KVNode, embed_width_of, masks_of, position_dtype_of, splice
+from workers.kv_engine.node import (
+    FULL,
+    KVNode,
+    embed_width_of,
+    full_ignores_window_of,
+    masks_of,
+    position_dtype_of,
+    splice,
+)
 from workers.kv_engine.prompt_parts import PromptParts
 from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.kv_engine.step import Step
@@ -37,7 +45,7 @@ def prompt_parts_of(node: KVNode, spec: SequenceSpec) -> PromptParts | None:
         positions=positions.to("cpu", position_dtype_of(node)).numpy(),
         next_position=following,
         rows=_rows_of(node, spec),
-        full_ignores_window=bool(getattr(node, "full_ignores_window", False)),
+        full_ignores_window=full_ignores_window_of(node),
         routes=None if routes is None else routes.to("cpu", torch.int8).numpy(),
     )
 

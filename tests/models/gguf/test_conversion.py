@@ -265,6 +265,49 @@ def test_of_two_conversions_at_once_one_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("family", "how", "why"),
+    [
+        ("phi3_longrope", {"without": "rope_factors_short"},
+         "found rope_factors_long.weight, expected rope_factors_short.weight and"),
+        ("qwen3", {"extra": {"rope_factors_long.weight": np.ones(8, np.float32)}}, "neither of them"),
+        ("llama", {"extra": {"rope_freqs.weight": np.ones(3, np.float32)}}, "has 3 numbers, .* expected 8"),
+        ("llama", {"extra": {"rope_freqs.weight": np.zeros(8, np.float32)}}, "some that are not positive"),
+        ("gpt_oss", {"extra": {"rope_freqs.weight": np.ones(8, np.float32)}}, "one scaling of positions"),
+        ("llama", {"change": {"llama.rope.freq_base": -5.0}}, "a positive number in llama.rope.freq_b"),
+        ("phi3", {"change": {"phi3.rope.dimension_count": 7}}, "7 of 16 dimensions"),
+        ("phi3", {"change": {"phi3.rope.dimension_count": 18}}, "18 of 16 dimensions"),
+        ("phi3", {"change": {"phi3.rope.dimension_count": "all"}}, "positive integer in phi3.rope"),
+        ("mixtral", {"without": "ffn_up_exps"}, "ffn_up_exps.weight has none experts, expected 4"),
+        ("gpt_oss", {"change": {"gpt-oss.expert_count": 3}}, "gate_exps.weight has 4 experts, expected 3"),
+        ("qwen2_moe", {"change": {"qwen2moe.expert_used_count": 9}}, "most 4 experts for a token, found 9"),
+        ("olmo2", {"change": {"olmo2.attention.sliding_window": 24}}, "windows .OLMo 3. is not served"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_a_family_is_told(
+    tmp_path: Path, family: Family, how: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(CheckpointError, match=why):
+        converted(tmp_path, family, **how)
+
+
+def test_experts_of_gpt_oss_in_other_bits_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.models.gguf.written._FEW_BITS", frozenset())
+
+    with pytest.raises(UnsupportedArchitectureError, match="is stored as Q8_0: expected MXFP4"):
+        converted(tmp_path, "gpt_oss", kind=Q8_0)
+
+
+def test_a_gemma_2_without_caps_has_those_of_the_published_ones(tmp_path: Path) -> None:
+    caps = ("attn_logit_softcapping", "final_logit_softcapping")
+    folder = converted(tmp_path, "gemma2", change={f"gemma2.{cap}": None for cap in caps})
+
+    config = json.loads((folder / "config.json").read_text())
+    assert [config[cap] for cap in caps] == [50.0, 30.0]
+
+
+@pytest.mark.parametrize(
     ("how", "kind", "why"),
     [
         ({"change": {"general.architecture": "mamba"}}, UnsupportedArchitectureError,

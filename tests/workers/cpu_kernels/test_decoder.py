@@ -94,6 +94,15 @@ def test_blocks_before_the_window_of_all_layers_are_given_back(name: str) -> Non
     assert found == answers(engine(models.node(name, sliding_window=24)), prompts(LENGTHS[-1]))[0]
 
 
+def test_layers_without_positions_alone_are_computed() -> None:
+    changes: dict[str, Any] = {"no_rope_layers": [0, 0, 0]}
+    by_kernels = NativeDecoder(models.node("smollm3", **changes), library(NAMES[-1]), threads=1)
+
+    found = answers(engine(by_kernels), prompts(20))
+
+    assert found == answers(engine(models.node("smollm3", **changes)), prompts(20))
+
+
 @pytest.mark.slow
 def test_a_text_that_outgrows_short_factors_gets_long_ones() -> None:
     """Prompts are shorter or longer than 64 tokens, and two of the answers pass that."""
