@@ -254,7 +254,7 @@ class Attending {
         seen_from = std::min(seen_from, first_key(query)), end = std::max(end, end_of_keys(query));
     for (int begin = seen_from / KEYS * KEYS; begin < end; begin += KEYS) {
       count_ = std::min(KEYS, end - begin);
-      look_up(begin, end);
+      look_up(begin, seen_from, end);
       for (int from = 0; from < count_; from += keys_at_once()) score_some(from);
       for (int row = 0; row < rows(); ++row) soften(row, begin);
       for (int from = 0; from < count_; from += keys_at_once()) weigh_some(from);
@@ -297,15 +297,16 @@ class Attending {
   // two. A single head reads a whole tile at once.
   int keys_at_once() const { return std::max<int>(group() % 2 ? 16 : 8, std::bit_floor<unsigned>(KEYS / tile_.heads)); }
 
-  // Finds the addresses of the tile's keys and values, and of the next tile's first keys.
-  void look_up(int begin, int end) {
+  // Finds the addresses of the tile's keys and values, and of the next tile's first keys. In place of keys before
+  // `seen_from`, whose blocks may have been given to others, it has the first one that is seen.
+  void look_up(int begin, int seen_from, int end) {
     const int32_t* blocks = cells_.table + static_cast<size_t>(tile_.row) * cells_.table_stride;
     const auto offset_of = [&](int at) {
       const size_t slot = static_cast<size_t>(blocks[at / cells_.block_size]) * cells_.block_size + at % cells_.block_size;
       return (slot * shape_.kv_heads + tile_.head) * stride();
     };
     for (int key = 0; key < count_; ++key) {
-      const size_t at = offset_of(begin + key);
+      const size_t at = offset_of(std::max(begin + key, seen_from));
       keys_[key] = pool_keys_ + at;
       values_[key] = pool_values_ + at;
     }

@@ -25,10 +25,14 @@ from workers.cpu_kernels.decoder import NativeDecoder, Quantisation, use_cpu_ker
 from workers.cpu_kernels.packing import MatrixPacker
 from workers.cpu_kernels.quantisation import Forms
 from workers.kv_engine import kernel_models
+from workers.kv_engine.attention.paged import attention_context
+from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.node import KVNode
 from workers.kv_engine.outputs import TokenOutput
+from workers.kv_engine.sequence import Sequence, Span
 from workers.kv_engine.sequence_spec import SequenceSpec
+from workers.kv_engine.step import StepBuilder
 from workers.kv_engine.text_logits import Predictions, predictions
 
 NEW_TOKENS = 40
@@ -92,6 +96,33 @@ def test_blocks_before_the_window_of_all_layers_are_given_back(name: str) -> Non
 
     assert served.stats().cache.unread_blocks == 14
     assert found == answers(engine(models.node(name, sliding_window=24)), prompts(LENGTHS[-1]))[0]
+
+
+@pytest.mark.parametrize("cells", [torch.float32, torch.int8])
+@torch.inference_mode()
+def test_keys_before_the_window_are_not_read(cells: torch.dtype) -> None:
+    """Their blocks may be another sequence's, whose numbers may be none."""
+    wanted = Quantisation(rounds_cells=cells is torch.int8)
+    by = NativeDecoder(models.node("mistral"), library(NAMES[-1]), threads=1, quantisation=wanted)
+    [text] = prompts(130)
+    sequence = Sequence(SequenceSpec(key="a", prompt_ids=text, max_tokens=1))
+    sequence.blocks, sequence.row = list(range(17)), 0
+    builder = StepBuilder(
+        max_sequences=1, max_step_tokens=130, max_blocks=17, block_size=8, device=torch.device("cpu")
+    )
+
+    def last_states(*, poisoned: bool) -> torch.Tensor:
+        pool = PagedPool.of(by, slots=136)
+        for start, count in ((0, 110), (110, 20)):
+            step = builder.build([Span(sequence, start, count)])
+            with attention_context(pool, step):
+                states = by.forward(by.embed(step.token_ids), step)
+            if poisoned:  # all blocks before the first key that a later token sees, number 87
+                for kept in (*pool.keys, *pool.values):
+                    kept[:80] = torch.nan if cells is torch.float32 else -1  # the bits of NaN
+        return states
+
+    assert torch.equal(last_states(poisoned=True), last_states(poisoned=False))
 
 
 def test_layers_without_positions_alone_are_computed() -> None:
