@@ -1,8 +1,8 @@
 """The error of quantised weights as they are computed: `python -m benchmarks.peers.rounding --file q4_k_m`.
 
-llama.cpp and we read the same GGUF file. Its weights are exact for both; what differs is the rounding of what
-they are multiplied with, and of keys and values. Both are compared with the same weights in float32, computed
-by torch, on a text of random tokens: the divergence of predictions (Kullback and Leibler 1951), the
+llama.cpp and we read the same GGUF file. What differs is the rounding of what weights are multiplied with, of
+keys and values, and, in ours, of scales and embeddings. Both are compared with the file's weights in float32,
+computed by torch, on a text of random tokens: the divergence of predictions (Kullback and Leibler 1951), the
 perplexity, and in how many places the most likely token is the same.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import gguf
 import numpy as np
 import torch
 
@@ -61,6 +62,10 @@ def _exact(folder: Path, file: str, ids: list[int]) -> torch.Tensor:
     model, _ = settings_for(folder, file)
     with torch.inference_mode():
         node = load_decoder(Path(resolved(model).checkpoint), "llm", dtype="float32")
+        stored = next(one for one in gguf.GGUFReader(model).tensors if one.name == "token_embd.weight")
+        # The converted folder has them in bfloat16, and all else exactly.
+        embeddings = torch.from_numpy(np.array(gguf.dequantize(stored.data, stored.tensor_type)))
+        node.model.get_input_embeddings().weight.copy_(embeddings)
         return node.reference(torch.tensor(ids))
 
 

@@ -208,8 +208,8 @@ def main(arguments: Sequence[str]) -> None:
         parser.error(f"unknown {unknown}: expected some of {', '.join(ENTRANTS)}")
     if unable := sorted(set(names) - set(able)):
         parser.error(
-            f"{unable} cannot be measured with weights of {_READ_BITS[form]:.3g} bits: expected some of "
-            f"{able}"
+            f"{unable} cannot be measured with {'--file' if given.file else '--bits'} {form}: expected some "
+            f"of {able}"
         )
     if given.tokens < 2:
         parser.error(
@@ -218,7 +218,10 @@ def main(arguments: Sequence[str]) -> None:
 
     print(described())
     shape = checkpoint.SHAPES[given.shape]
-    session = _installed(names, given.cache, shape, form)
+    try:
+        session = _installed(names, given.cache, shape, form)
+    except (EnvironmentFailedError, PeerFailedError) as error:
+        sys.exit(f"llama.cpp could not make the file that all read: {error}")
     with _started(session, sorted({1, max(given.clients)})):
         ready = dict(session.peers)
         waves, speeds = measure(

@@ -82,7 +82,8 @@ def path_of(checkpoint: Path, weights: str = "16") -> Path:
 def convert(checkpoint: Path) -> None:
     """Write the file atomically, unless it is newer. The output layer is the embeddings."""
     path = path_of(checkpoint)
-    if path.exists() and path.stat().st_mtime > (checkpoint / "config.json").stat().st_mtime:
+    newest = max(one.stat().st_mtime for one in (checkpoint / "config.json", Path(__file__)))
+    if path.exists() and path.stat().st_mtime > newest:
         return
     config = json.loads((checkpoint / "config.json").read_text())
     draft = path.with_name(f"{path.name}.part")

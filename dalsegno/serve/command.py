@@ -21,7 +21,7 @@ from dalsegno.config import options
 @click.option(
     "--kv-cache",
     type=click.Choice(("int8",)),
-    help="Round keys and values to eight bits, on a CPU: half the memory for each token, other answers.",
+    help="Round keys and values to eight bits, on a CPU: half the memory of bfloat16, other answers.",
 )
 @click.option(
     "--ready-file",

@@ -122,8 +122,8 @@ def _of_gemma2(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **_GELU,
         "query_pre_attn_scalar": scale if keys.number("block_count") == layers else config["head_dim"],
-        "sliding_window": keys.number("attention.sliding_window"),
-        # Old files lack them, and mean those of the published models, as in llama.cpp.
+        # Old files lack these, and mean those of the published models, as in llama.cpp.
+        "sliding_window": keys.get("attention.sliding_window") or 4096,
         "attn_logit_softcapping": keys.get("attn_logit_softcapping") or 50.0,
         "final_logit_softcapping": keys.get("final_logit_softcapping") or 30.0,
     }
@@ -266,6 +266,7 @@ _OUTSIDE: Final = {
 }
 _LAYER: Final = re.compile(r"^blk\.(\d+)\.(\w+)\.(weight|bias)$")
 _OF_EXPERTS: Final = re.compile(r"^ffn_(gate|up|down)_exps$")
+_OLD_EXPERT: Final = re.compile(r"^blk\.\d+\.ffn_(gate|up|down)\.\d+\.weight$")
 _SCALINGS: Final = frozenset({"linear", "yarn"})
 
 
@@ -275,7 +276,7 @@ class Place:
 
     Attributes:
         names: the tensors that it holds, along its first axis if there are several: one for each expert.
-            There are none if it is a part of another one (`Model.merged`), or follows from the config.
+            There are none if it is a part of another one (`Model.merged`), or in the config.
         heads: the number of heads whose rows are to be put back in order; 0 for none.
         added: what was added to its numbers.
     """
@@ -332,6 +333,11 @@ def model_of(
     places: dict[str, Place] = {}
     for tensor in shapes:
         found = _place(architecture, tensor, heads, experts)
+        if found is None and _OLD_EXPERT.match(tensor):
+            raise UnsupportedArchitectureError(
+                f"the tensor {tensor!r} is one expert alone, as in files of before 2024-04: expected all "
+                "experts of a layer in one tensor; take a newer file"
+            )
         if found is None:
             raise UnsupportedArchitectureError(
                 f"the tensor {tensor!r} is none of {architecture.model_class}: files with adapters, draft "
@@ -379,18 +385,7 @@ def _config(
     }
     for side, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         config[f"{side}_token_id"] = keys.metadata.get(f"tokenizer.ggml.{key}_token_id")
-    turned = keys.number("rope.dimension_count") if keys.get("rope.dimension_count") is not None else head_dim
-    is_known = not turned % 2 and turned <= head_dim and int(head_dim * (turned / head_dim)) == turned
-    if turned != head_dim and not (architecture.is_phi and is_known):
-        raise UnsupportedArchitectureError(
-            f"{turned} of {head_dim} dimensions are rotated, which is not served from a GGUF file of "
-            f"{keys.name}"
-        )
-    if not isinstance(config["rope_theta"], int | float) or not config["rope_theta"] > 0:
-        raise CheckpointError(
-            f"expected a positive number in {keys.name}.rope.freq_base, found {config['rope_theta']!r:.80}"
-        )
-    _check_factors(factors, architecture, keys, turned // 2)
+    _check_rotation(architecture, keys, config, factors)
     if not isinstance(config["rms_norm_eps"], float):
         raise CheckpointError(
             f"expected a number in {keys.name}.attention.layer_norm_rms_epsilon, found none"
@@ -403,10 +398,31 @@ def _config(
     return config
 
 
-def _check_factors(
-    factors: Mapping[str, list[float]], architecture: _Architecture, keys: _Keys, count: int
+def _check_rotation(
+    architecture: _Architecture, keys: _Keys, config: Mapping[str, Any], factors: Mapping[str, list[float]]
 ) -> None:
-    """Raise a CheckpointError unless the divisors are those of the model's frequencies."""
+    """Raise a CheckpointError unless the angles are those of a model that is served."""
+    head_dim, theta = config["head_dim"], config["rope_theta"]
+    turned = head_dim
+    if keys.get("rope.dimension_count") is not None:
+        turned = keys.number("rope.dimension_count")
+    is_part = not turned % 2 and turned <= head_dim and int(head_dim * (turned / head_dim)) == turned
+    if turned != head_dim and not (architecture.is_phi and is_part):
+        raise UnsupportedArchitectureError(
+            f"{turned} of {head_dim} dimensions are rotated, which is not served from a GGUF file of "
+            f"{keys.name}"
+        )
+    if not isinstance(theta, int | float) or not theta > 0:
+        raise CheckpointError(
+            f"expected a positive number in {keys.name}.rope.freq_base, found {theta!r:.80}"
+        )
+    _check_factors(architecture, keys, factors, turned // 2)
+
+
+def _check_factors(
+    architecture: _Architecture, keys: _Keys, factors: Mapping[str, list[float]], count: int
+) -> None:
+    """Raise a CheckpointError unless the divisors are those of so many frequencies."""
     by_length = {SHORT_FACTORS, LONG_FACTORS} & factors.keys()
     expected = f"{SHORT_FACTORS} and {LONG_FACTORS}, or neither" if architecture.is_phi else "neither of them"
     if len(by_length) == 1 or (by_length and not architecture.is_phi):
@@ -442,12 +458,15 @@ def _scaling(keys: _Keys, length: int, factors: Mapping[str, list[float]]) -> di
             "original_max_position_embeddings": length,
         }
     kind, factor = keys.get("rope.scaling.type"), keys.get("rope.scaling.factor")
-    if kind in (None, "none") or not factor or factor == 1.0:
+    if kind in (None, "none"):
         return None
     if kind not in _SCALINGS:
         raise UnsupportedArchitectureError(
-            f"{keys.name}.rope.scaling.type is {kind!r:.80}: expected none, linear or yarn"
+            f"{keys.name}.rope.scaling.type is {kind!r:.80}: expected none, linear or yarn, or tensors with "
+            "factors"
         )
+    if not factor or factor == 1.0:
+        return None
     found = {"rope_type": kind, "factor": float(factor)}
     if kind == "yarn":
         original = keys.get("rope.scaling.original_context_length")
@@ -470,8 +489,10 @@ def _place(architecture: _Architecture, tensor: str, heads: Mapping[str, int], e
     if module is None:
         return None
     if _OF_EXPERTS.match(kind):
-        if architecture.merges_experts or not experts:
-            return Place(()) if experts else None
+        if not experts:
+            return None
+        if architecture.merges_experts:
+            return Place(())
         return Place(tuple(f"model.layers.{layer}.{module.format(one)}.{end}" for one in range(experts)))
     name = f"model.layers.{layer}.{module}"
     if not module.endswith("sinks"):  # a parameter of the layer

@@ -51,6 +51,11 @@ _ENDS: Final = frozenset(
     }
 )  # fmt: skip
 """Tokens that end an answer wherever a vocabulary has them as control tokens, as in llama.cpp."""
+_HARMONY_ENDS: Final = frozenset({"<|return|>", "<|call|>"})
+_END_OF_MESSAGE: Final = "<|end|>"
+"""In gpt-oss, which has the former, it also ends the thoughts before an answer."""
+_KEEP_SPACE: Final = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+"""The special tokens of Phi 3 that do not take the white space behind them."""
 _LLAMA3: Final = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken"})
 """Ways to split a text whose vocabularies prefer whole tokens to merges, and begin texts with a token unless
 the file says otherwise, as llama.cpp has them."""
@@ -162,18 +167,28 @@ def _write_texts(file: Path, metadata: Mapping[str, Any], model: Model, folder: 
         ) from error
     tokenizer.save_pretrained(folder)
     _finish_tokenizer(metadata, folder / "tokenizer.json")
+    if (metadata["general.architecture"], metadata.get("tokenizer.ggml.model")) == ("phi3", "llama"):
+        _strip_after_marks(folder / "tokenizer.json")
     template = metadata.get("tokenizer.chat_template")
     if isinstance(template, str):
         (folder / "chat_template.jinja").write_text(template)
-    ends = {metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")}
-    types = metadata.get("tokenizer.ggml.token_type") or []
-    for number, (token, kind) in enumerate(
-        zip(metadata.get("tokenizer.ggml.tokens") or [], types, strict=False)
-    ):
-        if kind == _CONTROL and token in _ENDS:
-            ends.add(number)
-    ids = sorted(end for end in ends if isinstance(end, int))
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": _ends_in(metadata)}))
+
+
+def _ends_in(metadata: Mapping[str, Any]) -> list[int]:
+    """The tokens that end an answer."""
+    told = {metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")}
+    tokens, types = (metadata.get(f"tokenizer.ggml.{name}") or [] for name in ("tokens", "token_type"))
+    control = {
+        token: number
+        for number, (token, kind) in enumerate(zip(tokens, types, strict=False))
+        if kind == _CONTROL
+    }
+    ends = {end for end in told if isinstance(end, int)}
+    ends |= {number for token, number in control.items() if token in _ENDS | _HARMONY_ENDS}
+    if control.keys() >= _HARMONY_ENDS:
+        ends.discard(control.get(_END_OF_MESSAGE, -1))
+    return sorted(ends)
 
 
 def _finish_tokenizer(metadata: Mapping[str, Any], path: Path) -> None:
@@ -206,6 +221,14 @@ def _finish_tokenizer(metadata: Mapping[str, Any], path: Path) -> None:
             "pair": [begin, text, *second],
             "special_tokens": {token: {"id": token, "ids": [bos], "tokens": [token]}},
         }
+    path.write_text(json.dumps(told, ensure_ascii=False))
+
+
+def _strip_after_marks(path: Path) -> None:
+    """Let the special tokens of Phi 3 take the white space behind them: files do not say it."""
+    told = json.loads(path.read_text())
+    for token in told["added_tokens"]:
+        token["rstrip"] = token["special"] and token["content"] not in _KEEP_SPACE
     path.write_text(json.dumps(told, ensure_ascii=False))
 
 

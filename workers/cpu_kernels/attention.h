@@ -96,6 +96,8 @@ struct QueryTile {
 };
 
 #if defined(__AVX512F__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"  // a false positive in GCC's own intrinsics
 // Sixteen sums at once, each in the same order, as a tree.
 inline Floats sums(const Floats (&v)[16]) {
   __m512 a[8], b[4];
@@ -112,6 +114,7 @@ inline Floats sums(const Floats (&v)[16]) {
   const __m512 d = _mm512_add_ps(_mm512_shuffle_f32x4(b[2], b[3], 0x88), _mm512_shuffle_f32x4(b[2], b[3], 0xDD));
   return (Floats)_mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x88), _mm512_shuffle_f32x4(c, d, 0xDD));
 }
+#pragma GCC diagnostic pop
 #else
 inline Floats sums(const Floats (&v)[16]) {
   Floats found;
@@ -146,7 +149,7 @@ inline Floats last_factors(const T* at) {
   return load(at);
 }
 
-// The tangens hyperbolicus.
+// The hyperbolic tangent.
 inline Floats tanh(Floats x) { return 1.0f - 2.0f / (exponential(x * 2.0f) + 1.0f); }
 
 // Computes the scores of `rows` queries with `16 / rows` keys.

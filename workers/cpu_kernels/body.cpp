@@ -1,8 +1,8 @@
 // The layers of a Llama-like decoder in one call: all of a step between its embeddings and its logits. Python
 // calls them as C functions over plain structures (`workers/cpu_kernels/library.py`).
 //
-// Activations are float32 between products. The inputs of products, and the keys and values in the pool, have the
-// weights' type.
+// Activations are float32 between products. The inputs of products have the weights' type, as have the keys and values
+// in the pool, unless they are rounded to eight bits.
 
 #include <algorithm>
 #include <cstdlib>
@@ -43,7 +43,8 @@ struct Experts {
   float limit, slope;  // of `clamped`; without a limit, experts are activated as an MLP
 };
 
-// The weights of norms: of what attention and the MLP read, and of their results. Any may be null.
+// The weights of norms: of what attention and the MLP read, and of their results. Any may be null; layers with experts
+// have none of results.
 struct Norms {
   const float *before_attention, *after_attention, *before_mlp, *after_mlp;
 };
@@ -66,7 +67,7 @@ struct Model {
   int32_t norms_whole_heads;  // `q_norm` and `k_norm` are those of all heads as one
   int32_t cell_bits;          // of keys and values in the pool: 8, or 0 for numbers of the type of the weights
   float eps, scaling, softcap;  // without a limit of scores, `softcap` is 0
-  float residual;               // the factor of what a layer adds to the states
+  float residual;               // the factor of what a layer adds to the states; 1 with experts
   const Layer* layer;
   const float* norm;
 };
@@ -457,7 +458,11 @@ struct Body {
   template <class Cell>
   void attend(Team::Member& member, int& phase, const Layer& layer, int number) const {
     Cell *keys = static_cast<Cell*>(step.keys[number]), *values = static_cast<Cell*>(step.values[number]);
-    member.each(phase++, step.tokens, [&](int token) { turn_and_keep(layer, token, keys, values); });
+    const int attended = model.heads * model.dim, depth = round_up(attended, Format<T>::GRAIN);
+    member.each(phase++, step.tokens, [&](int token) {
+      turn_and_keep(layer, token, keys, values);
+      std::memset(narrow + token * size_t(narrow_width) + attended, 0, (depth - attended) * sizeof(T));
+    });
     const Shape shape{model.heads, model.kv_heads, model.dim, layer.window, model.scaling, model.softcap, layer.sinks};
     const Cells cells{step.block_table, step.table_stride, step.block_size};
     const Seen seen{step.key_ends, step.full_starts};

@@ -23,7 +23,7 @@ _FLAGS = (
     *("-std=c++20", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-fno-math-errno"),
     *("-Wall", "-Wextra", "-Werror", "-Wno-psabi"),
     "-Wno-unknown-warning-option",  # Clang does not have the next option
-    *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),  # false positives in GCC's own intrinsics
+    "-Wno-maybe-uninitialized",  # false positives in GCC's own intrinsics
 )
 
 

@@ -51,7 +51,7 @@ _ACTIVATIONS: Final = {"silu": 0, "gelu_pytorch_tanh": 1}
 _MIN_HEAD_DIM: Final = 32
 """No published model has smaller heads."""
 _MAX_HEAD_DIM: Final = 256
-_BYTES_OF_SCALE: Final = 4
+_BYTES_OF_SCALE: Final = 4  # as in `dalsegno.check.command`
 _MAX_HEADS_PER_KV_HEAD: Final = 32
 """The most heads that share one head of keys."""
 _MAX_EXPERTS: Final = 1024
@@ -172,8 +172,6 @@ class NativeDecoder(LlamaLike):
     """A `workers.kv_engine.node.KVNode` with the same results as `node`, computed by the CPU kernels.
 
     Attributes:
-        rounds_inputs: some matrices have weights of few bits, and round their inputs, or keys and values are
-            rounded.
         kv_dtype: of keys and values. Those of int8 have four more numbers a head: a float, which says what
             one of the others stands for.
     """
@@ -196,7 +194,8 @@ class NativeDecoder(LlamaLike):
         layers = LayerPacker(kernels, packer, model, forms)
         self._angle_sets: Final = layers.angles
         self._packed: Final = packer  # keeps the memory
-        self.rounds_inputs: Final = forms.has_few_bits or quantisation.rounds_cells
+        self._has_few_bits: Final = forms.has_few_bits
+        self._rounds_cells: bool = quantisation.rounds_cells
         text = text_for(node)
         self._masked_reference: torch.Tensor | None = None
         self._layers: Final = (library.Layer * self.layout.layers)()
@@ -245,8 +244,14 @@ class NativeDecoder(LlamaLike):
             close_files()
         _LOGGER.info("%s: weights packed into %.0f MB", node.name, packer.nbytes / 1e6)
 
+    @property
+    def rounds_inputs(self) -> bool:
+        """True if some matrices have weights of few bits and round their inputs, or if keys are rounded."""
+        return self._has_few_bits or self._rounds_cells
+
     def _keep_cells(self, *, rounded: bool) -> None:
         """Choose the form of keys and values in all pools that are made from now on."""
+        self._rounds_cells = rounded
         layout: KVLayout = self._node.layout
         self.layout = replace(layout, head_dim=layout.head_dim + _BYTES_OF_SCALE) if rounded else layout
         self.kv_dtype = torch.int8 if rounded else self.dtype
@@ -255,7 +260,7 @@ class NativeDecoder(LlamaLike):
     @contextmanager
     def exact_cells(self) -> Iterator[None]:
         """Let keys and values be floats: pools made within this context are used within it."""
-        was_rounded = bool(self._model.cell_bits)
+        was_rounded = self._rounds_cells
         self._keep_cells(rounded=False)
         try:
             yield

@@ -4,8 +4,9 @@
     states += down(silu(gate) * up), of norm     them by head, Qwen2 adds biases
     states += rows                               after the first layers, for the images of Qwen3-VL
 
-A `Kind` says how a class differs from this. In place of the one MLP of a layer, a router may choose a few of
-many. GPU kernels know neither experts nor what `Kind.is_on_gpu` excludes.
+A `Kind` says how a class differs from this: in its norms, which results may have, too, its angles, its
+activation, and factors and limits in its config. In place of the one MLP of a layer, a router may choose a
+few of many. GPU kernels know neither experts nor what `Kind.is_on_gpu` excludes.
 
 The language model inside a vision-language class is one of them, too: its body decides, not the class around
 it. Each kind of kernel has further requirements (`workers.cpu_kernels.decoder`,

@@ -319,6 +319,12 @@ def choosing_all_of(node: Backbone) -> AbstractContextManager[None]:
     return own()
 
 
+def exact_cells_of(node: Backbone) -> AbstractContextManager[None] | None:
+    """Return a context in which a node keeps keys and values as floats; None if it always does."""
+    own: Callable[[], AbstractContextManager[None]] | None = getattr(node, "exact_cells", None)
+    return own() if own is not None and kv_dtype_of(node) != node.dtype else None
+
+
 def fill(node: Backbone, *, but: Collection[str] = ()) -> None:
     """Read weights of a node that are still in its files (`models.transformers_lm.left_weights`)."""
     own: Callable[..., None] | None = getattr(node, "fill", None)

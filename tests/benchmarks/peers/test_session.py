@@ -136,4 +136,4 @@ def test_with_fewer_bits_only_those_take_part_that_have_them(
     assert "floats: starting" not in told
     with pytest.raises(SystemExit):
         session.main([*given, "--bits", "8", "--peers", "ours,floats"])
-    assert "['floats'] cannot be measured with weights of 8.5 bits" in capsys.readouterr().err
+    assert "['floats'] cannot be measured with --bits 8" in capsys.readouterr().err

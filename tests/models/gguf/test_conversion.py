@@ -196,6 +196,42 @@ def test_marks_of_a_vocabulary_are_whole_and_visible(tmp_path: Path) -> None:
     )
 
 
+def test_the_end_of_a_message_is_no_end_of_an_answer_of_gpt_oss(tmp_path: Path) -> None:
+    told = vocabulary_of(tiny_checkpoint("gpt_oss"))
+    marks = ["<|end|>", "<|return|>", "<|call|>", "<|endoftext|>"]
+    first = len(told["tokenizer.ggml.tokens"])
+    change = {
+        "tokenizer.ggml.tokens": [*told["tokenizer.ggml.tokens"], *marks],
+        "tokenizer.ggml.token_type": [*told["tokenizer.ggml.token_type"], 3, 3, 3, 3],
+        "tokenizer.ggml.eos_token_id": first + 1,
+        "tokenizer.ggml.eot_token_id": first,
+    }
+
+    folder = converted(tmp_path, "gpt_oss", change=change)
+
+    ends = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+    assert set(range(first, first + 4)) & set(ends) == {first + 1, first + 2, first + 3}
+
+
+def test_marks_of_phi_3_take_the_white_space_behind_them(tmp_path: Path) -> None:
+    told = vocabulary_of(tiny_checkpoint("phi3"))
+    first = len(told["tokenizer.ggml.tokens"])
+    change = {
+        "tokenizer.ggml.tokens": [*told["tokenizer.ggml.tokens"], "<|user|>", "<|end|>", "<|endoftext|>"],
+        "tokenizer.ggml.token_type": [*told["tokenizer.ggml.token_type"], 3, 3, 3],
+        "tokenizer.ggml.scores": [*told["tokenizer.ggml.scores"], 0.0, 0.0, 0.0],
+    }
+    folder = converted(tmp_path, "phi3", change=change)
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def ids(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False).ids
+
+    assert ids("<|user|>\na<|end|>\n<|user|>") == [first, *ids("a"), first + 1, first]
+    assert ids("<|endoftext|>\na") != [first + 2, *ids("a")]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_frequencies_and_sizes_are_those_of_the_model(tmp_path: Path, family: Family) -> None:
     ours, plain = (
@@ -277,6 +313,8 @@ def test_of_two_conversions_at_once_one_is_kept(tmp_path: Path) -> None:
         ("phi3", {"change": {"phi3.rope.dimension_count": 7}}, "7 of 16 dimensions"),
         ("phi3", {"change": {"phi3.rope.dimension_count": 18}}, "18 of 16 dimensions"),
         ("phi3", {"change": {"phi3.rope.dimension_count": "all"}}, "positive integer in phi3.rope"),
+        ("phi3", {"change": {"phi3.rope.scaling.type": "longrope"}}, "or tensors with factors"),
+        ("mixtral", {"extra": {"blk.0.ffn_gate.0.weight": np.ones((32, 32), np.float32)}}, "expert alone"),
         ("mixtral", {"without": "ffn_up_exps"}, "ffn_up_exps.weight has none experts, expected 4"),
         ("gpt_oss", {"change": {"gpt-oss.expert_count": 3}}, "gate_exps.weight has 4 experts, expected 3"),
         ("qwen2_moe", {"change": {"qwen2moe.expert_used_count": 9}}, "most 4 experts for a token, found 9"),
@@ -301,10 +339,12 @@ def test_experts_of_gpt_oss_in_other_bits_are_refused(
 
 def test_a_gemma_2_without_caps_has_those_of_the_published_ones(tmp_path: Path) -> None:
     caps = ("attn_logit_softcapping", "final_logit_softcapping")
-    folder = converted(tmp_path, "gemma2", change={f"gemma2.{cap}": None for cap in caps})
+    missing = (*caps, "attention.sliding_window")
+    folder = converted(tmp_path, "gemma2", change={f"gemma2.{key}": None for key in missing})
 
     config = json.loads((folder / "config.json").read_text())
     assert [config[cap] for cap in caps] == [50.0, 30.0]
+    assert config["sliding_window"] == 4096
 
 
 @pytest.mark.parametrize(

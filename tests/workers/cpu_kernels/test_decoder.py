@@ -125,6 +125,30 @@ def test_keys_before_the_window_are_not_read(cells: torch.dtype) -> None:
     assert torch.equal(last_states(poisoned=True), last_states(poisoned=False))
 
 
+@pytest.mark.parametrize("heads", [1, 3, 5])
+def test_heads_that_end_within_a_grain_leave_nothing_behind_them(heads: int) -> None:
+    """Products in bfloat16 read 32 numbers at a time: those of an earlier step if nobody clears them."""
+    changes: dict[str, Any] = {"num_attention_heads": heads, "num_key_value_heads": 1, "head_dim": 48}
+    by = NativeDecoder(
+        models.node("qwen3", dtype=torch.bfloat16, hidden_size=32, **changes), library(NAMES[-1]), threads=1
+    )
+    texts = prompts(3, 200, 30, 7, 150)
+    alone = [answers(engine(by), [text])[0] for text in texts]
+
+    poisoned = torch.full((200, 32), torch.nan)
+    pool = PagedPool.of(by, slots=208)
+    sequence = Sequence(SequenceSpec(key="a", prompt_ids=texts[1], max_tokens=1))
+    sequence.blocks, sequence.row = list(range(26)), 0
+    builder = StepBuilder(
+        max_sequences=1, max_step_tokens=200, max_blocks=26, block_size=8, device=torch.device("cpu")
+    )
+    step = builder.build([Span(sequence, 0, 200)])
+    with torch.inference_mode(), attention_context(pool, step):
+        by.forward(poisoned, step)  # its activations are no numbers
+
+    assert answers(engine(by), texts) == alone
+
+
 def test_layers_without_positions_alone_are_computed() -> None:
     changes: dict[str, Any] = {"no_rope_layers": [0, 0, 0]}
     by_kernels = NativeDecoder(models.node("smollm3", **changes), library(NAMES[-1]), threads=1)
