@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Final
 
+from benchmarks.peers.forms import settings_for
 from benchmarks.peers.protocol import Answer, Ready, asked_weights, drive
-from benchmarks.peers.to_gguf import BITS, path_of
 from configs.checks import resolve
 from configs.deployment import DeploymentConfig
 from dalsegno.config.gguf_files import converted
@@ -17,15 +16,6 @@ from workers import settings
 from workers.kv_engine.outputs import TokenOutput
 from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.loading.engines import make_kv_engines
-
-DTYPE: Final = "bfloat16"  # the stored type; a CPU's default is float32
-
-
-def settings_for(checkpoint: Path, weights: str) -> tuple[Path, dict[str, str]]:
-    """The model to serve with weights of the asked form, and its `model_kwargs`."""
-    if weights not in BITS:
-        return path_of(checkpoint, weights), {"dtype": DTYPE}
-    return checkpoint, {"dtype": DTYPE} | ({"quantize": f"int{weights}"} if weights != "16" else {})
 
 
 def resolved(model: Path) -> DeploymentConfig:

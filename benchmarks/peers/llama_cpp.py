@@ -16,8 +16,8 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
+from benchmarks.peers.forms import path_of
 from benchmarks.peers.protocol import Answer, Ready, asked_weights, drive
-from benchmarks.peers.to_gguf import path_of
 
 _ROWS = 32
 _ROW_TOKENS = 512

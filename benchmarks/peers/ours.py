@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from benchmarks.peers.engine_alone import settings_for
+from benchmarks.peers.forms import settings_for
 from benchmarks.peers.protocol import Ready, asked_weights, drive
 from benchmarks.peers.streams import complete
 from tests.e2e.deploy import serve

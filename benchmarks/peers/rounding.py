@@ -19,10 +19,10 @@ import torch
 
 from benchmarks.machine import described
 from benchmarks.peers import checkpoint
-from benchmarks.peers.engine_alone import resolved, settings_for
+from benchmarks.peers.engine_alone import resolved
 from benchmarks.peers.environments import LLAMA_CPP
+from benchmarks.peers.forms import KINDS, path_of, settings_for
 from benchmarks.peers.peer import ROOT
-from benchmarks.peers.to_gguf import KINDS, path_of
 from models.transformers_lm.loader import load_decoder
 from workers import settings
 from workers.kv_engine.text_logits import logits_of

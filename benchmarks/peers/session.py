@@ -29,27 +29,16 @@ from benchmarks.peers.environments import (
     EnvironmentFailedError,
 )
 from benchmarks.peers.figures import ALONE, OURS, Measured, Wave, report
+from benchmarks.peers.forms import BITS, KINDS
 from benchmarks.peers.peer import ROOT, Peer, PeerFailedError
 from benchmarks.peers.protocol import Answer
-from benchmarks.peers.to_gguf import BITS, KINDS
 from benchmarks.report import show
 
 PROMPT: Final = 128
 _WARM_PROMPT: Final = 16
 _WARM_TOKENS: Final = 4
 _REST_S: Final = 2.0
-_READ_BITS: Final = {
-    "16": 16.0,
-    "8": 8.5,
-    "4": 4.5,
-    "q8_0": 8.5,
-    "q6_k": 6.56,
-    "q5_k_m": 5.7,
-    "q4_k_m": 4.85,
-    "q4_0": 4.5,
-    "iq4_nl": 4.5,
-}
-"""The bits that are read for a weight, with its share of a scale."""
+_READ_BITS: Final = {**BITS, **KINDS}
 _LEAST_REQUESTS: Final = 3
 """Repetitions of a single request in a turn, because one alone is a poor measure of the first token."""
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, RopeScalingType, TokenType
 
+from benchmarks.peers.forms import kind_of, path_of
 from benchmarks.peers.protocol import asked_weights
 
 _EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.\d+\.(gate|up|down)_proj\.weight")
@@ -55,28 +56,6 @@ _ARCHITECTURES = {
 _ROUTERS = (".mlp.gate.weight", ".mlp.router.weight")
 _EMBEDDINGS = "model.embed_tokens.weight"
 _ENDS = {_EMBEDDINGS: "token_embd.weight", "model.norm.weight": "output_norm.weight"}
-
-
-BITS = ("16", "8", "4")
-"""The forms of weights in which each participant reads files of its own."""
-KINDS = {
-    "q8_0": LlamaFileType.MOSTLY_Q8_0,
-    "q6_k": LlamaFileType.MOSTLY_Q6_K,
-    "q5_k_m": LlamaFileType.MOSTLY_Q5_K_M,
-    "q4_k_m": LlamaFileType.MOSTLY_Q4_K_M,
-    "q4_0": LlamaFileType.MOSTLY_Q4_0,
-    "iq4_nl": LlamaFileType.MOSTLY_IQ4_NL,
-}
-"""The kinds of files that all participants may read."""
-_OF_BITS = {"8": "q8_0", "4": "q4_0"}
-
-
-def path_of(checkpoint: Path, weights: str = "16") -> Path:
-    """The path of the file, next to the checkpoint."""
-    kind = _OF_BITS.get(weights, weights)
-    return checkpoint.with_name(
-        f"{checkpoint.name}.gguf" if kind == "16" else f"{checkpoint.name}-{kind}.gguf"
-    )
 
 
 def convert(checkpoint: Path) -> None:
@@ -188,7 +167,7 @@ def quantise(checkpoint: Path, weights: str) -> None:
     if path.exists() and path.stat().st_mtime > source.stat().st_mtime:
         return
     params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype = int(KINDS[_OF_BITS.get(weights, weights)])
+    params.ftype = int(LlamaFileType[f"MOSTLY_{kind_of(weights).upper()}"])
     draft = path.with_name(f"{path.name}.part")
     if status := llama_cpp.llama_model_quantize(
         str(source).encode(), str(draft).encode(), ctypes.byref(params)

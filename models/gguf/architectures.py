@@ -117,11 +117,14 @@ _GEMMA3_27B: Final = (62, 168)
 """The layers of those whose queries are scaled otherwise, and by what: files do not say it."""
 
 
+def _of_gemma(config: Mapping[str, Any], largest: tuple[int, int]) -> dict[str, Any]:
+    layers, scale = largest
+    is_largest = config["num_hidden_layers"] == layers
+    return {**_GELU, "query_pre_attn_scalar": scale if is_largest else config["head_dim"]}
+
+
 def _of_gemma2(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
-    layers, scale = _GEMMA2_27B
-    return {
-        **_GELU,
-        "query_pre_attn_scalar": scale if keys.number("block_count") == layers else config["head_dim"],
+    return _of_gemma(config, _GEMMA2_27B) | {
         # Old files lack these, and mean those of the published models, as in llama.cpp.
         "sliding_window": keys.get("attention.sliding_window") or 4096,
         "attn_logit_softcapping": keys.get("attn_logit_softcapping") or 50.0,
@@ -130,10 +133,7 @@ def _of_gemma2(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_gemma3(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
-    layers, scale = _GEMMA3_27B
-    return {
-        **_GELU,
-        "query_pre_attn_scalar": scale if keys.number("block_count") == layers else config["head_dim"],
+    return _of_gemma(config, _GEMMA3_27B) | {
         "sliding_window": keys.number("attention.sliding_window"),
         "sliding_window_pattern": keys.get("attention.sliding_window_pattern") or _GEMMA_PATTERN,
         "rope_theta": keys.get("rope.freq_base") or 1_000_000.0,
@@ -507,16 +507,14 @@ def _merged(shapes: Iterable[str], config: Mapping[str, Any]) -> dict[str, tuple
         CheckpointError: a tensor is missing.
     """
     found: dict[str, tuple[str, ...]] = {}
-    for layer in range(config["num_hidden_layers"]):
-        for name, parts in _MERGED.items():
-            for end, written in (("weight", ""), ("bias", "_bias")):
-                tensors = tuple(f"blk.{layer}.ffn_{part}_exps.{end}" for part in parts)
-                missing = [one for one in tensors if one not in shapes]
-                if missing:
-                    raise CheckpointError(
-                        f"{', '.join(missing)} is missing: expected the experts of {config['model_type']}"
-                    )
-                found[f"model.layers.{layer}.mlp.experts.{name}{written}"] = tensors
+    ends = {"weight": "", "bias": "_bias"}
+    for layer, name, end in product(range(config["num_hidden_layers"]), _MERGED, ends):
+        tensors = tuple(f"blk.{layer}.ffn_{part}_exps.{end}" for part in _MERGED[name])
+        if missing := [one for one in tensors if one not in shapes]:
+            raise CheckpointError(
+                f"{', '.join(missing)} is missing: expected the experts of {config['model_type']}"
+            )
+        found[f"model.layers.{layer}.mlp.experts.{name}{ends[end]}"] = tensors
     return found
 
 

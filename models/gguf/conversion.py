@@ -1,8 +1,8 @@
 """Conversion of a GGUF file to a checkpoint folder: `python -m models.gguf.conversion FILE FOLDER`.
 
 The folder has the weights in safetensors, with config, tokenizer and chat template of the file. It appears
-whole or not at all. Of models that our CPU kernels compute, quantised matrices stay integers in groups
-(`models.gguf.groups`). Other quantised weights become bfloat16, whose rounding is small beside theirs, and
+whole or not at all. Quantised matrices stay integers in groups (`models.gguf.groups`), and MXFP4 experts of
+gpt-oss what they are. Embeddings and routers become bfloat16, whose rounding is small beside theirs, and
 floats stay what they are. A tensor at a time is in memory, and a file of weights of at most `_SHARD_BYTES`.
 
 The file is read with `gguf`, llama.cpp's own package; the tokenizer is built by transformers.

@@ -239,6 +239,7 @@ class NativeDecoder(LlamaLike):
         self._embedding_factor: Final = model.option("embedding_multiplier", 1.0)
         self._logit_divisor: Final = model.option("logits_scaling", 1.0)
         self._logit_cap: Final = model.option("final_logit_softcapping", 0.0)
+        self._windows: Final = {number: layer.window or None for number, layer in enumerate(self._layers)}
         self._keep_cells(rounded=quantisation.rounds_cells)
         if close_files := getattr(node, "close_files", None):
             close_files()
@@ -282,8 +283,7 @@ class NativeDecoder(LlamaLike):
             WorkerError: there is not enough memory for the activations.
         """
         pool, batch = paged.current()
-        for number, layer in enumerate(self._layers):
-            paged.note_window(number, layer.window or None)
+        paged.note_windows(self._windows)
         keys, values = self._cells_of(pool)
         embedded = inputs.embeds if isinstance(inputs, SplicedInputs) else inputs
         if not embedded.is_floating_point():

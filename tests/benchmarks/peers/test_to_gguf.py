@@ -9,7 +9,8 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.peers.checkpoint import Gemma3Shape, GptOssShape, Shape, words, write
-from benchmarks.peers.to_gguf import convert, path_of
+from benchmarks.peers.forms import path_of
+from benchmarks.peers.to_gguf import convert
 from models.gguf import conversion
 from models.transformers_lm.expert_layers import ExpertMatrix, Part, bias_of
 from models.transformers_lm.loader import load_decoder

@@ -31,7 +31,7 @@ KNOWN: dict[str, dict[str, Any]] = {
     "gemma3": {"query_pre_attn_scalar": 16},
     "smollm3": {"no_rope_layers": [1, 1]},
 }
-"""What is the same for all published sizes, so that files do not say it; tiny checkpoints have others."""
+"""Values that are the same for all published sizes, so that files lack them; tiny checkpoints have others."""
 HEAD = "lm_head.weight"
 TEXTS = ("What does len do?", " größere naïve", "a<|im_end|>b  123\n")
 Q4_0, Q5_1, Q8_0 = (gguf.GGMLQuantizationType[name] for name in ("Q4_0", "Q5_1", "Q8_0"))

@@ -18,7 +18,7 @@ What else a layer's attention is (`models.transformers_lm.attention_forms`) is a
 changes queries and outputs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import local
@@ -161,10 +161,10 @@ def current() -> tuple[PagedPool, Step]:
     return context.pool, context.step
 
 
-def note_window(layer: int, window: int | None) -> None:
-    """Note the window of a layer that attends to the pool, if windows are observed in this thread."""
+def note_windows(of: Mapping[int, int | None]) -> None:
+    """Note the windows of layers that attend to the pool, if windows are observed in this thread."""
     if (windows := getattr(_thread, "windows", None)) is not None:
-        windows[layer] = window
+        windows.update(of)
 
 
 def paged_attention(
@@ -235,7 +235,7 @@ def _over_pool(
     Kernels are not chosen for models with sinks, chunks or indexers (`kernels.kernel_for`).
     """
     keys, values = context.pool.keys[layer], context.pool.values[layer]
-    note_window(layer, window)
+    note_windows({layer: window})
     if context.kernel is not None:
         return context.kernel(
             queries,
