@@ -51,6 +51,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             checkpoint's while it is loaded; `auto` keeps what it stores; `none` makes floats of it.
         kv_cache: `int8` keeps keys and values in eight bits, which needs our CPU kernels; `auto` is `dtype`.
         calibration_text: a text file; weights are quantised so that the results for it change least.
+        keep_quantised: keep what was quantised beside the checkpoint, for the next start.
         cuda_graphs: on a GPU, record decode steps at start and replay them.
     """
 
@@ -71,6 +72,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     quantize: Literal["auto", "int8", "int4", "none"] = "auto"
     kv_cache: Literal["auto", "int8"] = "auto"
     calibration_text: str | None = None
+    keep_quantised: bool = True
     cuda_graphs: bool = True
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -24,7 +25,8 @@ from models.checkpoints.files import UnsupportedArchitectureError
 from models.transformers_lm.expert_layers import all_chosen, has_biases, matrix_named
 from shared.errors import BugError, WorkerError
 from workers.cpu_kernels import library
-from workers.cpu_kernels.layer_packing import LayerPacker, experts_of, inner_width_of, linears_of
+from workers.cpu_kernels.kept_weights import KeptWeights, Origin
+from workers.cpu_kernels.layer_packing import LayerPacker, experts_of, inner_width_of, linears_of, names_of
 from workers.cpu_kernels.library import Library
 from workers.cpu_kernels.packing import DTYPES, LANES, MatrixPacker
 from workers.cpu_kernels.quantisation import (
@@ -42,7 +44,7 @@ from workers.kv_engine.node import FULL, KVNode, fill, token_programs_of, towers
 from workers.kv_engine.programs.towers import shares_cells
 from workers.kv_engine.selfcheck import is_exact, masked_logits, text_for
 from workers.kv_engine.step import Step
-from workers.kv_engine.text_logits import Predictions, predictions
+from workers.kv_engine.text_logits import Comparison, Predictions, predictions
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -68,6 +70,8 @@ class Quantisation:
         measured: token ids of another text, for which the predictions with floats and with few bits are
             compared.
         rounds_cells: keys and values have eight bits.
+        kept_beside: the folder of the checkpoint, beside which chosen numbers are kept (`kept_weights`); None
+            keeps none.
     """
 
     bits: int | None = None
@@ -75,6 +79,7 @@ class Quantisation:
     calibration: Sequence[int] = ()
     measured: Sequence[int] = ()
     rounds_cells: bool = False
+    kept_beside: Path | None = None
 
     @property
     def wanted(self) -> str:
@@ -115,7 +120,9 @@ def use_cpu_kernels(node: KVNode, *, threads: int, quantisation: Quantisation = 
     if kernels is None:
         fill(node)
         return node
-    if quantisation.bits is not None or not quantisation.keeps_stored:
+    kept = _kept_weights_of(node, quantisation)
+    is_known = kept is not None and kept.is_whole
+    if (quantisation.bits is not None and not is_known) or not quantisation.keeps_stored:
         fill(node, but=getattr(node, "left_floats", {}))  # integers are computed with as floats
     many = "1 thread" if threads == 1 else f"{threads} threads"
     _LOGGER.info("%s is computed by the CPU kernels for %s, %s", node.name, kernels.variant, many)
@@ -123,26 +130,43 @@ def use_cpu_kernels(node: KVNode, *, threads: int, quantisation: Quantisation = 
     if len(text) < 2 or token_programs_of(node):  # these do not predict the next token of a text
         text = []
     floats = None
-    if text and quantisation.bits is not None:
+    if text and quantisation.bits is not None and not is_known:
         with float_experts(experts_of(TextModel.of(node)), _left_in(node)):
             floats = Predictions.of(node.reference(torch.tensor(text)), text)
-    decoder = NativeDecoder(node, kernels, threads=threads, quantisation=quantisation)
-    if text:
+    decoder = NativeDecoder(node, kernels, threads=threads, quantisation=quantisation, kept=kept)
+    error = kept.error if kept is not None else None
+    few = None
+    if floats is not None or (text and quantisation.rounds_cells):
         with decoder.exact_cells():
             few = predictions(decoder, text)
-        if floats is not None:
-            _log_error(f"{node.name}: weights of int{quantisation.bits}", few, floats)
-        if quantisation.rounds_cells:
-            _log_error(f"{node.name}: keys and values of int8", predictions(decoder, text), few)
+    if floats is not None and few is not None:
+        error = Comparison.of(few, floats)
+    if error is not None:
+        _LOGGER.info("%s: weights of int%d: %s", node.name, quantisation.bits, error)
+    if few is not None and quantisation.rounds_cells:
+        _LOGGER.info(
+            "%s: keys and values of int8: %s", node.name, Comparison.of(predictions(decoder, text), few)
+        )
+    if kept is not None:
+        kept.finish(error)
     return decoder
 
 
-def _log_error(what: str, few: Predictions, floats: Predictions) -> None:
-    _LOGGER.info(
-        "%s: perplexity %.4g on a text of %d tokens, with floats %.4g; the most likely token is the same in "
-        "%.1f %% of places",
-        *(what, few.perplexity, 1 + len(few.log_probs), floats.perplexity, 100 * few.agreement(floats)),
+def _kept_weights_of(node: Any, quantisation: Quantisation) -> KeptWeights | None:
+    """The node's quantised weights in files; None if nothing is quantised, or nothing kept."""
+    if quantisation.bits is None or quantisation.kept_beside is None:
+        return None
+    origin = Origin(
+        checkpoint=quantisation.kept_beside,
+        weights=node.weights_digest,
+        dtype=node.dtype,
+        bits=quantisation.bits,
+        keeps_stored=quantisation.keeps_stored,
+        calibration=tuple(quantisation.calibration),
+        measured=tuple(quantisation.measured),
     )
+    names = names_of(TextModel.of(node))
+    return KeptWeights(origin, {name: tuple(matrix.weight.shape) for matrix, name in names.items()})
 
 
 def _unsupported(node: Any) -> str:
@@ -177,7 +201,13 @@ class NativeDecoder(LlamaLike):
     """
 
     def __init__(
-        self, node: Any, kernels: Library, *, threads: int, quantisation: Quantisation = AS_STORED
+        self,
+        node: Any,
+        kernels: Library,
+        *,
+        threads: int,
+        quantisation: Quantisation = AS_STORED,
+        kept: KeptWeights | None = None,
     ) -> None:
         super().__init__(node, kernels.variant)
         self._kernels: Final = kernels
@@ -190,7 +220,7 @@ class NativeDecoder(LlamaLike):
         model = TextModel.of(node)
         body, config = model.body, model.config
         packer = MatrixPacker(kernels, self._context, node.dtype)
-        forms = _forms_of(node, packer, quantisation)
+        forms = _forms_of(node, packer, quantisation, kept)
         layers = LayerPacker(kernels, packer, model, forms)
         self._angle_sets: Final = layers.angles
         self._packed: Final = packer  # keeps the memory
@@ -217,6 +247,7 @@ class NativeDecoder(LlamaLike):
             with _called_after(body.layers, pack):
                 self._reference: Final[tuple[torch.Tensor, torch.Tensor]] = (text, node.reference(text))
         self._head: Final = packer.stack([forms.of(model.head)])
+        forms.forget()
         if model.head.weight is not self._embed.weight:
             model.head.weight.data = model.head.weight.data.new_empty(0)
         self._model: Final = library.Model(
@@ -385,10 +416,11 @@ def _left_in(node: Any) -> Left:
     return {matrix_named(node.model, name): read for name, read in readers.items()}
 
 
-def _forms_of(node: Any, packer: MatrixPacker, quantisation: Quantisation) -> Forms:
+def _forms_of(node: Any, packer: MatrixPacker, quantisation: Quantisation, kept: KeptWeights | None) -> Forms:
     model, left = TextModel.of(node), _left_in(node)
     importance: dict[Any, torch.Tensor] = {}
-    if quantisation.bits is not None and quantisation.calibration:
+    is_known = kept is not None and kept.is_whole
+    if quantisation.bits is not None and quantisation.calibration and not is_known:
         with observed_inputs(linears_of(model), experts_of(model), left) as importance:
             node.reference(torch.tensor(quantisation.calibration, device=node.device))
     readers = getattr(node, "stored_weights", {}) if quantisation.keeps_stored else {}
@@ -400,6 +432,8 @@ def _forms_of(node: Any, packer: MatrixPacker, quantisation: Quantisation) -> Fo
         left=left,
         head=model.head,
         importance=importance,
+        kept=kept,
+        names=names_of(model) if kept is not None else {},
     )
 
 

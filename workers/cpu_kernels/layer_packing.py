@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
+from itertools import product
 from typing import Any, Final
 
 import torch
@@ -54,6 +55,16 @@ def _gate_and_up(mlp: Any) -> tuple[Any, ...]:
 def experts_of(model: TextModel) -> list[Any]:
     """Return the modules of experts, one for each layer that has them."""
     return [found for layer in model.body.layers if (found := experts_in(layer)) is not None]
+
+
+def names_of(model: TextModel) -> dict[Any, str]:
+    """Return a name for each linear layer and each expert's matrix that the kernels compute."""
+    modules = {module: name for name, module in model.body.named_modules()}
+    names = {linear: modules.get(linear, "head") for linear in linears_of(model)}
+    for experts in experts_of(model):
+        for number, part in product(range(experts.num_experts), PARTS):
+            names[ExpertMatrix(experts, number, part)] = f"{modules[experts]}.{number}.{part}"
+    return names
 
 
 def inner_width_of(model: TextModel) -> int:

@@ -11,12 +11,14 @@ matrices rounded as theirs. So the check at load compares like with like.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import torch
 
 from models.grouped_weights import GROUP, GroupedWeight
 from models.transformers_lm.expert_layers import ExpertMatrix, experts_computed_by
+from workers.cpu_kernels.kept_weights import KeptWeights
 from workers.cpu_kernels.packing import MatrixPacker, Weight
 
 _HEAD_BITS: Final = 8
@@ -51,6 +53,8 @@ class Forms:
         left: what reads floats that are not in the model.
         head: the linear layer from states to logits.
         importance: by the same, the factors of squared errors, one for each input.
+        kept: the quantised matrices that are in files, or are written to them, if any.
+        names: those of the matrices in `kept`.
     """
 
     def __init__(
@@ -62,6 +66,8 @@ class Forms:
         left: Left,
         head: Any,
         importance: Mapping[Any, torch.Tensor],
+        kept: KeptWeights | None = None,
+        names: Mapping[Any, str] = MappingProxyType({}),
     ) -> None:
         self._packer: Final = packer
         self._bits: Final = bits
@@ -69,6 +75,8 @@ class Forms:
         self._left: Final = left
         self._head: Final = head
         self._importance: Final = importance
+        self._files: Final = kept
+        self._names: Final = names
         self._kept: Final[dict[Any, GroupedWeight]] = {}
 
     @property
@@ -95,8 +103,12 @@ class Forms:
     def forget(self) -> None:
         """Free the numbers that were returned so far."""
         self._kept.clear()
+        if self._files is not None:
+            self._files.flush()
 
     def _of(self, linear: Any) -> Weight:
+        if self._files is not None and (found := self._files.get(self._names[linear])) is not None:
+            return found
         bits = self._bits
         if bits is not None and linear is self._head:
             bits = max(bits, _HEAD_BITS)
@@ -104,7 +116,12 @@ class Forms:
         if stored is not None and (bits is None or stored.bits <= bits):
             return stored
         weight = floats_of(linear, self._left) if stored is None else stored.floats()
-        return weight if bits is None else self._packer.quantised(weight, bits, self._importance.get(linear))
+        if bits is None:
+            return weight
+        quantised = self._packer.quantised(weight, bits, self._importance.get(linear))
+        if self._files is not None:
+            self._files.add(self._names[linear], quantised)
+        return quantised
 
 
 @contextmanager

@@ -46,6 +46,35 @@ class Predictions:
         return float((self.likeliest == other.likeliest).float().mean())
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How well a rounded model predicts a text, beside the model with floats.
+
+    Attributes:
+        tokens: the length of the text.
+        perplexity: of the rounded model.
+        float_perplexity: of the model with floats.
+        agreement: the share of tokens of which both predict the same as the most likely, 0 to 1.
+    """
+
+    tokens: int
+    perplexity: float
+    float_perplexity: float
+    agreement: float
+
+    @classmethod
+    def of(cls, few: Predictions, floats: Predictions) -> "Comparison":
+        """Compare two models' predictions of one text."""
+        return cls(1 + len(few.log_probs), few.perplexity, floats.perplexity, few.agreement(floats))
+
+    def __str__(self) -> str:
+        return (
+            f"perplexity {self.perplexity:.4g} on a text of {self.tokens} tokens, with floats "
+            f"{self.float_perplexity:.4g}; the most likely token is the same in "
+            f"{100 * self.agreement:.1f} % of places"
+        )
+
+
 def predictions(node: KVNode, ids: list[int]) -> Predictions:
     """Return the predictions of a node for a text of at least two tokens, in one step."""
     return Predictions.of(logits_of(node, ids), ids)

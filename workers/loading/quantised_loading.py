@@ -59,6 +59,7 @@ def quantisation_of(config: DeploymentConfig | None, settings: EngineSettings) -
         calibration=calibration,
         measured=_ids(config, _MEASURED_TEXT, _MOST_MEASURED_TOKENS),
         rounds_cells=rounds_cells,
+        kept_beside=Path(config.checkpoint) if settings.keep_quantised else None,
     )
 
 

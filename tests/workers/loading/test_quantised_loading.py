@@ -1,6 +1,8 @@
 """`quantize` and `calibration_text`: what is computed with, what is measured, and what is refused."""
 
 import logging
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ from tests.tiny import tiny_checkpoint
 from workers import settings
 from workers.cpu_kernels import library
 from workers.cpu_kernels.decoder import NativeDecoder
+from workers.cpu_kernels.packing import MatrixPacker
 from workers.kv_engine.node import kv_dtype_of
+from workers.kv_engine.text_logits import Predictions, logits_of
 from workers.loading.device_share import DeviceShare
 from workers.loading.engines import make_kv_engines
 from workers.loading.node_loading import with_kernels
@@ -40,6 +44,47 @@ def test_a_checkpoint_is_quantised_while_it_is_loaded(bits: int, caplog: pytest.
     assert isinstance(found, NativeDecoder)
     assert found.rounds_inputs
     assert f"weights of int{bits}: perplexity" in caplog.text
+
+
+def copied_demo(tmp_path: Path) -> str:
+    """A checkpoint of its own, beside which nothing is kept yet."""
+    folder = tmp_path / "demo"
+    shutil.copytree(resolve("demo").checkpoint, folder, ignore=shutil.ignore_patterns(".dalsegno"))
+    return str(folder)
+
+
+def errors_in(text: str) -> list[str]:
+    return re.findall(r"weights of int4: (perplexity .*)", text)
+
+
+@needs_kernels
+def test_the_next_start_reads_what_was_quantised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint, text = copied_demo(tmp_path), list(range(40))
+    with caplog.at_level(logging.INFO):
+        first = logits_of(node(checkpoint, quantize="int4"), text)
+
+        def quantised(*_: object) -> None:
+            pytest.fail("a matrix is quantised again")
+
+        monkeypatch.setattr(MatrixPacker, "quantised", quantised)
+        monkeypatch.setattr(Predictions, "of", quantised)
+        found = node(checkpoint, quantize="int4")
+
+    monkeypatch.undo()
+    assert torch.equal(logits_of(found, text), first)
+    before, after = errors_in(caplog.text)
+    assert before == after
+
+
+@needs_kernels
+def test_weights_are_not_kept_if_the_settings_say_so(tmp_path: Path) -> None:
+    checkpoint = copied_demo(tmp_path)
+
+    node(checkpoint, quantize="int4", keep_quantised=False)
+
+    assert not (Path(checkpoint) / ".dalsegno").exists()
 
 
 @needs_kernels
