@@ -7,8 +7,8 @@ crash during loading.
 
 import hashlib
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -62,11 +62,16 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A safetensors file that passed the checks."""
+    """A safetensors file that passed the checks.
+
+    Attributes:
+        metadata: what its header says besides, by any names.
+    """
 
     path: Path
     nbytes: int
     tensors: dict[str, TensorInfo]
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_shards(checkpoint: Path) -> list[Shard]:
@@ -127,7 +132,7 @@ def read_shard(path: Path) -> Shard:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}; download it again") from error
     try:
         entries = msgspec.json.decode(header, type=dict[str, Any])
-        entries.pop("__metadata__", None)
+        metadata = msgspec.convert(entries.pop("__metadata__", None) or {}, dict[str, str])
         tensors = msgspec.convert(entries, dict[str, _Tensor])
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: its header cannot be read: {error}") from error
@@ -142,6 +147,7 @@ def read_shard(path: Path) -> Shard:
             name: TensorInfo(t.dtype, tuple(t.shape), t.data_offsets[1] - t.data_offsets[0])
             for name, t in tensors.items()
         },
+        metadata,
     )
 
 

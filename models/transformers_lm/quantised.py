@@ -11,6 +11,7 @@ addition to the pages of the file. A weight is `(q - zero point) * scale`, with
     bitsandbytes        q.weight: int8, q.SCB: the largest absolute value of a row, stored as 127. Or four
                         bits (`four_bit_floats`)
     mxfp4               experts of four bits (`mxfp4`)
+    torchao             q._weight_qdata (`torchao_tensors`)
     groups              q.weight_numbers (`grouped_files`)
 
 Numbers of four and eight bits can also be had as they are stored (`Quantised.grouped`).
@@ -31,12 +32,14 @@ import torch
 
 from models.checkpoints.files import CheckpointError, UnsupportedArchitectureError
 from models.checkpoints.weights import Shard, TensorInfo
-from models.grouped_weights import GROUP, GroupedWeight, per_group
-from models.transformers_lm import grouped_files, mxfp4
+from models.grouped_weights import GroupedWeight
+from models.transformers_lm import grouped_files, mxfp4, torchao_tensors
 from models.transformers_lm.four_bit_floats import FourBitParts, four_bit_parts, is_state
 from models.transformers_lm.grouped_files import GroupedParts, grouped_parts
 from models.transformers_lm.mxfp4 import Mxfp4Parts
 from models.transformers_lm.packed_integers import LAYOUTS, PackedParts, group_sizes, packed_parts
+from models.transformers_lm.scaled_numbers import ScaledParts
+from models.transformers_lm.torchao_tensors import Int4Parts
 
 _SCALES: Final = MappingProxyType(
     {
@@ -64,75 +67,7 @@ _IGNORED: Final = frozenset(
 _LARGEST_INT8: Final = 127
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """The tensors of one quantised weight, by their names in the files.
-
-    Attributes:
-        shape: the shape of the weight.
-        block: the rows and columns that share a scale.
-        divisor: of the scales.
-        is_int8: its numbers are integers, not floats of eight bits.
-    """
-
-    weight: str
-    scale: str
-    zeros: str | None
-    shape: tuple[int, int]
-    block: tuple[int, int]
-    divisor: int = 1
-    is_int8: bool = False
-
-    @property
-    def blocks(self) -> int:
-        """The number of scales."""
-        return ceil(self.shape[0] / self.block[0]) * ceil(self.shape[1] / self.block[1])
-
-    @property
-    def names(self) -> list[str]:
-        return [self.weight, self.scale, *([self.zeros] if self.zeros is not None else [])]
-
-    def floats(self, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
-        """Return the weight, float32 of `shape`."""
-        weight = read(self.weight).to(torch.float32)
-        if self.zeros is not None:
-            weight -= self._spread(read(self.zeros))
-        weight *= self._spread(read(self.scale)) / self.divisor
-        return weight
-
-    def is_grouped(self, _: Callable[[str], torch.Tensor]) -> bool:
-        """True if it is of int8, and its scales are those of whole groups."""
-        wide = self.block[1]
-        return self.is_int8 and (wide >= self.shape[1] or not wide % GROUP)
-
-    def grouped(self, read: Callable[[str], torch.Tensor]) -> GroupedWeight:
-        """Return the weight as it is stored."""
-        (rows, columns), wide = self.shape, self.block[1]
-        scale, zeros = (
-            per_group(self._spread(table)[:, :: max(wide, 1)].expand(rows, -1), wide, columns)
-            if table is not None
-            else None
-            for table in (
-                read(self.scale) / self.divisor,
-                read(self.zeros) if self.zeros is not None else None,
-            )
-        )
-        assert scale is not None
-        numbers = (read(self.weight).to(torch.int16) + 128).to(torch.uint8)
-        minimums = None if zeros is None or not bool(zeros.any()) else (zeros + 128) * -scale
-        return GroupedWeight(8, numbers, scale, minimums)
-
-    def _spread(self, stored: torch.Tensor) -> torch.Tensor:
-        """Scales or zero points, expanded so that they broadcast with the weight."""
-        rows, columns = self.shape
-        high, wide = self.block
-        found = stored.to(torch.float32).reshape(ceil(rows / high), ceil(columns / wide))
-        if 1 < high < rows:
-            found = found.repeat_interleave(high, 0)[:rows]
-        return found.repeat_interleave(wide, 1)[:, :columns] if 1 < wide < columns else found
-
-
-_AnyParts = _Parts | Mxfp4Parts | PackedParts | FourBitParts | GroupedParts
+_AnyParts = ScaledParts | Mxfp4Parts | PackedParts | FourBitParts | GroupedParts | Int4Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +159,10 @@ def quantised_of(raw: Mapping[str, Any], shards: Iterable[Shard], checkpoint: Pa
         raise CheckpointError(f"{checkpoint / 'config.json'}: quantization_config is no object")
     method = str(config.get("quant_method"))
     if complaint := _complaint(config, method):
+        known = sorted({*_SCALES, *LAYOUTS, mxfp4.METHOD, torchao_tensors.METHOD})
         raise UnsupportedArchitectureError(
             f"{checkpoint}: quantised weights of this kind are not served: {complaint}; expected one of "
-            f"{', '.join(sorted({*_SCALES, *LAYOUTS, mxfp4.METHOD}))}, or the model's float weights"
+            f"{', '.join(known)}, or the model's float weights"
         )
     shards = list(shards)
     tensors = {name: tensor for shard in shards for name, tensor in shard.tensors.items()}
@@ -234,6 +170,8 @@ def quantised_of(raw: Mapping[str, Any], shards: Iterable[Shard], checkpoint: Pa
         return _of_four_bits(tensors, checkpoint)
     if method == grouped_files.METHOD:
         return _of_groups(tensors, checkpoint)
+    if method == torchao_tensors.METHOD:
+        return Quantised(*torchao_tensors.weights_in(shards, checkpoint))
     weights: dict[str, _AnyParts] = {}
     if bits := _packed_bits(config, method):
         weights |= {
@@ -296,7 +234,7 @@ def _of_groups(tensors: Mapping[str, TensorInfo], checkpoint: Path) -> Quantised
 
 def _parts_of(
     name: str, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any], checkpoint: Path
-) -> _Parts:
+) -> ScaledParts:
     """The tensors of the quantised weight of that name.
 
     Raises:
@@ -316,14 +254,14 @@ def _parts_of(
             f"{checkpoint}: {name} is {rows} x {columns} with {tensors[scale].elements} numbers in {scale}, "
             "expected more than none; are config.json and the weights of one checkpoint?"
         )
-    parts = _Parts(
+    parts = ScaledParts(
         name,
         scale,
         zeros if zeros in tensors else None,
         (rows, columns),
         _block((rows, columns), tensors[scale].shape, config),
         divisor=_LARGEST_INT8 if method == "bitsandbytes" else 1,
-        is_int8=tensor.dtype == "I8",
+        bits=8 if tensor.dtype == "I8" else None,
     )
     high, wide = parts.block
     for part in parts.names[1:]:
@@ -371,7 +309,7 @@ def _packed_bits(config: Mapping[str, Any], method: str) -> int | None:
 def _complaint(config: Mapping[str, Any], method: object) -> str | None:
     """The reason why such weights are not supported; None if they are."""
     match method:
-        case "mxfp4" | "fp8" | "fbgemm_fp8" | grouped_files.METHOD:
+        case "mxfp4" | "fp8" | "fbgemm_fp8" | torchao_tensors.METHOD | grouped_files.METHOD:
             return None
         case "bitsandbytes":
             has_either = config.get("load_in_8bit") or config.get("load_in_4bit")

@@ -182,6 +182,65 @@ def four_bits(*, is_nested: bool) -> Callable[[torch.Tensor], Stored]:
     return store
 
 
+def torchao_integers(
+    bits: int, group: int | None = None, *, is_symmetric: bool = False
+) -> Callable[[torch.Tensor], Stored]:
+    """A number in a byte; a scale and a zero point of a group of inputs, or of a row."""
+
+    def store(weight: torch.Tensor) -> Stored:
+        wide = group or weight.shape[1]
+        groups = weight.view(weight.shape[0], -1, wide)
+        scale = (groups.abs().amax(2) / 2 ** (bits - 1)).to(torch.bfloat16)
+        zero = torch.full_like(scale, 0 if is_symmetric else 1, dtype=torch.int8)
+        least, most = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+        each, shift = scale.float()[..., None], zero[..., None]
+        numbers = (groups / each + shift).round().clamp(least, most)
+        tensors = {"_weight_qdata": numbers.view(weight.shape).to(torch.int8), "_weight_scale": scale}
+        return tensors | {"_weight_zero_point": zero}, ((numbers - shift) * each).view(weight.shape)
+
+    return store
+
+
+def torchao_pairs(weight: torch.Tensor) -> Stored:
+    """Two numbers of four bits in a byte; scales and zeros are floats, (groups, outputs)."""
+    groups = weight.view(weight.shape[0], -1, 32)
+    least = groups.amin(2)
+    scale = ((groups.amax(2) - least) / 15).to(torch.bfloat16)
+    zero = (least + 8 * scale.float()).to(torch.bfloat16)
+    numbers = ((groups - zero.float()[..., None]) / scale.float()[..., None]).round().clamp(-8, 7)
+    meant = numbers * scale.float()[..., None] + zero.float()[..., None]
+    signed = numbers.view(weight.shape).to(torch.int16) & 15
+    pairs = (signed[:, ::2] | signed[:, 1::2] << 4).to(torch.uint8).view(torch.int8)
+    tensors = {"_weight_scale": scale.T.contiguous(), "_weight_zero_point": zero.T.contiguous()}
+    return {"_weight_qdata": pairs} | tensors, meant.view(weight.shape)
+
+
+def torchao_floats(weight: torch.Tensor) -> Stored:
+    tensors, meant = float8_by_rows(weight)
+    return {"_weight_qdata": tensors["weight"], "_weight_scale": tensors["weight_scale"]}, meant
+
+
+Described = Callable[[str, torch.Size], Any]
+"""What the metadata of a file says of a weight, by its name and shape."""
+
+
+def torchao(kind: str, *parts: str, group: int | None = None, **attributes: Any) -> Described:
+    """The metadata of torchao's tensors; `parts` are their names."""
+
+    def described(_: str, shape: torch.Size) -> dict[str, Any]:
+        data = {"block_size": [1, group or shape[1]], **attributes}
+        return {"_type": kind, "_data": data, "_tensor_data_names": parts or ["qdata", "scale", "zero_point"]}
+
+    return described
+
+
+def dtype_of(name: str) -> dict[str, str]:
+    return {"_type": "torch.dtype", "_data": name}
+
+
+TORCHAO = {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig"}}}
+
+
 def compressed(format: str, **weights: Any) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": {"num_bits": 8, "symmetric": True, **weights}}
     return {"quant_method": "compressed-tensors", "format": format, "config_groups": {"group_0": group}}
@@ -202,21 +261,30 @@ def written(folder: Path, family: Family) -> Path:
 
 
 def quantised(
-    folder: Path, config: Mapping[str, Any], store: Callable[[torch.Tensor], Stored], family: Family = "qwen3"
+    folder: Path,
+    config: Mapping[str, Any],
+    store: Callable[[torch.Tensor], Stored],
+    family: Family = "qwen3",
+    described: Described | None = None,
 ) -> tuple[Path, Path]:
     """A checkpoint with quantised projections, and one with their floats."""
     plain, stored = (written(folder / name, family) for name in ("plain", "stored"))
     floats = load_file(plain / "model.safetensors")
     files: Tensors = {}
+    metadata = {"format": "pt"}
     for name, weight in list(floats.items()):
         module = name.removesuffix(".weight")
+        if described is not None:
+            metadata[name] = json.dumps({"_type": "Tensor"})
         if module.endswith("_proj") or ".experts." in module:
+            if described is not None:
+                metadata[name] = json.dumps(described(name, weight.shape))
             parts, floats[name] = store(weight)
             files |= {f"{module}.{end}": tensor for end, tensor in parts.items()}
         else:
             files[name] = weight
     save_file(floats, plain / "model.safetensors", metadata={"format": "pt"})
-    save_file(files, stored / "model.safetensors", metadata={"format": "pt"})
+    save_file(files, stored / "model.safetensors", metadata=metadata)
     told = json.loads((stored / "config.json").read_text())
     (stored / "config.json").write_text(json.dumps(told | {"quantization_config": dict(config)}))
     return plain, stored
