@@ -40,7 +40,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             checkpoint's template renders.
         decode_slowdown_limit: the most that prompts may lengthen a step: as a factor on the time of a step
             that decodes all sequences, waiting ones included; None is no limit.
-        speculative_tokens: the most tokens drafted per sequence and step; 0 is no speculative decoding.
+        speculative_tokens: the most tokens drafted per sequence and step; 0 is no speculative decoding, and
+            `auto` drafts as many as pay, where our CPU kernels compute the node: their results do not depend
+            on how many rows are computed together.
         draft_model: folder of a smaller checkpoint that drafts tokens; without one, the draft is what
             followed the same tokens earlier in the text (prompt lookup).
         kernels: the code that computes a model's layers: `auto` is our own kernels where they support model
@@ -65,7 +67,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     state_snapshots: Annotated[int, Meta(ge=0, le=65_536)] | None = None
     warm_prefixes: list[Annotated[str, Meta(min_length=1)] | list[dict[str, Any]]] = []
     decode_slowdown_limit: Annotated[float, Meta(ge=1, le=1000)] | None = 1.7
-    speculative_tokens: Annotated[int, Meta(ge=0, le=32)] = 0
+    speculative_tokens: Literal["auto"] | Annotated[int, Meta(ge=0, le=32)] = "auto"
     draft_model: str | None = None
     kernels: Literal["auto", "torch"] = "auto"
     attention: Literal["auto", "triton", "flashinfer"] = "auto"
@@ -82,6 +84,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError("calibration_text: expected none without quantize: int8 or int4")
         if self.warm_prefixes and not self.prefix_cache:
             raise ValueError("warm_prefixes: expected none with prefix_cache false: nothing would be kept")
+
+    @property
+    def drafts_have_to_pay(self) -> bool:
+        """True if tokens are drafted where measurements say that it pays, and not where they do not."""
+        return self.speculative_tokens == "auto"
 
     @property
     def quantises(self) -> bool:

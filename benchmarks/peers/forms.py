@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 DTYPE: Final = "bfloat16"
 """The stored type, which ours is told: a CPU's default may be float32."""
@@ -27,8 +27,12 @@ def path_of(checkpoint: Path, weights: str = "16") -> Path:
     return checkpoint.with_name(f"{checkpoint.name}{'' if kind == '16' else f'-{kind}'}.gguf")
 
 
-def settings_for(checkpoint: Path, weights: str) -> tuple[Path, dict[str, str]]:
-    """Return the model that ours serves with weights of a form, and its `model_kwargs`."""
+def settings_for(checkpoint: Path, weights: str) -> tuple[Path, dict[str, Any]]:
+    """Return the model that ours serves with weights of a form, and its `model_kwargs`.
+
+    Nothing is drafted, because no peer drafts, and answers of random weights repeat themselves.
+    """
+    kwargs: dict[str, Any] = {"dtype": DTYPE, "speculative_tokens": 0}
     if weights in KINDS:
-        return path_of(checkpoint, weights), {"dtype": DTYPE}
-    return checkpoint, {"dtype": DTYPE} | ({"quantize": f"int{weights}"} if weights != "16" else {})
+        return path_of(checkpoint, weights), kwargs
+    return checkpoint, kwargs | ({"quantize": f"int{weights}"} if weights != "16" else {})

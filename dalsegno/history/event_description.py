@@ -203,7 +203,7 @@ def stop_of(reasons: Sequence[str | int | None]) -> str:
 
 
 def _waits_of(work: Mapping[str, NodeWork]) -> str:
-    """The waits of a step's nodes that took longer than a tenth of a second, and their preemptions."""
+    """The waits of a step's nodes over a tenth of a second, their preemptions and their drafts."""
     found = []
     for node, one in work.items():
         if one.waited_s > _LONG_WAIT_S:
@@ -213,6 +213,10 @@ def _waits_of(work: Mapping[str, NodeWork]) -> str:
             by = ", ".join(dict.fromkeys(preemption.by for preemption in one.preemptions if preemption.by))
             times = _count(one.preemption_count, "time")
             found.append(f"{node} was preempted {times}{f' by {by}' if by else ''}")
+        if one.drafted:
+            steps = _count(one.undrafted_steps, "step")
+            without = f", and drafted none in {steps}" if one.undrafted_steps else ""
+            found.append(f"{node} accepted {one.accepted} of {one.drafted} drafted tokens{without}")
     return f"; {'; '.join(found)}" if found else ""
 
 

@@ -97,7 +97,7 @@ class SimulatedRank:
         order = job.order
         # Of a shortened answer, the order allows fewer tokens than were recorded.
         limits = [int(walk.args["max_tokens"]) for walk in order.walks if walk.args.get("max_tokens")]
-        generated = min([tokens.generated, *limits])
+        generated = min([tokens.steps, *limits])
         removal = self.engines[node].add(
             f"{order.request_id}.{order.attempt}.{order.index}",
             Tokens(prompt=tokens.prompt, generated=generated),

@@ -74,10 +74,22 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """The tokens of a sequence: of its prompt, and how many were generated."""
+    """The tokens of a sequence.
+
+    Attributes:
+        prompt: their ids.
+        generated: how many were generated.
+        drafted: how many of these were accepted drafts, which took no step of their own.
+    """
 
     prompt: Sequence[int]
     generated: int
+    drafted: int = 0
+
+    @property
+    def steps(self) -> int:
+        """The number of steps that generated them."""
+        return max(min(1, self.generated), self.generated - self.drafted)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -330,7 +342,7 @@ def _samples(ran: Sequence[_Ran]) -> Iterator[Sample]:
     times = [one.first_token_s for one in by_time]
     sums = [0, *accumulate(one.prefill_tokens for one in by_time)]
     for one in ran:
-        work, steps = one.work, one.tokens.generated - 1
+        work, steps = one.work, one.tokens.steps - 1
         took_s = work.took_s - work.first_token_s - work.held_s
         if steps < 1 or took_s <= 0 or work.preemption_count or not work.first_token_s:
             continue
@@ -352,7 +364,9 @@ def _tokens_of(order: NodeReady, done: WalkCompleted, work: NodeWork, *, is_alon
     facts = [one.facts for one in done.results]
     generated = sum(int(one.get("completion_tokens", 0)) for one in facts)
     is_sampled = any("sampling" in walk.args for walk in order.walks)
-    return Tokens(prompt=_prompt(order, done.id), generated=generated or (work.steps if is_sampled else 0))
+    if not generated:
+        return Tokens(prompt=_prompt(order, done.id), generated=work.steps if is_sampled else 0)
+    return Tokens(prompt=_prompt(order, done.id), generated=generated, drafted=work.accepted)
 
 
 def _prompt(order: NodeReady, name: str) -> Sequence[int]:

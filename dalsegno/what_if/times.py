@@ -145,8 +145,12 @@ def predict(
             "wrote it: record traffic with this version first"
         )
     for side in (recorded, other):
-        if settings.of(side.config).speculative_tokens:
-            raise NotCalibratedError("not calibrated: model_kwargs.speculative_tokens is not simulated")
+        drafts = settings.of(side.config)
+        if drafts.speculative_tokens and not drafts.drafts_have_to_pay:
+            raise NotCalibratedError(
+                "not calibrated: model_kwargs.speculative_tokens is simulated only if it is auto, with the "
+                "accepted drafts that were recorded"
+            )
     costs, same = _learned(load, asked, recorded, around)
     calibration = _calibration(asked, same)
     worst = max(

@@ -264,7 +264,8 @@ def _times(work: NodeWork) -> str:
 
 def _steps(work: NodeWork) -> str:
     rows = f", {work.rows:g} sequences together" if work.rows > 1 else ""
-    return f" over {work.steps:,} engine steps{rows}"
+    drafts = f", {work.accepted:,} of {work.drafted:,} drafted tokens accepted" if work.drafted else ""
+    return f" over {work.steps:,} engine steps{rows}{drafts}"
 
 
 def _beside(work: NodeWork) -> str:

@@ -70,6 +70,9 @@ class NodeWork(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         beside_s: the durations of the steps that computed those.
         preemptions: the first of them, at most `MAX_NAMED`.
         preemption_count: the number of all; `preempted_s` is the sum of all their waits.
+        drafted: the tokens that speculative decoding drafted.
+        accepted: how many of them the model chose, too: so many steps were saved.
+        undrafted_steps: the steps without a draft because the measured costs and acceptance were against one.
     """
 
     calls: int = 0
@@ -88,6 +91,9 @@ class NodeWork(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     preemptions: list[Preemption] = []
     preemption_count: int = 0
     preempted_s: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
+    undrafted_steps: int = 0
 
 
 MAX_NAMED: Final = 8

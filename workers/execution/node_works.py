@@ -98,6 +98,9 @@ class NodeWorks:
                 preemptions=work.preemptions,
                 preemption_count=work.preemption_count,
                 preempted_s=_rounded(work.preempted_s),
+                drafted=work.drafted,
+                accepted=work.accepted,
+                undrafted_steps=work.undrafted_steps,
             )
         return found
 
@@ -134,6 +137,9 @@ class NodeWorks:
                 ][:MAX_NAMED],
                 preemption_count=total.preemption_count + one.eviction_count,
                 preempted_s=total.preempted_s + one.evicted_s + _since(one.evicted_since_s, now_s),
+                drafted=total.drafted + one.drafts.drafted,
+                accepted=total.accepted + one.drafts.accepted,
+                undrafted_steps=total.undrafted_steps + one.drafts.declined_steps,
             )
         return total
 

@@ -29,6 +29,7 @@ class KVEngineConfig:
         state_snapshots: the slots for snapshots of recurrent states; unused by a node without any.
         adapter_bytes: the most memory of LoRA adapters; 0: the node takes none.
         speculative_tokens: the most tokens that are drafted per sequence and step; unused without a proposer.
+        drafts_have_to_pay: draft only as many as measured costs and acceptance make worthwhile.
     """
 
     num_blocks: int
@@ -40,5 +41,6 @@ class KVEngineConfig:
     decode_slowdown_limit: float | None = DECODE_SLOWDOWN_LIMIT
     state_snapshots: int = DEFAULT_STATE_SNAPSHOTS
     speculative_tokens: int = 4
+    drafts_have_to_pay: bool = False
     max_pass_tokens: int = MAX_PASS_TOKENS
     adapter_bytes: int = 0

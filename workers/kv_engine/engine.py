@@ -57,6 +57,7 @@ from workers.kv_engine.selfcheck import check_node
 from workers.kv_engine.sequence import Sequence, Span
 from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.kv_engine.speculative.drafter import Drafter, accept_drafts
+from workers.kv_engine.speculative.payoff import Payoff
 from workers.kv_engine.speculative.proposer import Proposer
 from workers.kv_engine.step import StepBuilder
 from workers.kv_engine.step_outputs import OutputBuilder, StepOutcome
@@ -174,6 +175,7 @@ class KVEngine:
                 speculative_tokens=config.speculative_tokens,
                 max_step_tokens=config.max_step_tokens,
                 max_positions=node.max_positions,
+                payoff=Payoff() if config.drafts_have_to_pay else None,
             )
         self._under_way: LaunchedStep | None = None
         self._read_s = 0.0  # the time at which the last step was read
@@ -373,7 +375,9 @@ class KVEngine:
         took_s = self._read_s - begun_s
         # Counted before rejected drafts are cut off: they were computed, too.
         computed = self._computed(spans, passes, decodes=decodes, took_s=took_s)
-        tokens = accept_drafts(spans, launched.tokens_of(spans, result), self._scheduler.counters)
+        tokens = accept_drafts(
+            spans, launched.tokens_of(spans, result), self._scheduler.counters, self._drafter
+        )
         made, failed = self._programs.take(passes, result.pass_results, step=launched.number)
         sampled = sum(map(len, tokens)) + _emitted(made)
         self._work.count_step(
@@ -394,12 +398,15 @@ class KVEngine:
         return outputs
 
     def _computed(self, spans: list[Span], passes: list[PassSpan], *, decodes: int, took_s: float) -> int:
-        """Return how many tokens a step computed; tell the budget of prompts its duration."""
+        """Return how many tokens a step computed; tell its duration to what learns from it."""
         pass_tokens = sum(one.span.count for one in passes)
+        computed = sum(span.count for span in spans) + pass_tokens
+        prompts = sum(span.count for span in spans if not span.is_decode) + pass_tokens
         if self._scheduler.prefill_budget is not None:
-            prompts = sum(span.count for span in spans if not span.is_decode) + pass_tokens
             self._scheduler.prefill_budget.observe(decodes=decodes, prefill_tokens=prompts, took_s=took_s)
-        return sum(span.count for span in spans) + pass_tokens
+        if self._drafter is not None and not prompts:
+            self._drafter.observe_step(computed, took_s)
+        return computed
 
     def _schedule(self) -> tuple[list[Span], list[PassSpan], dict[str, DalSegnoError]]:
         """Return the spans and passes of the next step, and the errors of those that cannot be computed."""

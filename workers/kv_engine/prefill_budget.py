@@ -15,13 +15,13 @@ reads no clock.
 
 from typing import Final
 
+from workers.kv_engine.step_costs import StepCosts, average
+
 MAX_PREFILL_STEP_S: Final = 3.0
 """The longest duration of a step of prompts: new arrivals and cancellations wait for its end."""
 INITIAL_TOKENS: Final = 512
 """The prompt tokens of a step as long as the cost of one is unknown."""
 _MIN_TOKEN_S: Final = 1e-9
-_WEIGHT: Final = 0.2
-"""The weight of the newest step in the moving averages, which cover about ten steps."""
 
 
 class PrefillBudget:
@@ -41,13 +41,12 @@ class PrefillBudget:
             )
         self._limit = decode_slowdown_limit
         self._min_tokens = min_tokens
-        # By order of magnitude of the number of decodes: their average number, and their average cost in s.
-        self._decodes: dict[int, tuple[float, float]] = {}
+        self._decodes = StepCosts()
         self._token_s: float | None = None
 
     def tokens_with_decodes(self, decodes: int, prompts: int) -> int:
         """Return the prompt tokens for a step with `decodes` decodes while `prompts` prompts wait."""
-        alone_s, soon_s = self._decodes_s(decodes), self._decodes_s(decodes + prompts)
+        alone_s, soon_s = self._decodes.of(decodes), self._decodes.of(decodes + prompts)
         if alone_s is None or soon_s is None or not self._token_s:
             return self._min_tokens
         return max(self._min_tokens, int((self._limit * soon_s - alone_s) / self._token_s))
@@ -61,24 +60,9 @@ class PrefillBudget:
     def observe(self, *, decodes: int, prefill_tokens: int, took_s: float) -> None:
         """Learn from a step that was run."""
         if decodes and not prefill_tokens:
-            size = decodes.bit_length()
-            number, alone_s = self._decodes.get(size, (None, None))
-            self._decodes[size] = _average(number, decodes), _average(alone_s, took_s)
+            self._decodes.observe(decodes, took_s)
         elif prefill_tokens:
-            alone_s = self._decodes_s(decodes) if decodes else 0.0
+            alone_s = self._decodes.of(decodes) if decodes else 0.0
             if alone_s is not None:
                 per_token_s = max(took_s - alone_s, 0.0) / prefill_tokens
-                self._token_s = _average(self._token_s, per_token_s)
-
-    def _decodes_s(self, decodes: int) -> float | None:
-        """Return the cost of so many decodes, on the line through the two nearest observed numbers."""
-        nearest = sorted(self._decodes.values(), key=lambda seen: abs(seen[0] - decodes))[:2]
-        if len(nearest) < 2:
-            return nearest[0][1] if nearest else None
-        (few, few_s), (many, many_s) = sorted(nearest)
-        slope_s = max(0.0, (many_s - few_s) / (many - few))  # noise must not make more decodes cost less
-        return max(few_s, many_s + slope_s * (decodes - many))
-
-
-def _average(before: float | None, now: float) -> float:
-    return now if before is None else before + _WEIGHT * (now - before)
+                self._token_s = average(self._token_s, per_token_s)

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from models.transformers_lm.adapters import AdapterWeights
 
 _NO_POSITIONS: Final = range(0)
+_PRIOR_DRAFTS: Final = 2.0
+"""The weight of what is expected, in drafts."""
+_KEPT: Final = 0.9
+"""The weight of earlier drafts after each new one."""
+_KEPT_UNDRAFTED: Final = 0.99
+"""That after each step without one: half of it after 69 steps."""
 
 
 @dataclass(slots=True)
@@ -42,6 +48,32 @@ class DraftLength:
         if not drafted:
             return
         self.current = min(self.limit, self.current * 2) if accepted == drafted else max(1, self.current // 2)
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """The drafted tokens that were compared with the model's, and those that were the same."""
+
+    compared: float = 0.0
+    same: float = 0.0
+
+    def share(self, expected: float) -> float:
+        """Return the share of accepted tokens, near `expected` as long as few were seen."""
+        return (self.same + expected * _PRIOR_DRAFTS) / (self.compared + _PRIOR_DRAFTS)
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """Count a draft: nothing is known of the tokens behind the first wrong one."""
+        self._forget(_KEPT)
+        self.compared += min(drafted, accepted + 1)
+        self.same += accepted
+
+    def skip(self) -> None:
+        """Count a step in which a draft would not have paid."""
+        self._forget(_KEPT_UNDRAFTED)
+
+    def _forget(self, kept: float) -> None:
+        self.compared *= kept
+        self.same *= kept
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +102,7 @@ class Sequence:
         adjusts_logits, can_speculate, can_run_ahead: copies of the properties of `spec`, which are costly to
             compute.
         draft_length: how many tokens may be drafted; None before the first draft.
+        acceptance: how many of its drafts were accepted, where drafts have to pay.
         guide_state: the tokens that its guide allows next; None without a guide.
         computed: how many of `ids` have keys and values in the pool, or bring them.
         reported: the highest `computed` so far. A preempted sequence is computed again, but the scores and
@@ -99,6 +132,7 @@ class Sequence:
     can_speculate: bool = field(init=False)
     can_run_ahead: bool = field(init=False)
     draft_length: DraftLength | None = None
+    acceptance: Acceptance = field(default_factory=Acceptance)
     guide_state: GuideState | None = None
     computed: int = 0
     reported: int = 0

@@ -16,6 +16,7 @@ from models.base import EngineKind
 from workers.kv_engine.attention.kernels import AttentionKernel, choose_attention
 from workers.kv_engine.config import KVEngineConfig
 from workers.kv_engine.gpu.cuda_streams import StreamPriority, use_gpu_stream
+from workers.kv_engine.speculative.payoff import LONGEST
 from workers.kv_engine.speculative.proposer import PromptLookup, Proposer
 from workers.loading import device_share, node_loading
 from workers.loading.device_share import DeviceShare
@@ -139,7 +140,9 @@ def _load_served(
         _check_drafts(node, settings)
         _check_handover(config, name, node)
         towers = _towers(node, settings, share)
-        draft = node_loading.load_draft_model(config, node, settings, share, progress)
+        draft = None
+        if _most_drafts(settings, node):
+            draft = node_loading.load_draft_model(config, node, settings, share, progress)
         if draft is not None:
             _check_drafts(draft, settings)
     return _Served(node=node, kernel=kernel, draft=draft, towers=towers)
@@ -148,15 +151,35 @@ def _load_served(
 def _check_programs(node: "KVNode", settings: EngineSettings) -> None:
     from workers.kv_engine.node import token_programs_of  # noqa: PLC0415 - imports transformers
 
-    if settings.speculative_tokens and token_programs_of(node):
+    if _asks_for_drafts(settings) and token_programs_of(node):
         raise ConfigError(
             f"model_kwargs.speculative_tokens is {settings.speculative_tokens}, but {node.architecture} "
             "generates several tokens at a time, so none are drafted: leave it out"
         )
 
 
+def _asks_for_drafts(settings: EngineSettings) -> bool:
+    return bool(settings.speculative_tokens) and not settings.drafts_have_to_pay
+
+
+def _most_drafts(settings: EngineSettings, node: "KVNode") -> int:
+    """Return the most tokens that are drafted per sequence and step."""
+    if settings.speculative_tokens != "auto":
+        return settings.speculative_tokens
+    from workers.cpu_kernels.decoder import NativeDecoder  # noqa: PLC0415 - imports transformers
+    from workers.kv_engine.node import has_head, token_programs_of  # noqa: PLC0415 - the same
+
+    can_draft = (
+        isinstance(node, NativeDecoder)
+        and has_head(node)
+        and not token_programs_of(node)
+        and not node.layout.states
+    )
+    return LONGEST if can_draft else 0
+
+
 def _check_drafts(node: "KVNode", settings: EngineSettings) -> None:
-    if settings.speculative_tokens and node.layout.states:
+    if _asks_for_drafts(settings) and node.layout.states:
         raise ConfigError(
             f"model_kwargs.speculative_tokens is {settings.speculative_tokens}, but {node.architecture} has "
             "recurrent states, which cannot go back where drafted tokens are rejected: leave it out"
@@ -214,7 +237,8 @@ def _engine_of(
             prefix_cache=settings.prefix_cache,
             state_snapshots=settings.state_snapshots_on(device.type),
             decode_slowdown_limit=settings.decode_slowdown_limit,
-            speculative_tokens=settings.speculative_tokens,
+            speculative_tokens=_most_drafts(settings, served.node),
+            drafts_have_to_pay=settings.drafts_have_to_pay,
             max_pass_tokens=settings.max_pass_tokens,
             adapter_bytes=most_of_adapters,
         ),
@@ -385,7 +409,7 @@ def _proposer(
     step_tokens: int,
 ) -> Proposer | None:
     """Return the source of draft tokens that the settings ask for."""
-    if not settings.speculative_tokens:
+    if not _most_drafts(settings, served):
         return None
     if draft is None:
         return PromptLookup()

@@ -110,7 +110,7 @@ def load_draft_model(
         CheckpointError: its checkpoint cannot be served.
         ConfigError: its vocabulary is another one.
     """
-    if not settings.speculative_tokens or settings.draft_model is None:
+    if settings.draft_model is None:
         return None
     smaller = msgspec.structs.replace(config, checkpoint=settings.draft_model)
     loaded = load_node(smaller, served.name, settings, share.device, progress, leaves_weights=True)

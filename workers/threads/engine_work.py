@@ -45,6 +45,14 @@ class Eviction:
     ended_s: float | None = None
 
 
+class Drafts(NamedTuple):
+    """The drafted tokens of a sequence, the accepted ones, and the steps where none would have paid."""
+
+    drafted: int = 0
+    accepted: int = 0
+    declined_steps: int = 0
+
+
 class _Steps(NamedTuple):
     """Steps and rows that are over, and the counts of the engine when its present place began."""
 
@@ -72,6 +80,7 @@ class EngineWork:
         beside: by key, the tokens of prompts that were computed in the steps since; set at its end.
         beside_s: the durations of those steps.
         held_s: the sum of the pauses that have ended; `held_since_s` is the begin of one that has not.
+        drafts: what speculative decoding did for it.
     """
 
     queued_s: float | None = None
@@ -91,6 +100,7 @@ class EngineWork:
     beside_s: float = 0.0
     held_s: float = 0.0
     held_since_s: float | None = None
+    drafts: Drafts = field(default_factory=Drafts)
     _computed: int = 0
     _steps: _Steps = field(default_factory=_Steps)
 
@@ -137,6 +147,15 @@ class EngineWork:
             self.held_since_s = time.perf_counter()
         elif not held and self.held_since_s is not None:
             self.held_s, self.held_since_s = self.held_s + time.perf_counter() - self.held_since_s, None
+
+    def count_draft(self, drafted: int, accepted: int) -> None:
+        """Note a draft, and how many of its tokens were accepted."""
+        before = self.drafts
+        self.drafts = before._replace(drafted=before.drafted + drafted, accepted=before.accepted + accepted)
+
+    def decline_draft(self) -> None:
+        """Note a step without a draft, because none would have paid."""
+        self.drafts = self.drafts._replace(declined_steps=self.drafts.declined_steps + 1)
 
     def count_step(self, rows: int) -> None:
         """Note a step that computed it, with so many rows."""

@@ -11,7 +11,7 @@ from configs.deployment import DeploymentConfig
 from dalsegno.config import resolve
 from dalsegno.gate.recorded_decisions import for_conductor, index
 from dalsegno.what_if import recorded_load, time_report, times
-from dalsegno.what_if.recorded_load import Load
+from dalsegno.what_if.recorded_load import Load, Tokens
 from dalsegno.what_if.times import Around, NotCalibratedError, Side, Times
 from models import registry
 from shared.quantile import quantile
@@ -132,6 +132,12 @@ def test_drafted_tokens_are_not_simulated() -> None:
     )
     with pytest.raises(NotCalibratedError, match="speculative_tokens"):
         predict(served(), drafting)
+
+
+def test_accepted_drafts_take_no_steps() -> None:
+    assert Tokens(prompt=[1], generated=10, drafted=4).steps == 6
+    assert Tokens(prompt=[1], generated=10, drafted=10).steps == 1
+    assert Tokens(prompt=[1], generated=0).steps == 0
 
 
 def test_a_cancelled_request_is_cancelled_again() -> None:

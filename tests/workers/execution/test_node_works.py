@@ -45,6 +45,17 @@ def test_ended_calls_are_added_up_without_their_records() -> None:
     assert not works._nodes["vocoder"].records
 
 
+def test_drafts_are_added_up() -> None:
+    works = NodeWorks()
+    for drafted, accepted in ((4, 3), (2, 0)):
+        record = works.record("llm")
+        record.count_draft(drafted, accepted)
+        record.decline_draft()
+    found = works.report()["llm"]
+
+    assert (found.drafted, found.accepted, found.undrafted_steps) == (6, 3, 2)
+
+
 def test_a_request_is_not_its_own_neighbour() -> None:
     works = NodeWorks("r1")
     with works.call("llm"):

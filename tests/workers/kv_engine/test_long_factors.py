@@ -4,7 +4,7 @@ Up to `CHANGE` tokens a text has short factors. Beyond, it has long ones from it
 computes all keys again when an answer grows past the change.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from shared.errors import ClientError, TensorGone
 from tests.tiny import tiny_checkpoint
 from tests.tiny.phi import CHANGE
 from tests.workers.kv_engine.engines import make_engine
+from tests.workers.kv_engine.known_drafts import Knowing
 from tests.workers.kv_engine.oracle import (
     clear_text,
     generate,
@@ -225,22 +226,6 @@ def test_keys_that_are_gone_fail_the_text_that_cannot_use_them(node: DecoderLM) 
 
 
 # ---- drafts, recorded steps, groups ----------------------------------------------------------------
-
-
-class Knowing:
-    """Guesses what comes."""
-
-    def __init__(self, coming: Mapping[str, list[int]]) -> None:
-        self._coming = coming
-
-    def propose(self, sequences: Sequence[Row], most: Sequence[int]) -> list[list[int]]:
-        return [
-            self._coming[row.spec.key][row.generated :][:count]
-            for row, count in zip(sequences, most, strict=True)
-        ]
-
-    def forget(self, key: str) -> None:
-        pass
 
 
 def test_drafts_never_reach_past_the_change(node: DecoderLM) -> None:

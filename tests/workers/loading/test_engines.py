@@ -21,6 +21,7 @@ from workers.kv_engine.attention.flashinfer import FlashInfer
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.gpu import cuda_graphs
 from workers.kv_engine.sequence_spec import SequenceSpec
+from workers.kv_engine.speculative.payoff import LONGEST
 from workers.loading import device_share, engines
 from workers.loading.engines import make_kv_engines, make_stateless_nodes
 from workers.machine import memory
@@ -161,3 +162,20 @@ def test_keys_and_values_go_where_the_worker_says() -> None:
     run(engine, [SequenceSpec(key="a", prompt_ids=[1, 2, 3], max_tokens=1, export=EXPORT)])
 
     assert slots.arrays["kv"].shape[2] == 3
+
+
+@pytest.mark.parametrize(
+    ("told", "kernels", "most"),
+    [("auto", "auto", LONGEST), ("auto", "torch", 0), (0, "auto", 0), (3, "torch", 3)],
+)
+def test_tokens_are_drafted_by_default_where_results_do_not_depend_on_the_rows(
+    told: Any, kernels: Any, most: int
+) -> None:
+    if library.load() is None and kernels == "auto":
+        pytest.skip("there are no CPU kernels on this machine")
+    settings = EngineSettings(speculative_tokens=told, kernels=kernels)
+    [engine] = make_kv_engines(resolve("demo"), settings, 0, lambda *_: None).values()
+
+    drafter = engine._drafter
+    assert (drafter._speculative_tokens if drafter is not None else 0) == most
+    assert (drafter is not None and drafter._payoff is not None) == (most == LONGEST)

@@ -10,8 +10,9 @@ overwritten.
 `workers.kv_engine.speculative.draft_model` uses a smaller model. Sequences whose logits are adjusted, scored
 or guided do not speculate, because the adjustment after a draft would depend on the draft.
 
-The number of drafts follows the acceptance: doubled if all were accepted, else halved
-(`workers.kv_engine.sequence.DraftLength`). No torch here.
+The number of drafts is what pays (`workers.kv_engine.speculative.payoff`). Where a deployment sets it, it
+follows the acceptance: doubled if all were accepted, else halved (`workers.kv_engine.sequence.DraftLength`).
+No torch here.
 """
 
 from collections.abc import Sequence as Items
@@ -43,7 +44,10 @@ class PromptLookup:
         self._texts: dict[str, _NgramIndex] = {}
 
     def propose(self, sequences: Items[Sequence], most: Items[int]) -> list[list[int]]:
-        return [self._of(sequence).draft(count) for sequence, count in zip(sequences, most, strict=True)]
+        return [
+            self._of(sequence).draft(count) if count else []
+            for sequence, count in zip(sequences, most, strict=True)
+        ]
 
     def forget(self, key: str) -> None:
         self._texts.pop(key, None)
