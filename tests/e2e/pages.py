@@ -87,6 +87,9 @@ _OTHERS_EVERY_TIME: Final = (
     (re.compile(r"\b\d+(?:\.\d)? %"), "_ %"),
     (re.compile(r"^unusual: .*\n", re.MULTILINE), ""),  # it depends on the requests of other tests
     (re.compile(r"\bin \d+ chunks; longest pause"), "in _ chunks; longest pause"),
+    # Drafts depend on measured times, and steps on drafts.
+    (re.compile(r"\b[\d,]+ engine steps(, [\d,]+ of [\d,]+ drafted tokens accepted)?"), "_ engine steps"),
+    (re.compile(r"; \w+ accepted \d+ of \d+ drafted tokens(, and drafted none in \d+ steps?)?"), ""),
     (re.compile(r" {2,}"), " "),
     (re.compile(r"^ ?_ m?s _ m?s _ %", re.MULTILINE), "FROM TOOK SHARE"),
 )
