@@ -2,8 +2,8 @@
 
 A weight is `scale * (number - zero)`, with a zero of 8, 16, 32 or 128, or `scale * number + minimum`, or
 `scale * values[number]`, with a table of sixteen values. Numbers are unsigned. Scale and minimum belong to
-an output and to 32 consecutive inputs; with six bits, to 16. Formats with larger groups (GPTQ, AWQ) repeat
-theirs.
+an output and to 32 consecutive inputs. Weights of four bits without minimums may have a scale for each half
+of such a group, and those of six bits always do. Formats with larger groups (GPTQ, AWQ) repeat theirs.
 """
 
 from dataclasses import dataclass, replace
@@ -14,8 +14,6 @@ import torch
 
 GROUP: Final = 32
 """Inputs of a group. The last group of a row may be smaller."""
-IN_HALVES: Final = 6
-"""The bits of numbers of which each half of a group has a scale."""
 _LARGEST: Final = 127
 
 
@@ -26,8 +24,8 @@ class GroupedWeight:
     Attributes:
         bits: of a number: 4, 5, 6 or 8.
         numbers: (n, k) uint8, one number in each.
-        scales: (n, groups) float32; of six bits (n, 2 * groups).
-        minimums: (n, groups) float32; None if weights are `scale * (number - zero)`, as all of six bits.
+        scales: (n, groups) float32, or (n, 2 * groups).
+        minimums: (n, groups) float32; None if weights are `scale * (number - zero)`, as with two scales.
         values: what each number of four bits stands for; such weights have no minimums.
     """
 
@@ -57,7 +55,7 @@ class GroupedWeight:
     @property
     def parts(self) -> int:
         """The number of scales of a group."""
-        return 2 if self.bits == IN_HALVES else 1
+        return self.scales.shape[1] // -(-self.numbers.shape[1] // GROUP)
 
     def outputs(self, start: int, end: int) -> "GroupedWeight":
         """Return the rows of some outputs."""
@@ -67,7 +65,7 @@ class GroupedWeight:
         )
 
     def with_minimums(self) -> "GroupedWeight":
-        """Return the same weights with minimums; those of values or six bits get eight."""
+        """Return the same weights with minimums; those of values or with two scales get eight bits."""
         if self.values is not None or self.parts > 1:
             return self.widened(8).with_minimums()
         return self if self.minimums is not None else replace(self, minimums=self.scales * -self.zero)
@@ -82,15 +80,17 @@ class GroupedWeight:
     def widened(self, bits: int) -> "GroupedWeight":
         """Return the same weights with numbers of more bits, if they have fewer.
 
-        Those with values get eight bits, as do those of six bits. Both are rounded.
+        Those with values or two scales get eight bits, to which they are rounded.
         """
+        if self.parts > 1:
+            return rounded(self.floats())
         if self.values is not None:
             whole = self.with_integers()
             bytes_of = (whole.factors + 128).to(torch.uint8)
             return GroupedWeight(8, bytes_of[self.numbers.int()], whole.scales)
         if self.bits >= bits:
             return self
-        return rounded(self.floats()) if self.parts > 1 else replace(self.with_minimums(), bits=bits)
+        return replace(self.with_minimums(), bits=bits)
 
     def floats(self) -> torch.Tensor:
         """Return the weights, (n, k) float32."""

@@ -18,7 +18,7 @@ from models.checkpoints.weights import read_shards
 from models.gguf.parts import name_of, parts_of
 
 _GIB: Final = 1 << 30
-_FORM: Final = b"groups of four to eight bits, of all layers with kernels"
+_FORM: Final = b"groups of four to eight bits, of all layers with kernels, digits apart, code books"
 """The name of what conversions write; another one makes them anew."""
 
 

@@ -7,6 +7,7 @@ durations did not fit into the time of the order. What none of them took follows
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from math import ceil
 
 from dalsegno.what_if.engines import SimulatedEngine, SimulatedNode
 from dalsegno.what_if.recorded_load import Part, Tokens
@@ -97,10 +98,10 @@ class SimulatedRank:
         order = job.order
         # Of a shortened answer, the order allows fewer tokens than were recorded.
         limits = [int(walk.args["max_tokens"]) for walk in order.walks if walk.args.get("max_tokens")]
-        generated = min([tokens.steps, *limits])
+        share = min([1.0, *(limit / max(tokens.generated, 1) for limit in limits)])
         removal = self.engines[node].add(
             f"{order.request_id}.{order.attempt}.{order.index}",
-            Tokens(prompt=tokens.prompt, generated=generated),
+            Tokens(prompt=tokens.prompt, generated=ceil(tokens.steps * share)),
             priority=order.priority,
             deadline_ns=order.deadline_ns,
             tenant=order.tenant,

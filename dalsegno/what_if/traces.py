@@ -95,7 +95,12 @@ def _asked(number: int, call: Call, donor: Asked, model: str, subjects: Subjects
 def _part(part: Part, call: Call, number: int) -> Part:
     """A recorded part with the tokens of a request of the trace."""
     sequences = {
-        node: Tokens(prompt=_prompt(call, number), generated=call.output_length) for node in part.sequences
+        node: Tokens(
+            prompt=_prompt(call, number),
+            generated=call.output_length,
+            drafted=call.output_length * was.drafted // max(was.generated, 1),
+        )
+        for node, was in part.sequences.items()
     }
     lengths: dict[str, Any] = {"prompt_tokens": call.input_length, "completion_tokens": call.output_length}
     results = [

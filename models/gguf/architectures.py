@@ -160,6 +160,23 @@ def _of_olmo2(keys: _Keys, _: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def _of_granite(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "attention_multiplier": keys.get("attention.scale") or config["head_dim"] ** -0.5,
+        "embedding_multiplier": keys.get("embedding_scale") or 1.0,
+        "residual_multiplier": keys.get("residual_scale") or 1.0,
+        "logits_scaling": keys.get("logit_scale") or 1.0,
+    }
+
+
+def _of_olmoe(keys: _Keys, _: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "num_experts": keys.number("expert_count"),
+        "num_experts_per_tok": keys.number("expert_used_count"),
+        "norm_topk_prob": False,
+    }
+
+
 def _of_experts(keys: _Keys, _: Mapping[str, Any]) -> dict[str, Any]:
     width = keys.number("expert_feed_forward_length")
     return {
@@ -233,9 +250,15 @@ _ARCHITECTURES: Final[Mapping[str, _Architecture]] = MappingProxyType(
             merges_experts=True,
             config=_of_gpt_oss,
         ),
+        "granite": _Architecture(
+            model_class="GraniteForCausalLM", model_type="granite", is_permuted=True, config=_of_granite
+        ),
         "llama": _Architecture(model_class="LlamaForCausalLM", model_type="llama", is_permuted=True),
         "olmo2": _Architecture(
             model_class="Olmo2ForCausalLM", model_type="olmo2", modules=_ALL_NORMS, config=_of_olmo2
+        ),
+        "olmoe": _Architecture(
+            model_class="OlmoeForCausalLM", model_type="olmoe", has_experts=True, config=_of_olmoe
         ),
         "phi3": _Architecture(
             model_class="Phi3ForCausalLM",

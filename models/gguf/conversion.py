@@ -59,7 +59,12 @@ _KEEP_SPACE: Final = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 _LLAMA3: Final = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken"})
 """Ways to split a text whose vocabularies prefer whole tokens to merges, and begin texts with a token unless
 the file says otherwise, as llama.cpp has them."""
-_SPLITS: Final = _LLAMA3 | {"qwen2", "deepseek-r1-qwen", "gpt-2", "gpt-4o", "dbrx", "smaug-bpe"}
+_LIKE_GPT2: Final = frozenset({"gpt-2", "mpt", "olmo", "phi-2"})
+_DIGITS_FIRST: Final = frozenset({"refact", "smollm", "starcoder", "command-r"})
+"""Those that split as GPT-2 does, after each digit was split off."""
+_SPLITS: Final = (
+    _LLAMA3 | _LIKE_GPT2 | _DIGITS_FIRST | {"qwen2", "deepseek-r1-qwen", "gpt-4o", "dbrx", "smaug-bpe"}
+)
 _CONTROL: Final = 3
 """The type of a control token."""
 
@@ -202,11 +207,15 @@ def _finish_tokenizer(metadata: Mapping[str, Any], path: Path) -> None:
     split = metadata.get("tokenizer.ggml.pre")
     told = json.loads(path.read_text())
     is_plain = told["pre_tokenizer"]["type"] == "ByteLevel"
-    if split not in _SPLITS or is_plain != (split == "gpt-2"):
+    if split not in _SPLITS or is_plain != (split in _LIKE_GPT2 | _DIGITS_FIRST):
         raise UnsupportedArchitectureError(
             f"tokenizer.ggml.pre is {split!r}: expected one of {', '.join(sorted(_SPLITS))}, in a "
             "version of transformers that knows it; others split texts in ways that are not known here"
         )
+    if split in _DIGITS_FIRST:
+        digits = {"type": "Digits", "individual_digits": True}
+        told["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, told["pre_tokenizer"]]}
+        path.write_text(json.dumps(told, ensure_ascii=False))
     if split not in _LLAMA3:
         return
     told["model"]["ignore_merges"] = True

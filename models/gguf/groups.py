@@ -6,15 +6,18 @@
                         times one float each
     IQ4_NL, MXFP4       scale * value, that the number chooses from a table
     IQ4_XS              the same: blocks of 256, whose eight scales are integers of six bits, times one float
-    Q6_K                scale * (number - zero), with a scale per sixteen weights: integers of eight bits,
-                        times one float for 256
+    IQ3_S, IQ3_XXS,     the same: the values are those of a code book, with their signs; the scales are
+    IQ2_XXS             integers of four bits, times one float for 256
+    IQ2_S, IQ2_XS       the same, with a scale per sixteen weights
+    Q6_K, Q3_K          scale * (number - zero), with a scale per sixteen weights: integers of eight or six
+                        bits, times one float for 256
 
 Others are rounded to eight bits (`models.grouped_weights.rounded`).
 
 Source: the block structures of llama.cpp's `ggml-common.h`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -27,6 +30,9 @@ from models.transformers_lm import mxfp4
 
 _SCALES_OF_K: Final = 8
 """Groups of a block of 256."""
+_VALUES: Final = 16
+"""Of a table that numbers of four bits choose from."""
+_IQ2_VALUES: Final = (-43, -25, -8, 8, 25, 43)
 _IQ4_VALUES: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
@@ -84,6 +90,22 @@ def _q6_k(blocks: torch.Tensor) -> GroupedWeight:
     return GroupedWeight(6, numbers.flatten(1), scales.flatten(1))
 
 
+def _q3_k(blocks: torch.Tensor) -> GroupedWeight:
+    """Of 128 weights 32 bytes have the low two bits; of all, a bit of 32 bytes is unset if it is 4 less.
+
+    Eight bytes have the low four bits of the sixteen scales, four bytes behind them their high two bits.
+    """
+    pairs = torch.arange(0, 8, 2, dtype=torch.uint8)
+    low = blocks[..., 32:96].unflatten(-1, (2, 1, 32)) >> pairs[:, None] & 3  # type: ignore[no-untyped-call]
+    places = torch.arange(8, dtype=torch.uint8)
+    is_plain = blocks[..., None, :32] >> places[:, None] & 1
+    numbers = low.flatten(-3) + 4 * is_plain.flatten(-2) + 4  # 4 less, and the zero is 8
+    of_low = blocks[..., None, 96:104] >> torch.tensor([[0], [4]], dtype=torch.uint8) & 15
+    of_high = blocks[..., None, 104:108] >> pairs[:, None] & 3
+    scales = (of_low.flatten(-2) | of_high.flatten(-2) << 4).float() - 32
+    return GroupedWeight(4, numbers.flatten(1), (scales * _half(blocks, 108)[..., None]).flatten(1))
+
+
 def _iq4_nl(blocks: torch.Tensor) -> GroupedWeight:
     return GroupedWeight(4, _nibbles(blocks[..., 2:]), _half(blocks, 0), values=_IQ4_VALUES)
 
@@ -103,6 +125,62 @@ def _iq4_xs(blocks: torch.Tensor) -> GroupedWeight:
     )
 
 
+def _from_code_book(
+    kind: Type, values: Sequence[int], scales_of: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[torch.Tensor], GroupedWeight]:
+    """Return what reads blocks that begin with a float16, the factor of all their scales.
+
+    Args:
+        kind: their type.
+        values: those that its code book and signs make, ascending.
+        scales_of: returns the scales of blocks without that factor, (outputs, blocks, scales of a block).
+    """
+    table = (*values, *[0] * (_VALUES - len(values)))
+    known = torch.tensor(values, dtype=torch.float32)
+    between = (known[1:] + known[:-1]) / 2
+
+    def read(blocks: torch.Tensor) -> GroupedWeight:
+        plain, scales = blocks.clone(), scales_of(blocks)
+        plain[..., :2] = torch.tensor([1.0], dtype=torch.float16).view(torch.uint8)
+        floats = torch.from_numpy(gguf.dequantize(plain.flatten(1).numpy(), kind))
+        groups = floats.view(*scales.shape, -1)
+        numbers = torch.bucketize(groups / scales[..., None], between).to(torch.uint8)
+        factors = _half(blocks, 0)[..., None]
+        return GroupedWeight(4, numbers.flatten(1), (scales * factors).flatten(1), values=table)
+
+    return read
+
+
+def _iq3_s_scales(blocks: torch.Tensor) -> torch.Tensor:
+    packed = blocks[..., 106:110, None] >> torch.tensor([0, 4], dtype=torch.uint8) & 15
+    return 1 + 2 * packed.flatten(-2).float()
+
+
+def _iq3_xxs_scales(blocks: torch.Tensor) -> torch.Tensor:
+    return (0.5 + (blocks[..., 69:98:4] >> 4).float()) * 0.5
+
+
+def _iq2_xxs_scales(blocks: torch.Tensor) -> torch.Tensor:
+    return (0.5 + (blocks[..., 9:66:8] >> 4).float()) * 0.25
+
+
+def _iq2_xs_scales(blocks: torch.Tensor) -> torch.Tensor:
+    return _quarters(blocks[..., 66:74])
+
+
+def _iq2_s_scales(blocks: torch.Tensor) -> torch.Tensor:
+    return _quarters(blocks[..., 74:82])
+
+
+def _quarters(packed: torch.Tensor) -> torch.Tensor:
+    nibbles = packed[..., None] >> torch.tensor([0, 4], dtype=torch.uint8) & 15
+    return (0.5 + nibbles.flatten(-2).float()) * 0.25
+
+
+def _signed(values: Sequence[int]) -> list[int]:
+    return sorted([*values, *(-value for value in values)])
+
+
 def _mxfp4(blocks: torch.Tensor) -> GroupedWeight:
     return GroupedWeight(
         4, _nibbles(blocks[..., 1:]), mxfp4.scales_of(blocks[..., 0]) * mxfp4.UNIT, values=mxfp4.VALUES
@@ -118,9 +196,17 @@ _BLOCKS: Final[Mapping[Any, Callable[[torch.Tensor], GroupedWeight]]] = MappingP
         Type.Q8_0: _q8_0,
         Type.Q4_K: _q4_k,
         Type.Q5_K: _q5_k,
+        Type.Q3_K: _q3_k,
         Type.Q6_K: _q6_k,
         Type.IQ4_NL: _iq4_nl,
         Type.IQ4_XS: _iq4_xs,
+        Type.IQ3_S: _from_code_book(Type.IQ3_S, _signed(range(1, 16, 2)), _iq3_s_scales),
+        Type.IQ3_XXS: _from_code_book(
+            Type.IQ3_XXS, _signed((4, 12, 20, 28, 36, 44, 52, 62)), _iq3_xxs_scales
+        ),
+        Type.IQ2_XXS: _from_code_book(Type.IQ2_XXS, _IQ2_VALUES, _iq2_xxs_scales),
+        Type.IQ2_XS: _from_code_book(Type.IQ2_XS, _IQ2_VALUES, _iq2_xs_scales),
+        Type.IQ2_S: _from_code_book(Type.IQ2_S, _IQ2_VALUES, _iq2_s_scales),
         Type.MXFP4: _mxfp4,
     }
 )

@@ -3,7 +3,8 @@
     q.weight_numbers    U8 (outputs, inputs), or of four bits (outputs, inputs / 2): the first in the low bits
     q.weight_high_bits  U8 (outputs, inputs / 8), the fifth bits of numbers of five; (outputs, inputs / 4),
                         the two high bits of numbers of six: the first in the lowest bits
-    q.weight_scales     F32 (outputs, groups); of numbers of six bits (outputs, 2 * groups)
+    q.weight_scales     F32 (outputs, groups); of numbers of six bits, and of some of four,
+                        (outputs, 2 * groups)
     q.weight_minimums   F32 (outputs, groups); absent if weights are `scale * (number - zero)`
     q.weight_values     I8 (16), that numbers of four bits choose from; mostly absent
 
@@ -19,7 +20,7 @@ import torch
 
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.weights import TensorInfo
-from models.grouped_weights import GROUP, IN_HALVES, GroupedWeight
+from models.grouped_weights import GROUP, GroupedWeight
 
 METHOD: Final = "groups"
 NUMBERS: Final = "weight_numbers"
@@ -110,12 +111,12 @@ def grouped_parts(name: str, tensors: Mapping[str, TensorInfo], checkpoint: Path
             f"ones of F32 in {scales} and {minimums}, if there is any; convert the file again"
         )
     high = tensors.get(high_bits)
-    bits = _bits_of(numbers, found, high)
+    bits, parts = _form_of(numbers, found, high)
     outputs, groups = found.shape
-    inputs = groups * GROUP // (2 if bits == IN_HALVES else 1)
-    has_no_minimums = values in tensors or bits == IN_HALVES
+    inputs = groups * GROUP // parts
+    has_no_minimums = values in tensors or parts > 1
     wanted = {
-        scales: ("F32", (outputs, groups + groups % 2 if bits == IN_HALVES else groups)),
+        scales: ("F32", (outputs, -(-groups // parts) * parts)),
         name: ("U8", (outputs, inputs if bits == 8 else inputs // 2)),
         minimums: ("F32", None if has_no_minimums else (outputs, groups)),
         values: ("I8", (_COUNT,) if bits == 4 else None),
@@ -133,7 +134,9 @@ def grouped_parts(name: str, tensors: Mapping[str, TensorInfo], checkpoint: Path
     return GroupedParts(module, names, bits, (outputs, inputs))
 
 
-def _bits_of(numbers: TensorInfo, scales: TensorInfo, high_bits: TensorInfo | None) -> int:
-    if high_bits is None:
-        return 4 if numbers.shape[1] * 2 == scales.shape[1] * GROUP else 8
-    return 6 if numbers.shape[1] * 2 == scales.shape[1] * GROUP // 2 else 5
+def _form_of(numbers: TensorInfo, scales: TensorInfo, high_bits: TensorInfo | None) -> tuple[int, int]:
+    """The bits of numbers, and the scales of a group, by the bytes of numbers for each scale."""
+    parts = 2 if numbers.shape[1] * 4 == scales.shape[1] * GROUP else 1
+    if high_bits is not None:
+        return (6, parts) if parts == 2 else (5, parts)
+    return (4, parts) if parts == 2 or numbers.shape[1] * 2 == scales.shape[1] * GROUP else (8, parts)

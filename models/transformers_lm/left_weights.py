@@ -32,6 +32,8 @@ CLASSES: Final = frozenset(
         *("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM"),
         *("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GraniteForCausalLM"),
         *("Olmo2ForCausalLM", "Olmo3ForCausalLM", "Phi3ForCausalLM", "SmolLM3ForCausalLM"),
+        *("GlmForCausalLM", "Glm4ForCausalLM", "Ernie4_5ForCausalLM", "HeliumForCausalLM"),
+        *("SeedOssForCausalLM", "Exaone4ForCausalLM", "OlmoeForCausalLM"),
     }
 )
 """Those that the CPU kernels can compute. Of others, all weights are read when they are loaded."""

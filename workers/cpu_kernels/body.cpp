@@ -28,6 +28,7 @@ struct Matrix {
   const Patch* patches;
   int32_t n, k;
   int32_t bits;  // if its weights are in groups (`grouped.h`); else 0
+  int32_t parts;  // of a group, which have a scale each
   int32_t has_minimums, has_values;
   float factor;
   int8_t values[grouped::VALUES];
@@ -65,6 +66,7 @@ struct Model {
   int32_t layers, hidden, heads, kv_heads, dim, intermediate;
   int32_t activation;         // of MLPs: 0 silu, 1 the approximation of gelu by tanh
   int32_t norms_whole_heads;  // `q_norm` and `k_norm` are those of all heads as one
+  int32_t turns_neighbours;   // which numbers of a head turn against each other, see `rotate`
   int32_t cell_bits;          // of keys and values in the pool: 8, or 0 for numbers of the type of the weights
   float eps, scaling, softcap;  // without a limit of scores, `softcap` is 0
   float residual;               // the factor of what a layer adds to the states; 1 with experts
@@ -124,7 +126,7 @@ Packed<T> packed(const Matrix& matrix) {
 }
 
 inline grouped::Weights grouped_weights(const Matrix& w) {
-  const auto form = grouped::form_of(w.bits, w.has_values != 0);
+  const auto form = grouped::form_of(w.bits, w.parts, w.has_values != 0);
   return {static_cast<const char*>(w.data), w.n, w.k, form, w.has_minimums != 0, w.values, w.factor};
 }
 
@@ -166,6 +168,15 @@ inline void rotate(float* x, const float* cos, const float* sin, int turned) {
     const float a = x[at], b = x[half + at];
     x[at] = a * cos[at] - b * sin[at];
     x[half + at] = b * cos[half + at] + a * sin[half + at];
+  }
+}
+
+// The same, where each number turns against its neighbour; the first half of the angles are those of the pairs.
+inline void rotate_neighbours(float* x, const float* cos, const float* sin, int turned) {
+  for (int pair = 0; pair < turned / 2; ++pair) {
+    const float a = x[2 * pair], b = x[2 * pair + 1];
+    x[2 * pair] = a * cos[pair] - b * sin[pair];
+    x[2 * pair + 1] = b * cos[pair] + a * sin[pair];
   }
 }
 
@@ -445,7 +456,9 @@ struct Body {
       float* one = mine + head * dim;
       const float* weight = head < model.heads ? layer.q_norm : layer.k_norm;
       if (weight && !model.norms_whole_heads) norm(one, weight, dim, model.eps, one);
-      if (layer.angles >= 0) rotate(one, step.cos + angles, step.sin + angles, step.turned);
+      if (layer.angles < 0) continue;
+      const auto turn = model.turns_neighbours ? rotate_neighbours : rotate;
+      turn(one, step.cos + angles, step.sin + angles, step.turned);
     }
     const int stride = cell_stride<Cell>(dim);
     const size_t slot = step.slots[token] * size_t(model.kv_heads);

@@ -158,10 +158,10 @@ def _kept_weights_of(node: Any, quantisation: Quantisation) -> KeptWeights | Non
         return None
     origin = Origin(
         checkpoint=quantisation.kept_beside,
+        node=node.name,
         weights=node.weights_digest,
         dtype=node.dtype,
         bits=quantisation.bits,
-        keeps_stored=quantisation.keeps_stored,
         calibration=tuple(quantisation.calibration),
         measured=tuple(quantisation.measured),
     )
@@ -260,6 +260,7 @@ class NativeDecoder(LlamaLike):
             intermediate=inner,
             activation=_ACTIVATIONS[model.activation],
             norms_whole_heads=self._kind.norms_whole_heads,
+            turns_neighbours=self._kind.turns_neighbours,
             eps=config.rms_norm_eps,
             scaling=body.layers[0].self_attn.scaling,
             softcap=model.option("attn_logit_softcapping", 0.0),

@@ -2,7 +2,7 @@
 //
 // A weight is `scale * (number - zero)`, or `scale * number + minimum`, or `scale * value`, where a number of four bits
 // chooses the value, an integer of eight bits, from a table of the matrix. Numbers are unsigned; scale and minimum are
-// those of its column and of 32 consecutive k, a group; with six bits, each half of a group has a scale. Activations
+// those of its column and of 32 consecutive k, a group; in some forms, each half of a group has a scale. Activations
 // are rounded to eight bits with a scale for each row and group, as in llama.cpp. The products of a group are summed as
 // integers, which is exact, and the groups' sums are added in order. So the result of a row has the same bits by all
 // instructions, and in any batch.
@@ -32,22 +32,28 @@ constexpr int WORDS = GROUP / 4;  // of four numbers
 constexpr int COLUMNS = UNIT * LANES;
 
 enum class Form {
-  FOUR,   // numbers of four bits
-  FIVE,   // of five bits
-  SIX,    // of six bits
-  EIGHT,  // of eight bits
-  VALUE,  // of four bits, which choose a value
+  FOUR,          // numbers of four bits
+  FOUR_HALVES,   // the same, each half of a group with a scale
+  FIVE,          // of five bits
+  SIX,           // of six bits, each half of a group with a scale
+  EIGHT,         // of eight bits
+  VALUE,         // of four bits, which choose a value
+  VALUE_HALVES,  // the same, each half of a group with a scale
 };
 
-inline Form form_of(int bits, bool has_values) {
-  if (has_values) return Form::VALUE;
+inline Form form_of(int bits, int parts, bool has_values) {
+  if (has_values) return parts == 2 ? Form::VALUE_HALVES : Form::VALUE;
+  if (bits == 4 && parts == 2) return Form::FOUR_HALVES;
   return bits == 4 ? Form::FOUR : bits == 5 ? Form::FIVE : bits == 6 ? Form::SIX : Form::EIGHT;
 }
 constexpr int bits_of(Form form) {
   return form == Form::EIGHT ? 8 : form == Form::SIX ? 6 : form == Form::FIVE ? 5 : 4;
 }
-constexpr int parts_of(Form form) { return form == Form::SIX ? 2 : 1; }  // of a group, which have a scale each
-constexpr int multiplied_bits(Form form) { return form == Form::VALUE ? 8 : bits_of(form); }  // of a product's factor
+constexpr int parts_of(Form form) {  // of a group, which have a scale each
+  return form == Form::SIX || form == Form::FOUR_HALVES || form == Form::VALUE_HALVES ? 2 : 1;
+}
+constexpr bool chooses(Form form) { return form == Form::VALUE || form == Form::VALUE_HALVES; }
+constexpr int multiplied_bits(Form form) { return chooses(form) ? 8 : bits_of(form); }  // of a product's factor
 constexpr int zero_of(Form form, bool has_minimums) { return has_minimums ? 0 : 1 << (multiplied_bits(form) - 1); }
 constexpr size_t panel_bytes(Form form) { return size_t(LANES) * GROUP * bits_of(form) / 8; }
 
@@ -221,7 +227,7 @@ template <Form form>
 inline std::array<Words, 2> numbers_at(const char* panel, int word, Words table) {
   const Words both = load_raw<Words>(panel + word * sizeof(Words));
   std::array<Words, 2> found{both & 0x0F0F0F0F, both >> 4 & 0x0F0F0F0F};
-  if constexpr (form == Form::VALUE)
+  if constexpr (chooses(form))
     for (Words& numbers : found) numbers = chosen_from(table, numbers);
   if constexpr (form == Form::FIVE) {
     const Words fifths = load_raw<Words>(panel + WORDS / 2 * sizeof(Words)) >> word;
@@ -242,7 +248,7 @@ void multiply_rows(const Activations& x, const char* unit, size_t group_bytes, c
                    Floats* y) {
   constexpr size_t PANEL = panel_bytes(form);
   constexpr int ZERO = zero_of(form, has_minimums), BITS = multiplied_bits(form), PARTS = parts_of(form);
-  const Words table = form == Form::VALUE ? table_of(values, ZERO) : Words{};
+  const Words table = chooses(form) ? table_of(values, ZERO) : Words{};
   Floats sums[rows][UNIT] = {};
   for (int group = 0; group < x.groups; ++group, unit += group_bytes) {
     for (int line = 0; line < ahead.lines; ++line, ahead.from += 64) __builtin_prefetch(ahead.from, 0, 2);
@@ -324,12 +330,12 @@ constexpr int place_of(int group, int panel, int word) {
 template <Form form, bool has_minimums>
 void unpack(const char* unit, size_t group_bytes, int groups, const int8_t* values, Unpacked& to) {
   constexpr size_t PANEL = panel_bytes(form);
-  const Words table = form == Form::VALUE ? table_of(values, 0) : Words{};
+  const Words table = chooses(form) ? table_of(values, 0) : Words{};
   for (int group = 0; group < groups; ++group, unit += group_bytes)
     for (int panel = 0; panel < UNIT; ++panel) {
       const char* from = unit + panel * PANEL;
       const auto put = [&](int word, Words numbers) {
-        if constexpr (form != Form::VALUE && !has_minimums) {
+        if constexpr (!chooses(form) && !has_minimums) {
           // The zero is the highest bit, so subtracting it is flipping it, and extending it as the sign.
           const __m512i zero = _mm512_set1_epi8(static_cast<char>(zero_of(form, false)));
           numbers = (Words)_mm512_sub_epi8((__m512i)numbers, zero);
@@ -441,12 +447,16 @@ inline void multiply(const Activations& x, int rows, const Weights& w, int unit,
     switch (w.form) {
       case Form::FOUR:
         return w.has_minimums ? multiply_unit<Form::FOUR, true> : multiply_unit<Form::FOUR, false>;
+      case Form::FOUR_HALVES:
+        return multiply_unit<Form::FOUR_HALVES, false>;
       case Form::FIVE:
         return w.has_minimums ? multiply_unit<Form::FIVE, true> : multiply_unit<Form::FIVE, false>;
       case Form::SIX:
         return multiply_unit<Form::SIX, false>;
       case Form::VALUE:
         return multiply_unit<Form::VALUE, false>;
+      case Form::VALUE_HALVES:
+        return multiply_unit<Form::VALUE_HALVES, false>;
       default:
         return w.has_minimums ? multiply_unit<Form::EIGHT, true> : multiply_unit<Form::EIGHT, false>;
     }

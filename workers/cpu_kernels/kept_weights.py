@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +26,7 @@ import msgspec
 import torch
 from safetensors.torch import save_file
 
+from models.checkpoints.files import CONFIG as CONFIG_FILE
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.weights import read_shard
 from models.grouped_weights import GROUP, GroupedWeight
@@ -57,29 +58,36 @@ class Origin:
     """What quantised numbers follow from.
 
     Attributes:
-        checkpoint: its folder.
-        weights: the digest of its weights.
+        checkpoint: its folder. Its configuration counts, and the names, sizes and times of its weight files.
+        node: the name of the node.
+        weights: the digest of its weights, which is that of a sample of them.
         dtype: of the floats that are rounded.
         bits: of the numbers, 4 or 8.
-        keeps_stored: see `Quantisation`.
         calibration: see `Quantisation`.
         measured: see `Quantisation`.
     """
 
     checkpoint: Path
+    node: str
     weights: str
     dtype: torch.dtype
     bits: int
-    keeps_stored: bool
     calibration: tuple[int, ...]
     measured: tuple[int, ...]
 
-    @property
     def folder(self) -> Path:
-        """The place of the files."""
-        told = (_FORM, self.weights, self.dtype, self.keeps_stored, self.calibration, self.measured)
-        digest = blake2b(repr(told).encode(), digest_size=8).hexdigest()
-        return self.checkpoint / _PLACE / f"int{self.bits}-{digest}"
+        """Return the place of the files.
+
+        Raises:
+            OSError: the checkpoint cannot be read.
+        """
+        told = (_FORM, self.node, self.weights, self.dtype, self.calibration, self.measured)
+        digest = blake2b(repr(told).encode(), digest_size=8)
+        digest.update((self.checkpoint / CONFIG_FILE).read_bytes())
+        for path in sorted(self.checkpoint.glob("*.safetensors")):
+            found = path.stat()
+            digest.update(f"|{path.name}|{found.st_size}|{found.st_mtime_ns}".encode())
+        return self.checkpoint / _PLACE / f"int{self.bits}-{digest.hexdigest()}"
 
 
 class KeptWeights:
@@ -94,7 +102,7 @@ class KeptWeights:
     """
 
     def __init__(self, origin: Origin, shapes: Mapping[str, tuple[int, int]]) -> None:
-        self._folder: Final = origin.folder
+        self._folder: Final = origin.folder()
         self._shapes: Final = shapes
         self._readers: dict[str, Callable[[], GroupedWeight]] = {}
         self._unwritten: dict[str, torch.Tensor] = {}
@@ -102,7 +110,7 @@ class KeptWeights:
         self._lock: int | None = None
         self.error: Comparison | None = None
         self.is_whole: Final = self._open()
-        if not self.is_whole:
+        if not self.is_whole and not self._is_there:
             self._begin(
                 sum(prod(shape) for shape in shapes.values()) * (origin.bits + _SCALE_BITS // GROUP) // 8
             )
@@ -140,6 +148,8 @@ class KeptWeights:
         self.flush()
         if self._lock is None:
             return
+        if error is not None and not (isfinite(error.perplexity) and isfinite(error.float_perplexity)):
+            error = None  # JSON has no such number; it is measured again
         try:
             (self._partial / _INDEX).write_bytes(msgspec.json.encode(_Index(sorted(self._names), error)))
             self._partial.rename(self._folder)
@@ -155,20 +165,25 @@ class KeptWeights:
 
     def _open(self) -> bool:
         """Find the matrices in the folder; False if there is none, or if it is damaged."""
-        if not self._folder.is_dir():
+        if not self._is_there:
             return False
         try:
             index = msgspec.json.decode((self._folder / _INDEX).read_bytes(), type=_Index)
             self._readers = self._readers_of(index)
         except (OSError, msgspec.MsgspecError, CheckpointError) as error:
             _LOGGER.warning(
-                "weights are quantised again, because those that were kept are damaged: %s", error
+                "weights are quantised again, because those that were kept cannot be read: %s", error
             )
-            shutil.rmtree(self._folder, ignore_errors=True)
+            if _is_damage(error):
+                shutil.rmtree(self._folder, ignore_errors=True)
             return False
         self.error = index.error
         _LOGGER.info("quantised weights are read from %s", self._folder)
         return True
+
+    @property
+    def _is_there(self) -> bool:
+        return os.path.lexists(self._folder)
 
     def _readers_of(self, index: _Index) -> dict[str, Callable[[], GroupedWeight]]:
         """Raises CheckpointError: files are damaged, or are not those of the index or of the model."""
@@ -227,3 +242,9 @@ class KeptWeights:
 
     def __del__(self) -> None:
         self._unlock()
+
+
+def _is_damage(error: Exception) -> bool:
+    """True unless a file is there and only cannot be read now, or by this user."""
+    reason = error.__cause__ if isinstance(error, CheckpointError) else error
+    return not isinstance(reason, OSError) or isinstance(reason, FileNotFoundError)

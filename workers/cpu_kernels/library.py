@@ -38,7 +38,7 @@ class Matrix(Structure):
 
     _fields_: ClassVar[_Fields] = [
         *((name, c_void_p) for name in ("data", "lists", "patches")),
-        *((name, c_int32) for name in ("n", "k", "bits", "has_minimums", "has_values")),
+        *((name, c_int32) for name in ("n", "k", "bits", "parts", "has_minimums", "has_values")),
         ("factor", c_float),
         ("values", c_int8 * 16),
     ]
@@ -90,7 +90,7 @@ class Model(Structure):
             (name, c_int32)
             for name in ("dtype", "layers", "hidden", "heads", "kv_heads", "dim", "intermediate")
         ),
-        *((name, c_int32) for name in ("activation", "norms_whole_heads", "cell_bits")),
+        *((name, c_int32) for name in ("activation", "norms_whole_heads", "turns_neighbours", "cell_bits")),
         *((name, c_float) for name in ("eps", "scaling", "softcap", "residual")),
         *(("layer", POINTER(Layer)), ("norm", c_void_p)),
     ]

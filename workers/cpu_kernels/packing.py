@@ -38,9 +38,9 @@ class _Columns(IntEnum):
     UP = 2
 
 
-def kind_of(weight: Weight) -> tuple[int, tuple[float, ...] | None] | None:
-    """Return the bits and values of numbers; None of floats. Those of one kind are packed together."""
-    return (weight.bits, weight.values) if isinstance(weight, GroupedWeight) else None
+def kind_of(weight: Weight) -> tuple[int, int, tuple[float, ...] | None] | None:
+    """Return bits, parts and values of numbers; None of floats. Those of one kind are packed together."""
+    return (weight.bits, weight.parts, weight.values) if isinstance(weight, GroupedWeight) else None
 
 
 class MatrixPacker:
@@ -170,6 +170,7 @@ class MatrixPacker:
             n=columns,
             k=first.shape[1],
             bits=first.bits,
+            parts=first.parts,
             has_minimums=first.minimums is not None,
             has_values=values is not None,
             factor=factor,

@@ -346,7 +346,6 @@ class KVEngine:
         if not spans and not passes:
             made, failed = self._programs.take([], [], step=self.forwards)
             return self._end(StepOutcome(outputs=made, failures=failures | failed))
-        decodes = sum(span.count == 1 for span in spans)
         if self._laps is not None:
             self._laps.lap("schedule")
         try:
@@ -374,7 +373,7 @@ class KVEngine:
         self._under_way, self._read_s = ahead, time.perf_counter()
         took_s = self._read_s - begun_s
         # Counted before rejected drafts are cut off: they were computed, too.
-        computed = self._computed(spans, passes, decodes=decodes, took_s=took_s)
+        computed = self._computed(spans, passes, took_s=took_s)
         tokens = accept_drafts(
             spans, launched.tokens_of(spans, result), self._scheduler.counters, self._drafter
         )
@@ -397,13 +396,15 @@ class KVEngine:
             self._laps.end(rows=len(spans), computed=computed, sampled=sampled)
         return outputs
 
-    def _computed(self, spans: list[Span], passes: list[PassSpan], *, decodes: int, took_s: float) -> int:
+    def _computed(self, spans: list[Span], passes: list[PassSpan], *, took_s: float) -> int:
         """Return how many tokens a step computed; tell its duration to what learns from it."""
         pass_tokens = sum(one.span.count for one in passes)
         computed = sum(span.count for span in spans) + pass_tokens
         prompts = sum(span.count for span in spans if not span.is_decode) + pass_tokens
         if self._scheduler.prefill_budget is not None:
-            self._scheduler.prefill_budget.observe(decodes=decodes, prefill_tokens=prompts, took_s=took_s)
+            self._scheduler.prefill_budget.observe(
+                decodes=computed - prompts, prefill_tokens=prompts, took_s=took_s
+            )
         if self._drafter is not None and not prompts:
             self._drafter.observe_step(computed, took_s)
         return computed

@@ -23,6 +23,7 @@ import torch
 
 from models.base import KVLayout, TokenStep
 from models.sequence_request import PromptPart
+from models.transformers_lm.expert_layers import mlp_in
 from workers.kv_engine.node import (
     embed_width_of,
     full_ignores_window_of,
@@ -71,6 +72,7 @@ class Kind:
         norms_whole_heads: one norm is that of all heads of queries, one that of keys.
         activation: the name in the config of the activation of MLPs.
         options: the names of further numbers in the config that it uses.
+        turns_neighbours: angles turn neighbouring numbers of a head against each other, not its halves.
         has_half_angles: the angles are those of half a head, the same for the other half.
         has_experts: layers may have experts (transformers' `experts` and their router, with a softmax over
             scores).
@@ -84,6 +86,7 @@ class Kind:
     norms_whole_heads: bool = False
     activation: str = "hidden_act"
     options: frozenset[str] = frozenset()
+    turns_neighbours: bool = False
     has_half_angles: bool = False
     has_experts: bool = False
     is_on_gpu: bool = False
@@ -112,6 +115,7 @@ _OLMO: Final = Kind(
     ),
     norms_whole_heads=True,
 )
+_NEIGHBOURS: Final = Kind(turns_neighbours=True)
 _KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
     {
         "LlamaModel": _LLAMA,
@@ -140,6 +144,21 @@ _KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             _OLMO, window=_own_window, angles=lambda attention: str(attention.attention_type)
         ),
         "Phi3Model": Kind(window=_window_of_all),
+        "GlmModel": _NEIGHBOURS,
+        "Glm4Model": replace(
+            _NEIGHBOURS,
+            norms=NormNames(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm"),
+        ),
+        "Ernie4_5Model": _NEIGHBOURS,
+        "HeliumModel": _NEIGHBOURS,
+        "SeedOssModel": Kind(),
+        "Exaone4Model": replace(
+            _OLMO,
+            norms_whole_heads=False,
+            window=lambda attention: attention.sliding_window if attention.is_sliding else None,
+            angles=lambda attention: "" if attention.is_sliding or attention.sliding_window is None else None,
+        ),
+        "OlmoeModel": Kind(norms_whole_heads=True, has_experts=True),
         "SmolLM3Model": Kind(window=_own_window, angles=lambda attention: "" if attention.use_rope else None),
     }
 )
@@ -191,8 +210,10 @@ def unknown_in(node: Any) -> str:
     text = TextModel.of(node)
     if text.kind is None:
         return str(node.architecture)
+    mlps = [mlp for layer in text.body.layers if (mlp := mlp_in(layer)) is not None]
     checks = {
-        "biases in its MLP": not getattr(text.config, "mlp_bias", False),
+        "biases in its MLP": all(getattr(mlp.down_proj, "bias", None) is None for mlp in mlps),
+        "clipped queries and keys": getattr(text.config, "clip_qkv", None) is None,
         "a head with biases": getattr(text.head, "bias", None) is None,
         "several sets of weights": not hasattr(node, "routes"),
     }

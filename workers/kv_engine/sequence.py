@@ -52,10 +52,15 @@ class DraftLength:
 
 @dataclass(slots=True)
 class Acceptance:
-    """The drafted tokens that were compared with the model's, and those that were the same."""
+    """The drafted tokens that were compared with the model's, and those that were the same.
+
+    Attributes:
+        is_new: nothing was drafted for the sequence yet.
+    """
 
     compared: float = 0.0
     same: float = 0.0
+    is_new: bool = True
 
     def share(self, expected: float) -> float:
         """Return the share of accepted tokens, near `expected` as long as few were seen."""

@@ -19,6 +19,19 @@ class StepCosts:
         number, known_s = self._known.get(size, (None, None))
         self._known[size] = average(number, rows), average(known_s, took_s)
 
+    def forget_larger(self, rows: int, kept: float) -> None:
+        """Let the costs of more rows approach that of so many: they have not been measured for a while.
+
+        Args:
+            rows: a number of rows.
+            kept: the share of the difference that stays, below 1.
+        """
+        if (known_s := self.of(rows)) is None:
+            return
+        for size, (number, larger_s) in self._known.items():
+            if number > rows and larger_s > known_s:
+                self._known[size] = number, known_s + kept * (larger_s - known_s)
+
     def of(self, rows: int) -> float | None:
         """Return the cost of so many rows, on the line through the two nearest observed numbers."""
         nearest = sorted(self._known.values(), key=lambda seen: abs(seen[0] - rows))[:2]

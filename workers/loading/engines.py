@@ -137,14 +137,11 @@ def _load_served(
         elif config.takes_adapters:
             _LOGGER.info("%s is computed by torch, because it takes adapters", node.name)
         _check_programs(node, settings)
-        _check_drafts(node, settings)
+        if _asks_for_drafts(settings):
+            _check_drafts(node, settings)
         _check_handover(config, name, node)
         towers = _towers(node, settings, share)
-        draft = None
-        if _most_drafts(settings, node):
-            draft = node_loading.load_draft_model(config, node, settings, share, progress)
-        if draft is not None:
-            _check_drafts(draft, settings)
+        draft = _draft_model(config, node, settings, share, progress)
     return _Served(node=node, kernel=kernel, draft=draft, towers=towers)
 
 
@@ -178,8 +175,32 @@ def _most_drafts(settings: EngineSettings, node: "KVNode") -> int:
     return LONGEST if can_draft else 0
 
 
+def _draft_model(
+    config: DeploymentConfig,
+    node: "KVNode",
+    settings: EngineSettings,
+    share: DeviceShare,
+    progress: Progress,
+) -> "KVNode | None":
+    """Load the model that drafts tokens for a node; None if there is none, or nothing is drafted."""
+    if settings.draft_model is None:
+        return None
+    if not _most_drafts(settings, node):
+        _LOGGER.warning(
+            "model_kwargs.draft_model is not used for %s: with speculative_tokens %s nothing is drafted for "
+            "it; set a number",
+            node.name,
+            settings.speculative_tokens,
+        )
+        return None
+    draft = node_loading.load_draft_model(config, node, settings, share, progress)
+    if draft is not None:
+        _check_drafts(draft, settings)
+    return draft
+
+
 def _check_drafts(node: "KVNode", settings: EngineSettings) -> None:
-    if _asks_for_drafts(settings) and node.layout.states:
+    if node.layout.states:
         raise ConfigError(
             f"model_kwargs.speculative_tokens is {settings.speculative_tokens}, but {node.architecture} has "
             "recurrent states, which cannot go back where drafted tokens are rejected: leave it out"

@@ -25,6 +25,10 @@ FLOAT16S = {
     Type.IQ4_XS: (0,),
     Type.MXFP4: (),
     Type.IQ3_S: (0,),
+    Type.IQ3_XXS: (0,),
+    Type.IQ2_XXS: (0,),
+    Type.IQ2_XS: (0,),
+    Type.IQ2_S: (0,),
 }
 """The places of float16 numbers in a block; all other bytes may have any value."""
 EXACT = {
@@ -38,6 +42,12 @@ EXACT = {
     Type.Q6_K: 6,
     Type.IQ4_NL: 4,
     Type.IQ4_XS: 4,
+    Type.IQ3_S: 4,
+    Type.IQ3_XXS: 4,
+    Type.IQ2_XXS: 4,
+    Type.IQ2_XS: 4,
+    Type.IQ2_S: 4,
+    Type.Q3_K: 4,
     Type.MXFP4: 4,
 }
 """The bits of their numbers here."""

@@ -16,9 +16,10 @@ _NAMES: Final = {
     "Qwen2ForCausalLM": "qwen2", "Qwen2MoeForCausalLM": "qwen2moe", "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3moe", "GemmaForCausalLM": "gemma", "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3", "GptOssForCausalLM": "gpt-oss", "Olmo2ForCausalLM": "olmo2",
-    "Phi3ForCausalLM": "phi3", "SmolLM3ForCausalLM": "smollm3",
+    "Phi3ForCausalLM": "phi3", "SmolLM3ForCausalLM": "smollm3", "GraniteForCausalLM": "granite",
+    "OlmoeForCausalLM": "olmoe",
 }  # fmt: skip
-_IN_PAIRS: Final = ("llama", "smollm3")
+_IN_PAIRS: Final = ("llama", "smollm3", "granite")
 """Those whose rows of queries and keys are in pairs for another form of rotation."""
 _EXPERT: Final = re.compile(r"^(model\.layers\.\d+\.\w+\.experts)\.(\d+)\.(\w+)\.weight$")
 _GPT_OSS: Final = re.compile(r"^(model\.layers\.\d+\.mlp\.experts)\.(gate_up|down)_proj(_bias)?$")
@@ -98,6 +99,13 @@ def _metadata(name: str, config: dict[str, Any]) -> dict[str, Any]:
     if name == "gemma2":
         for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
             found[cap] = config[cap]
+    if name == "granite":
+        found |= {
+            "attention.scale": config["attention_multiplier"],
+            "embedding_scale": config["embedding_multiplier"],
+            "residual_scale": config["residual_multiplier"],
+            "logit_scale": config["logits_scaling"],
+        }
     if name == "phi3":
         found["rope.scaling.original_context_length"] = config["original_max_position_embeddings"]
     if name == "gpt-oss":

@@ -15,10 +15,12 @@ VALUES = tuple(range(-120, 120, 15))
 _DTYPES = {torch.uint8: "U8", torch.int8: "I8", torch.float32: "F32"}
 
 
-def weight(bits: int, *, has_minimums: bool = False, values: tuple[int, ...] | None = None) -> GroupedWeight:
+def weight(
+    bits: int, *, parts: int = 1, has_minimums: bool = False, values: tuple[int, ...] | None = None
+) -> GroupedWeight:
     by = torch.Generator().manual_seed(bits)
     numbers = torch.randint(0, 2**bits, (6, 64), generator=by, dtype=torch.uint8)
-    scales = torch.rand(6, 4 if bits == 6 else 2, generator=by)
+    scales = torch.rand(6, 2 * parts, generator=by)
     return GroupedWeight(bits, numbers, scales, -scales if has_minimums else None, values)
 
 
@@ -35,10 +37,12 @@ def told(tensors: dict[str, torch.Tensor]) -> dict[str, TensorInfo]:
         weight(4, has_minimums=True),
         weight(5),
         weight(5, has_minimums=True),
-        weight(6),
+        weight(4, parts=2),
+        weight(6, parts=2),
         weight(8),
         weight(8, has_minimums=True),
         weight(4, values=VALUES),
+        weight(4, parts=2, values=VALUES),
     ],
 )
 def test_they_come_back_as_they_were_written(one: GroupedWeight) -> None:
@@ -80,7 +84,9 @@ Change = Callable[[torch.Tensor], torch.Tensor]
     ],
 )
 def test_parts_that_do_not_fit_are_told(bits: int, name: str, change: Change, why: str) -> None:
-    tensors = tensors_of("q.weight", weight(bits, values=VALUES if bits == 4 else None))
+    tensors = tensors_of(
+        "q.weight", weight(bits, parts=2 if bits == 6 else 1, values=VALUES if bits == 4 else None)
+    )
     tensors[f"q.weight_{name}"] = change(tensors[f"q.weight_{name}"])
 
     with pytest.raises(CheckpointError, match=why):
@@ -89,7 +95,9 @@ def test_parts_that_do_not_fit_are_told(bits: int, name: str, change: Change, wh
 
 @pytest.mark.parametrize(("bits", "columns"), [(4, 2), (6, 4)])
 def test_neither_values_nor_six_bits_have_minimums(bits: int, columns: int) -> None:
-    tensors = tensors_of("q.weight", weight(bits, values=VALUES if bits == 4 else None))
+    tensors = tensors_of(
+        "q.weight", weight(bits, parts=2 if bits == 6 else 1, values=VALUES if bits == 4 else None)
+    )
     tensors["q.weight_minimums"] = torch.zeros(6, columns)
 
     with pytest.raises(CheckpointError, match=r"q.weight_minimums is F32.*, expected none"):
@@ -97,7 +105,7 @@ def test_neither_values_nor_six_bits_have_minimums(bits: int, columns: int) -> N
 
 
 def test_six_bits_have_whole_groups() -> None:
-    one = weight(6)
+    one = weight(6, parts=2)
     half = GroupedWeight(6, one.numbers[:, :48].contiguous(), one.scales[:, :3])
 
     with pytest.raises(CheckpointError, match=r"q.weight_scales is F32\[6, 3\], expected F32\[6, 4\]"):

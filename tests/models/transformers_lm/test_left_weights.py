@@ -130,7 +130,7 @@ def test_experts_of_floats_are_not_merged_before_they_are_needed(tmp_path: Path,
 
 
 def test_of_classes_without_kernels_everything_is_read(tmp_path: Path) -> None:
-    assert load_decoder(written(tmp_path / "it", "olmoe"), "llm", leaves_weights=True).is_filled
+    assert load_decoder(written(tmp_path / "it", "ernie4_5_moe"), "llm", leaves_weights=True).is_filled
 
 
 def test_a_head_that_is_the_embeddings_too_is_read(tmp_path: Path) -> None:

@@ -5,16 +5,26 @@ from typing import Any, Final
 
 import torch
 from transformers import (
+    Ernie4_5Config,
+    Ernie4_5ForCausalLM,
+    Exaone4Config,
+    Exaone4ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GemmaConfig,
     GemmaForCausalLM,
+    Glm4Config,
+    Glm4ForCausalLM,
+    GlmConfig,
+    GlmForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    HeliumConfig,
+    HeliumForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -25,6 +35,8 @@ from transformers import (
     Olmo2ForCausalLM,
     Olmo3Config,
     Olmo3ForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     Qwen2Config,
@@ -35,6 +47,8 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    SeedOssConfig,
+    SeedOssForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -154,6 +168,28 @@ MODELS: Final[dict[str, tuple[Any, Any]]] = {
         Phi3Config(
             **_COMMON | {"hidden_size": 320, "head_dim": 80}, partial_rotary_factor=0.5, pad_token_id=0
         ),
+    ),
+    "glm": (
+        GlmForCausalLM,
+        GlmConfig(**_COMMON, attention_bias=True, partial_rotary_factor=0.5, pad_token_id=0),
+    ),
+    "glm4": (
+        Glm4ForCausalLM,
+        Glm4Config(**_COMMON | {"head_dim": 48}, partial_rotary_factor=0.5, pad_token_id=0),
+    ),
+    "ernie4_5": (Ernie4_5ForCausalLM, Ernie4_5Config(**_COMMON, tie_word_embeddings=False)),
+    "helium": (HeliumForCausalLM, HeliumConfig(**_COMMON | {"hidden_size": 128}, pad_token_id=0)),
+    "seed_oss": (
+        SeedOssForCausalLM,
+        SeedOssConfig(**_COMMON, attention_bias=True, attention_out_bias=True, pad_token_id=0),
+    ),
+    "exaone4": (
+        Exaone4ForCausalLM,
+        Exaone4Config(**_COMMON, sliding_window=24, layer_types=_TYPES, pad_token_id=0),
+    ),
+    "olmoe": (
+        OlmoeForCausalLM,
+        OlmoeConfig(**_COMMON | {"hidden_size": 128}, num_experts=6, num_experts_per_tok=2, pad_token_id=0),
     ),
     "smollm3": (
         SmolLM3ForCausalLM,

@@ -46,11 +46,17 @@ VALUES = (-128, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 1
 
 
 def weight_of(
-    n: int, k: int, bits: int, *, has_minimums: bool = False, values: tuple[int, ...] | None = None
+    n: int,
+    k: int,
+    bits: int,
+    *,
+    parts: int = 1,
+    has_minimums: bool = False,
+    values: tuple[int, ...] | None = None,
 ) -> GroupedWeight:
     """A weight with any numbers, and scales of several magnitudes."""
     by = torch.Generator().manual_seed(n + k + bits)
-    groups = -(-k // GROUP) * (2 if bits == 6 else 1)
+    groups = -(-k // GROUP) * parts
     scales = torch.rand(n, groups, generator=by) * 2.0 ** torch.randint(-9, -4, (n, groups), generator=by)
     scales = scales.half().float()
     return GroupedWeight(
@@ -71,10 +77,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "4 with minimums": {"bits": 4, "has_minimums": True},
     "5": {"bits": 5},
     "5 with minimums": {"bits": 5, "has_minimums": True},
-    "6": {"bits": 6},
+    "4 in halves": {"bits": 4, "parts": 2},
+    "6": {"bits": 6, "parts": 2},
     "8": {"bits": 8},
     "8 with minimums": {"bits": 8, "has_minimums": True},
     "values": {"bits": 4, "values": VALUES},
+    "values in halves": {"bits": 4, "parts": 2, "values": VALUES},
 }
 
 
@@ -189,7 +197,7 @@ def test_zeros_stay_zeros(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_matrices_of_several_kinds_are_stacked(name: str) -> None:
-    weights = [weight_of(48, 96, **kind) for name_of, kind in KINDS.items() if name_of != "6"]
+    weights = [weight_of(48, 96, **kind) for kind in KINDS.values() if "parts" not in kind]
     x = inputs(17, 96)
     with products(name) as one:
         stacked = one.stack(weights)
@@ -246,7 +254,7 @@ def test_numbers_of_four_bits_beside_others_of_five_get_five(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_numbers_of_six_bits_beside_others_are_rounded_to_eight(name: str) -> None:
-    six, four, x = weight_of(48, 96, 6), weight_of(64, 96, 4), inputs(17, 96)
+    six, four, x = weight_of(48, 96, 6, parts=2), weight_of(64, 96, 4), inputs(17, 96)
     with products(name) as one:
         matrix = one.stack([six, four])
         found, exact = one.product(matrix, x), one.product(one.stack([six]), x)
@@ -254,10 +262,12 @@ def test_numbers_of_six_bits_beside_others_are_rounded_to_eight(name: str) -> No
     assert 0 < (found[:, :48] - exact).std() < 0.01 * exact.std()
 
 
-@pytest.mark.parametrize(("bits", "of_a_weight"), [(4, 4.5), (5, 5.5), (6, 7), (8, 8.5)])
-def test_a_weight_takes_its_bits_and_a_sixteenth_of_a_scale(bits: int, of_a_weight: float) -> None:
+@pytest.mark.parametrize(
+    ("bits", "parts", "of_a_weight"), [(4, 1, 4.5), (4, 2, 5), (5, 1, 5.5), (6, 2, 7), (8, 1, 8.5)]
+)
+def test_a_weight_takes_its_bits_and_those_of_its_scales(bits: int, parts: int, of_a_weight: float) -> None:
     with products(NAMES[-1]) as one:
-        one.stack([weight_of(1024, 1024, bits)])
+        one.stack([weight_of(1024, 1024, bits, parts=parts)])
         assert one.nbytes * 8 == of_a_weight * 1024 * 1024
 
 

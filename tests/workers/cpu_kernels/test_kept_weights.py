@@ -1,6 +1,8 @@
 """Quantised weights in files beside a checkpoint: who writes them, who reads them, and what damage does."""
 
 import logging
+import math
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +12,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from models.checkpoints.files import CheckpointError
 from models.grouped_weights import GroupedWeight
+from workers.cpu_kernels import kept_weights
 from workers.cpu_kernels.kept_weights import KeptWeights, Origin
 from workers.kv_engine.text_logits import Comparison
 
@@ -20,12 +24,15 @@ ERROR = Comparison(tokens=384, perplexity=12.5, float_perplexity=12.0, agreement
 
 
 def origin_in(folder: Path, **changes: Any) -> Origin:
+    config = folder / "config.json"
+    if not config.exists():
+        config.write_text("{}")
     origin = Origin(
         checkpoint=folder,
+        node="llm",
         weights="1234",
         dtype=torch.bfloat16,
         bits=4,
-        keeps_stored=True,
         calibration=(),
         measured=(1, 2, 3),
     )
@@ -84,7 +91,7 @@ def test_an_error_may_not_have_been_measured(tmp_path: Path) -> None:
 def test_files_have_the_permissions_of_their_folder(tmp_path: Path) -> None:
     write(origin_in(tmp_path))
 
-    folder = origin_in(tmp_path).folder
+    folder = origin_in(tmp_path).folder()
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {folder.stat().st_mode & 0o666}
 
 
@@ -94,12 +101,25 @@ def test_whatever_numbers_follow_from_changes_the_folder(tmp_path: Path) -> None
         {"weights": "5678"},
         {"dtype": torch.float32},
         {"bits": 8},
-        {"keeps_stored": False},
+        {"node": "other"},
         {"calibration": (1,)},
         {"measured": (1,)},
     ]
 
-    assert len({origin_in(tmp_path, **changed).folder for changed in changes}) == len(changes)
+    assert len({origin_in(tmp_path, **changed).folder() for changed in changes}) == len(changes)
+
+
+def test_another_configuration_or_other_files_change_the_folder(tmp_path: Path) -> None:
+    origin, weights = origin_in(tmp_path), tmp_path / "model.safetensors"
+    folders = {origin.folder()}
+    (tmp_path / "config.json").write_text('{"tie_word_embeddings": true}')
+    folders.add(origin.folder())
+    for content in (b"weights", b"others!"):
+        weights.write_bytes(content)
+        os.utime(weights, ns=(0, len(folders)))
+        folders.add(origin.folder())
+
+    assert len(folders) == 4
 
 
 def test_of_two_that_start_together_one_writes(tmp_path: Path) -> None:
@@ -110,14 +130,14 @@ def test_of_two_that_start_together_one_writes(tmp_path: Path) -> None:
         first.flush()
         second.flush()
     second.finish(None)
-    assert not origin_in(tmp_path).folder.exists()
+    assert not origin_in(tmp_path).folder().exists()
     first.finish(ERROR)
 
     assert_has(KeptWeights(origin_in(tmp_path), SHAPES), matrices())
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
-    folder = origin_in(tmp_path).folder
+    folder = origin_in(tmp_path).folder()
     left = folder.with_name(folder.name + ".partial")
     left.mkdir(parents=True)
     (left / "0007.safetensors").write_bytes(b"half a file")
@@ -155,12 +175,38 @@ def test_damaged_files_are_written_again(
     damage: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(origin_in(tmp_path))
-    damage(origin_in(tmp_path).folder)
+    damage(origin_in(tmp_path).folder())
 
     written = write(origin_in(tmp_path))
 
-    assert "weights are quantised again, because those that were kept are damaged" in caplog.text
+    assert "weights are quantised again, because those that were kept cannot be read" in caplog.text
     assert_has(KeptWeights(origin_in(tmp_path), SHAPES), written)
+
+
+def test_files_that_cannot_be_read_now_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    written = write(origin_in(tmp_path))
+
+    def denied(path: Path) -> None:
+        raise CheckpointError(f"{path} cannot be read") from PermissionError(13, "denied")
+
+    monkeypatch.setattr(kept_weights, "read_shard", denied)
+    other = KeptWeights(origin_in(tmp_path), SHAPES)
+    assert not other.is_whole
+    other.finish(None)
+    monkeypatch.undo()
+
+    assert "cannot be read" in caplog.text
+    assert_has(KeptWeights(origin_in(tmp_path), SHAPES), written)
+
+
+def test_an_error_that_is_no_number_is_not_kept(tmp_path: Path) -> None:
+    write(origin_in(tmp_path), error=replace(ERROR, perplexity=math.inf))
+
+    kept = KeptWeights(origin_in(tmp_path), SHAPES)
+    assert kept.is_whole
+    assert kept.error is None
 
 
 def test_matrices_of_other_shapes_are_written_again(tmp_path: Path) -> None:
@@ -210,4 +256,4 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, caplog: pytest.Log
         kept.finish(ERROR)
 
     assert "are not kept for the next start" in caplog.text
-    assert not origin_in(tmp_path).folder.exists()
+    assert not origin_in(tmp_path).folder().exists()

@@ -28,3 +28,13 @@ def test_noise_does_not_make_more_rows_cheaper() -> None:
     costs.observe(1, 0.020)
     costs.observe(8, 0.010)
     assert costs.of(8) == 0.020
+
+
+def test_costs_of_more_rows_are_forgotten() -> None:
+    costs = StepCosts()
+    costs.observe(1, 0.010)
+    costs.observe(9, 0.050)
+    for _ in range(200):
+        costs.forget_larger(1, 0.99)
+    assert costs.of(1) == 0.010
+    assert costs.of(9) == pytest.approx(0.010 + 0.99**200 * 0.040)

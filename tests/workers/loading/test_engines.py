@@ -179,3 +179,20 @@ def test_tokens_are_drafted_by_default_where_results_do_not_depend_on_the_rows(
     drafter = engine._drafter
     assert (drafter._speculative_tokens if drafter is not None else 0) == most
     assert (drafter is not None and drafter._payoff is not None) == (most == LONGEST)
+
+
+def test_a_draft_model_that_is_not_used_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    settings = EngineSettings(draft_model=resolve("demo").checkpoint, kernels="torch")
+    make_kv_engines(resolve("demo"), settings, 0, lambda *_: None)
+    assert "model_kwargs.draft_model is not used for llm" in caplog.text
+
+
+def test_a_draft_model_with_recurrent_states_is_refused_whoever_decides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if library.load() is None:
+        pytest.skip("there are no CPU kernels on this machine")
+    hybrid = SimpleNamespace(layout=SimpleNamespace(states=[1]), architecture="Hybrid")
+    monkeypatch.setattr(engines.node_loading, "load_draft_model", lambda *_: hybrid)
+    with pytest.raises(ConfigError, match="Hybrid has recurrent states"):
+        make_kv_engines(resolve("demo"), EngineSettings(draft_model="somewhere"), 0, lambda *_: None)

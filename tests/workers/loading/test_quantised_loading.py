@@ -28,7 +28,8 @@ from workers.loading.node_loading import with_kernels
 
 def node(model: str = "demo", **kwargs: Any) -> Any:
     config = resolve(model)
-    engines = make_kv_engines(config, settings.parse(kwargs), 0, lambda *_: None)
+    told = settings.parse({"keep_quantised": False} | kwargs)
+    engines = make_kv_engines(config, told, 0, lambda *_: None)
     return engines["llm"].node
 
 
@@ -63,14 +64,14 @@ def test_the_next_start_reads_what_was_quantised(
 ) -> None:
     checkpoint, text = copied_demo(tmp_path), list(range(40))
     with caplog.at_level(logging.INFO):
-        first = logits_of(node(checkpoint, quantize="int4"), text)
+        first = logits_of(node(checkpoint, quantize="int4", keep_quantised=True), text)
 
         def quantised(*_: object) -> None:
             pytest.fail("a matrix is quantised again")
 
         monkeypatch.setattr(MatrixPacker, "quantised", quantised)
         monkeypatch.setattr(Predictions, "of", quantised)
-        found = node(checkpoint, quantize="int4")
+        found = node(checkpoint, quantize="int4", keep_quantised=True)
 
     monkeypatch.undo()
     assert torch.equal(logits_of(found, text), first)

@@ -37,9 +37,11 @@ class Drafter:
         self._max_step_tokens = max_step_tokens
         self._max_positions = max_positions
         self._payoff = payoff
+        self._is_typical = True
 
     def extend(self, spans: Items[Span]) -> None:
         """Append drafted tokens to the spans that decode, as far as the step and the pool have room."""
+        self._is_typical = True
         decodes = [span for span in spans if span.count == 1 and span.samples and span.sequence.can_speculate]
         budget = self._max_step_tokens - sum(span.count for span in spans)
         if not decodes or budget < len(decodes):
@@ -47,6 +49,12 @@ class Drafter:
         limits = [min(self._limit(span.sequence), budget // len(decodes)) for span in decodes]
         if self._payoff is not None:
             limits = self._worthwhile(self._payoff, spans, decodes, limits)
+            # A proposer reads all of a text before its first draft, which later ones do not cost.
+            self._is_typical = not any(
+                limit and span.sequence.acceptance.is_new for span, limit in zip(decodes, limits, strict=True)
+            )
+            for span, limit in zip(decodes, limits, strict=True):
+                span.sequence.acceptance.is_new &= not limit
         drafts = self._proposer.propose([span.sequence for span in decodes], limits)
         for span, draft in zip(decodes, drafts, strict=True):
             sequence = span.sequence
@@ -56,7 +64,7 @@ class Drafter:
 
     def observe_step(self, rows: int, took_s: float) -> None:
         """Learn what a step without prompts cost; its drafts are rows."""
-        if self._payoff is not None:
+        if self._payoff is not None and self._is_typical:
             self._payoff.observe_step(rows, took_s)
 
     def observe_draft(self, sequence: Sequence, drafted: int, accepted: int) -> None:
@@ -85,7 +93,7 @@ class Drafter:
     ) -> list[int]:
         """Return how many tokens pay; none beside prompts, for the cost of such a step is not known."""
         rows = len(spans)
-        if any(span.count != 1 for span in spans):
+        if not payoff.knows_costs or any(span.count != 1 for span in spans):
             return [0] * len(decodes)
         lengths: list[int] = []
         for span, most in zip(decodes, limits, strict=True):
@@ -100,7 +108,8 @@ class Drafter:
         for sequence in declined:
             sequence.work.decline_draft()
         if declined:
-            payoff.observe_undrafted(sequence.acceptance for sequence in declined)
+            acceptances = (sequence.acceptance for sequence in declined)
+            payoff.observe_undrafted(acceptances, decodes=len(spans))
         return lengths
 
 
@@ -116,7 +125,8 @@ def accept_drafts(
     accepted: list[list[int]] = []
     for span in spans:
         tokens = list(islice(left, 1 + span.drafted)) if span.samples else []
-        if span.drafted and drafter is not None:
+        if span.drafted:
+            assert drafter is not None
             drafted = span.drafted
             tokens = _accept(span, tokens)
             counters.drafted += drafted

@@ -9,9 +9,10 @@ In that time a step without drafts would have given (sequences / its duration) t
 draft pays if A is more than that, and the length is the one with the largest difference. The rows of other
 drafts in the step count, so under load, where rows cost what they compute, nothing is drafted.
 
-The share of a sequence begins as that of all sequences, which begins as `_EXPECTED`. Both forget, also while
-nothing is drafted: so a text that begins to repeat itself is tried again after some steps. Pure: reads no
-clock.
+The share of a sequence begins as that of all sequences, which begins as `_EXPECTED`. While nothing is
+drafted, shares return to that, and the costs of more rows to those of the rows that there are. So drafts are
+tried again after some steps: a text may begin to repeat itself, and one slow step is no reason for ever.
+Pure: reads no clock.
 """
 
 from collections.abc import Iterable
@@ -24,6 +25,8 @@ LONGEST: Final = 8
 """The most tokens of a draft."""
 _EXPECTED: Final = 0.5
 """The share of accepted drafts before any was seen."""
+_KEPT_COSTS: Final = 0.99
+"""What stays of the costs of more rows after each step without a draft, beyond those of its own rows."""
 _MARGIN: Final = 1.1
 """A draft has to give so many times as many tokens as its time would otherwise: measurements have noise."""
 _LEAST_GAIN: Final = 0.1
@@ -46,11 +49,17 @@ class Payoff:
         own.add(drafted, accepted)
         self._all.add(drafted, accepted)
 
-    def observe_undrafted(self, sequences: Iterable[Acceptance]) -> None:
-        """Count a step in which drafts of these sequences would not have paid."""
+    @property
+    def knows_costs(self) -> bool:
+        """True if a step was measured. The first one is computed without drafts."""
+        return self._costs.of(1) is not None
+
+    def observe_undrafted(self, sequences: Iterable[Acceptance], *, decodes: int) -> None:
+        """Count a step of `decodes` sequences in which drafts of these would not have paid."""
         for own in sequences:
             own.skip()
         self._all.skip()
+        self._costs.forget_larger(decodes, _KEPT_COSTS)
 
     def length(self, own: Acceptance, *, most: int, decodes: int, rows: int) -> int:
         """Return how many tokens to draft for a sequence in the next step, 0 to `most`.
@@ -62,8 +71,8 @@ class Payoff:
             rows: the rows of the step so far: `decodes`, and the drafts of others.
         """
         alone_s, before_s = self._costs.of(decodes), self._costs.of(rows)
-        if alone_s is None or before_s is None or alone_s <= 0:
-            return 0  # the first step is computed without drafts, and measured
+        if not alone_s or before_s is None:
+            return 0
         share = own.share(self._all.share(_EXPECTED))
         best, best_gain, more = 0, _LEAST_GAIN, 0.0
         for count in range(1, min(most, LONGEST) + 1):
@@ -73,4 +82,6 @@ class Payoff:
             gain = more - _MARGIN * (with_s - before_s) * decodes / alone_s
             if gain > best_gain:
                 best, best_gain = count, gain
+            elif best or gain < 0:  # costs grow at least as rows do, and gains shrink
+                break
         return best

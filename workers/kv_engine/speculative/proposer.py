@@ -23,6 +23,8 @@ from workers.kv_engine.sequence import Sequence
 
 _NGRAMS: Final = (3, 2)
 """The lengths of the matched n-grams, the longest first."""
+_MOST_INDEXED: Final = 16_384
+"""The last tokens of a prompt that are looked up: about 5 MB of memory and 10 ms, once."""
 
 
 class Proposer(Protocol):
@@ -69,7 +71,7 @@ class _NgramIndex:
 
     def draft(self, most: int) -> list[int]:
         # The n-gram at the end of the text is indexed only when another token follows it.
-        for end in range(max(self.indexed, 1), len(self.ids)):
+        for end in range(max(self.indexed, 1, len(self.ids) - _MOST_INDEXED), len(self.ids)):
             for length in _NGRAMS:
                 if end >= length:
                     self.last_ends[tuple(self.ids[end - length : end])] = end

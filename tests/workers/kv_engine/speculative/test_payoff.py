@@ -95,10 +95,20 @@ def test_a_sequence_without_drafts_is_tried_again_after_some_steps() -> None:
     own = seen(made, drafted=4, accepted=0)
     steps = 0
     while not length(made, own):
-        made.observe_undrafted([own])
+        made.observe_undrafted([own], decodes=1)
         steps += 1
         assert steps < 1000
     assert steps > 20
+
+
+def test_one_slow_step_is_no_reason_for_ever() -> None:
+    made = payoff({1: 0.030, 9: 0.500})
+    steps = 0
+    while not length(made, Acceptance()):
+        made.observe_undrafted([], decodes=1)
+        steps += 1
+        assert steps < 1000
+    assert steps > 50
 
 
 def test_nothing_is_known_of_tokens_behind_the_first_wrong_one() -> None:
@@ -152,6 +162,21 @@ def test_answers_are_those_without_drafts_and_the_record_says_what_was_drafted(
     assert sum(one.accepted for one in drafts) == counters.accepted
     assert bool(counters.accepted) == (costs is FLAT)
     assert all(one.declined_steps for one in drafts) == (costs is STEEP)
+
+
+def test_the_first_draft_of_a_sequence_is_no_measure_of_others(qwen3: DecoderLM) -> None:
+    drafting = engine(qwen3, proposer=PromptLookup(), speculative_tokens=LONGEST, drafts_have_to_pay=True)
+    told = _Told(FLAT)
+    observed: list[int] = []
+    told.observe_step = lambda rows, took_s: observed.append(rows)  # type: ignore[method-assign]
+    assert drafting._drafter is not None
+    drafting._drafter._payoff = told
+    drafting.add(SequenceSpec(key="a", prompt_ids=[5, 6, 7] * 4, max_tokens=12))
+    for _ in range(2):  # the prompt, and the step with the first draft
+        drafting.step()
+    assert not observed
+    drafting.step()
+    assert observed
 
 
 def test_nothing_is_drafted_beside_a_prompt(qwen3: DecoderLM) -> None:
