@@ -22,7 +22,7 @@ from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.gpu import cuda_graphs
 from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.kv_engine.speculative.payoff import LONGEST
-from workers.loading import device_share, engines
+from workers.loading import device_share, engines, node_loading
 from workers.loading.engines import make_kv_engines, make_stateless_nodes
 from workers.machine import memory
 from workers.settings import EngineSettings
@@ -193,6 +193,6 @@ def test_a_draft_model_with_recurrent_states_is_refused_whoever_decides(
     if library.load() is None:
         pytest.skip("there are no CPU kernels on this machine")
     hybrid = SimpleNamespace(layout=SimpleNamespace(states=[1]), architecture="Hybrid")
-    monkeypatch.setattr(engines.node_loading, "load_draft_model", lambda *_: hybrid)
+    monkeypatch.setattr(node_loading, "load_draft_model", lambda *_: hybrid)
     with pytest.raises(ConfigError, match="Hybrid has recurrent states"):
         make_kv_engines(resolve("demo"), EngineSettings(draft_model="somewhere"), 0, lambda *_: None)
