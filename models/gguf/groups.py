@@ -112,7 +112,7 @@ def _iq4_nl(blocks: torch.Tensor) -> GroupedWeight:
 
 def _iq4_xs(blocks: torch.Tensor) -> GroupedWeight:
     """Four bytes have the low four bits of the eight scales, two bytes before them their high two bits."""
-    low = torch.stack([blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4], -1).flatten(-2)
+    low = _pairs(blocks[..., 4:8])
     pairs = torch.arange(0, 8, 2, dtype=torch.uint8)
     high = (blocks[..., 2:4, None] >> pairs & 3).flatten(-2)
     scales = (low | high << 4).to(torch.int32) - 32
@@ -152,8 +152,7 @@ def _from_code_book(
 
 
 def _iq3_s_scales(blocks: torch.Tensor) -> torch.Tensor:
-    packed = blocks[..., 106:110, None] >> torch.tensor([0, 4], dtype=torch.uint8) & 15
-    return 1 + 2 * packed.flatten(-2).float()
+    return 1 + 2 * _pairs(blocks[..., 106:110]).float()
 
 
 def _iq3_xxs_scales(blocks: torch.Tensor) -> torch.Tensor:
@@ -173,8 +172,7 @@ def _iq2_s_scales(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _quarters(packed: torch.Tensor) -> torch.Tensor:
-    nibbles = packed[..., None] >> torch.tensor([0, 4], dtype=torch.uint8) & 15
-    return (0.5 + nibbles.flatten(-2).float()) * 0.25
+    return (0.5 + _pairs(packed).float()) * 0.25
 
 
 def _signed(values: Sequence[int]) -> list[int]:
@@ -221,6 +219,11 @@ def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
 def _nibbles(packed: torch.Tensor) -> torch.Tensor:
     """Numbers of four bits: of each block first all low halves of its bytes, then all high ones."""
     return torch.cat([packed & 15, packed >> 4], -1).flatten(1)
+
+
+def _pairs(packed: torch.Tensor) -> torch.Tensor:
+    """The two numbers of four bits in each byte, beside each other, the low one first."""
+    return torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
 
 
 def _nibbles_of_k(packed: torch.Tensor) -> torch.Tensor:

@@ -138,5 +138,5 @@ def _form_of(numbers: TensorInfo, scales: TensorInfo, high_bits: TensorInfo | No
     """The bits of numbers, and the scales of a group, by the bytes of numbers for each scale."""
     parts = 2 if numbers.shape[1] * 4 == scales.shape[1] * GROUP else 1
     if high_bits is not None:
-        return (6, parts) if parts == 2 else (5, parts)
+        return 6 if parts == 2 else 5, parts
     return (4, parts) if parts == 2 or numbers.shape[1] * 2 == scales.shape[1] * GROUP else (8, parts)

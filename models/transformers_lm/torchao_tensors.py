@@ -63,7 +63,7 @@ class _Attributes(msgspec.Struct, frozen=True):
 
 
 class _Told(msgspec.Struct, frozen=True):
-    """What the metadata of a file says of a tensor."""
+    """The description of a tensor in the metadata of a file."""
 
     type: str = msgspec.field(name="_type")
     attributes: msgspec.Raw = msgspec.field(name="_data", default=msgspec.Raw(b"{}"))

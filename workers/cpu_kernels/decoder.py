@@ -165,8 +165,12 @@ def _kept_weights_of(node: Any, quantisation: Quantisation) -> KeptWeights | Non
         calibration=tuple(quantisation.calibration),
         measured=tuple(quantisation.measured),
     )
-    names = names_of(TextModel.of(node))
-    return KeptWeights(origin, {name: tuple(matrix.weight.shape) for matrix, name in names.items()})
+    shapes = {name: tuple(matrix.weight.shape) for matrix, name in names_of(TextModel.of(node)).items()}
+    try:
+        return KeptWeights(origin, shapes)
+    except OSError as error:  # the weights are loaded, so this is a link to nowhere, for example
+        _LOGGER.warning("quantised weights are neither read nor kept: %s", error)
+        return None
 
 
 def _unsupported(node: Any) -> str:

@@ -47,7 +47,7 @@ _SCALE_BITS: Final = 32
 
 
 class _Index(msgspec.Struct, frozen=True):
-    """What a folder has: the names of matrices, and their error, if it was measured."""
+    """The content of a folder: the names of matrices, and their error, if it was measured."""
 
     matrices: list[str]
     error: Comparison | None
@@ -55,7 +55,7 @@ class _Index(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What quantised numbers follow from.
+    """The source of quantised numbers: all that decides them.
 
     Attributes:
         checkpoint: its folder. Its configuration counts, and the names, sizes and times of its weight files.
@@ -94,7 +94,11 @@ class KeptWeights:
     """Reads the quantised matrices of a model from its folder, or writes them as they are quantised.
 
     Args:
+        origin: decides the folder.
         shapes: (outputs, inputs) of every matrix that may be quantised, by name.
+
+    Raises:
+        OSError: a file of the checkpoint cannot be read.
 
     Attributes:
         is_whole: the matrices are read; nothing is quantised.
@@ -102,12 +106,12 @@ class KeptWeights:
     """
 
     def __init__(self, origin: Origin, shapes: Mapping[str, tuple[int, int]]) -> None:
+        self._lock: int | None = None  # first, for `__del__`
         self._folder: Final = origin.folder()
         self._shapes: Final = shapes
         self._readers: dict[str, Callable[[], GroupedWeight]] = {}
         self._unwritten: dict[str, torch.Tensor] = {}
         self._names: Final[set[str]] = set()
-        self._lock: int | None = None
         self.error: Comparison | None = None
         self.is_whole: Final = self._open()
         if not self.is_whole and not self._is_there:
@@ -149,7 +153,7 @@ class KeptWeights:
         if self._lock is None:
             return
         if error is not None and not (isfinite(error.perplexity) and isfinite(error.float_perplexity)):
-            error = None  # JSON has no such number; it is measured again
+            error = None  # JSON has no such number, so later starts do not tell it
         try:
             (self._partial / _INDEX).write_bytes(msgspec.json.encode(_Index(sorted(self._names), error)))
             self._partial.rename(self._folder)

@@ -221,7 +221,7 @@ def torchao_floats(weight: torch.Tensor) -> Stored:
 
 
 Described = Callable[[str, torch.Size], Any]
-"""What the metadata of a file says of a weight, by its name and shape."""
+"""Returns the description of a weight in the metadata of a file, by its name and shape."""
 
 
 def torchao(kind: str, *parts: str, group: int | None = None, **attributes: Any) -> Described:

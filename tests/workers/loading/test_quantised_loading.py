@@ -80,6 +80,17 @@ def test_the_next_start_reads_what_was_quantised(
 
 
 @needs_kernels
+def test_a_link_to_nowhere_keeps_nothing_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint = copied_demo(tmp_path)
+    (Path(checkpoint) / "other.safetensors").symlink_to(tmp_path / "nowhere")
+
+    assert node(checkpoint, quantize="int4", keep_quantised=True).rounds_inputs
+    assert "quantised weights are neither read nor kept" in caplog.text
+
+
+@needs_kernels
 def test_weights_are_not_kept_if_the_settings_say_so(tmp_path: Path) -> None:
     checkpoint = copied_demo(tmp_path)
 

@@ -50,11 +50,10 @@ class Drafter:
         if self._payoff is not None:
             limits = self._worthwhile(self._payoff, spans, decodes, limits)
             # A proposer reads all of a text before its first draft, which later ones do not cost.
-            self._is_typical = not any(
-                limit and span.sequence.acceptance.is_new for span, limit in zip(decodes, limits, strict=True)
-            )
-            for span, limit in zip(decodes, limits, strict=True):
-                span.sequence.acceptance.is_new &= not limit
+            drafted = [span.sequence.acceptance for span, most in zip(decodes, limits, strict=True) if most]
+            self._is_typical = not any(acceptance.is_new for acceptance in drafted)
+            for acceptance in drafted:
+                acceptance.is_new = False
         drafts = self._proposer.propose([span.sequence for span in decodes], limits)
         for span, draft in zip(decodes, drafts, strict=True):
             sequence = span.sequence

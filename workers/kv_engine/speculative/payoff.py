@@ -1,4 +1,4 @@
-"""How many tokens it pays to draft for a sequence, by measured costs and measured acceptance.
+"""The lengths of drafts that pay for a sequence, by measured costs and measured acceptance.
 
 A draft of d tokens lengthens the step by what d more rows cost (`step_costs`), and gives A tokens more, where
 A follows from the share p of drafts that were accepted so far:
@@ -26,7 +26,7 @@ LONGEST: Final = 8
 _EXPECTED: Final = 0.5
 """The share of accepted drafts before any was seen."""
 _KEPT_COSTS: Final = 0.99
-"""What stays of the costs of more rows after each step without a draft, beyond those of its own rows."""
+"""The share that stays, after a step without a draft, of what more rows cost beyond its own."""
 _MARGIN: Final = 1.1
 """A draft has to give so many times as many tokens as its time would otherwise: measurements have noise."""
 _LEAST_GAIN: Final = 0.1
