@@ -1,10 +1,11 @@
 """The tensors of a step: token ids, positions, slots, spans and sampling parameters, in fixed buffers.
 
 There are two flat int32 buffers on the host (pinned for a GPU), each with a mirror on the device. One is
-written for each step: token ids, positions, slots, spans, and the parameters of sampling. The other holds the
-block table, and a row of it is written only when another sequence takes the row. On a CPU the mirror is the
-buffer itself. Addresses and strides stay the same from step to step, so a step can be recorded and replayed;
-a layer reads these tensors and runs no Python per request.
+written and copied for each step: token ids, positions, slots, spans, and the parameters of sampling. The
+other holds the block table, of which a step changes some entries. The changes travel in the first buffer, and
+are written to the table on the device; only if they are too many, the whole table is copied. On a CPU the
+mirror is the buffer itself. Addresses and strides stay the same from step to step, so a step can be recorded
+and replayed; a layer reads these tensors and runs no Python per request.
 
 A recorded step computes the number of rows that it was recorded for. If a step has fewer, the rest is
 padding: spans of one token each, in a pool cell that no sequence uses.
@@ -110,6 +111,11 @@ class _MirroredBuffer:
 
         self._copied: Final = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
 
+    @property
+    def has_copy(self) -> bool:
+        """True if the mirror is memory of its own."""
+        return self._device is not self._host
+
     def upload(self) -> None:
         """Start the copy of the host buffer to the device; `wait` before writing to it again."""
         if self._copied is not None:
@@ -122,6 +128,8 @@ class _MirroredBuffer:
             self._copied.synchronize()
 
 
+_MOST_TABLE_CHANGES: Final = 1024
+"""Entries of the block table that a step changes one by one: 16,384 tokens of a prompt in blocks of 16."""
 _PARAMS: Final = ("temperature", "top_p", "top_k", "min_p", "seed_low", "seed_high", "sample_index")
 """The sampling parameters, kept by row on the host; each step copies those of its sampled rows."""
 
@@ -170,9 +178,13 @@ class StepBuilder:
         # A recorded step with prompts has up to two spans more (`_prompt_spans`).
         spans = dict.fromkeys(("rows", "kv_lengths", "places"), max_sequences + 2)
         sampled = dict.fromkeys(("logit_indices", "draws", *_PARAMS), max(max_sequences, max_step_tokens))
-        self._step = _MirroredBuffer(tokens | spans | sampled | {"query_offsets": max_sequences + 3}, device)
+        changes = dict.fromkeys(("changed_places", "changed_blocks"), _MOST_TABLE_CHANGES)
+        self._step = _MirroredBuffer(
+            tokens | spans | sampled | changes | {"query_offsets": max_sequences + 3}, device
+        )
         # The last row is for padding.
         self._table = _MirroredBuffer({"blocks": (max_sequences + 1) * max_blocks}, device)
+        self._table_changes: list[slice] = []  # of the flat table, not on the device yet
         self._blocks = self._table.host["blocks"].reshape(max_sequences + 1, max_blocks)
         self._params: Final = {name: np.zeros(max_sequences, np.int32) for name in _PARAMS}
         self._temperature = self._params["temperature"].view(np.float32)
@@ -215,7 +227,9 @@ class StepBuilder:
             self._pad_tokens(batch, total, tokens)
         if unread is not None:
             host["places"][:batch] = unread.places
+        table_changes = self._write_table_changes()
         self._step.upload()
+        self._send_table(table_changes)
         if unread is not None:
             self._feed(unread.tokens, batch)
         scored = self._scored(spans, offsets, sampled)
@@ -354,7 +368,6 @@ class StepBuilder:
 
     def _write_rows(self, spans: Items[Span]) -> None:
         """Write the block table and sampling parameters of the sequences that are new in their rows."""
-        is_changed = False
         for span in spans:
             sequence = span.sequence
             row = sequence.row
@@ -363,9 +376,8 @@ class StepBuilder:
             if owner is not None and owner[0]() is sequence and owner[1] == sequence.admissions:
                 if self._written[row] != len(sequence.blocks):
                     self._write_blocks(row, sequence.blocks, self._written[row])
-                    is_changed = True
                 continue
-            self._row_owners[row], is_changed = (ref(sequence), sequence.admissions), True
+            self._row_owners[row] = ref(sequence), sequence.admissions
             sampling, params = sequence.spec.sampling, self._params
             self._blocks[row] = 0
             self._write_blocks(row, sequence.blocks, 0)
@@ -376,13 +388,41 @@ class StepBuilder:
             params["seed_low"][row] = (seed & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.int32)
             params["seed_high"][row] = (seed >> np.uint64(32)).astype(np.uint32).view(np.int32)
             params["sample_index"][row] = sampling.sample_index
-        if is_changed:
-            self._table.upload()
 
     def _write_blocks(self, row: int, blocks: list[int], start: int) -> None:
         """Write the block table of a row, from the `start`-th block on."""
         self._blocks[row, start : len(blocks)] = blocks[start:]
         self._written[row] = len(blocks)
+        if start < len(blocks):
+            first = row * self._blocks.shape[1]
+            self._table_changes.append(slice(first + start, first + len(blocks)))
+
+    def _write_table_changes(self) -> int | None:
+        """Write the changes of the block table for the device, and return their number.
+
+        None: the whole table is to be copied. Of a row with another sequence, entries behind the sequence's
+        blocks stay as they were on the device: no span reaches them.
+        """
+        changes, self._table_changes = self._table_changes, []
+        count = sum(change.stop - change.start for change in changes)
+        if not self._table.has_copy or not count:
+            return 0
+        if count > _MOST_TABLE_CHANGES:
+            return None
+        places = np.concatenate([np.arange(change.start, change.stop) for change in changes])
+        self._step.host["changed_places"][:count] = places
+        self._step.host["changed_blocks"][:count] = self._table.host["blocks"][places]
+        return count
+
+    def _send_table(self, count: int | None) -> None:
+        """Bring the block table on the device up to date; `count` is of `_write_table_changes`."""
+        if count is None:
+            self._table.upload()
+        elif count:
+            places, blocks = (
+                self._step.device[name][:count] for name in ("changed_places", "changed_blocks")
+            )
+            self._table.device["blocks"].index_copy_(0, places.long(), blocks)
 
     def _scored(self, spans: Items[Span], offsets: Int32s, sampled: list[int]) -> ScoredRows | None:
         wanted = [span.sequence.spec.logprobs for span in spans]

@@ -7,6 +7,7 @@ import torch
 
 from models.sequence_request import PromptPart
 from shared.errors import BugError
+from workers.kv_engine import step as step_module
 from workers.kv_engine.prompt_parts import PromptParts
 from workers.kv_engine.sampling.sampling_state import UnreadTokens
 from workers.kv_engine.sequence import Sequence, Span
@@ -44,6 +45,64 @@ def test_a_step_has_the_position_and_the_slot_of_every_token() -> None:
     assert step.block_table[2].tolist() == [7, 2, 5, 0, 0]
     assert step.logit_indices.tolist() == [0]
     assert {t.dtype for t in (step.token_ids, step.positions, step.slots, step.block_table)} == {torch.int32}
+
+
+class _WithMemoryOfItsOwn(step_module._MirroredBuffer):
+    """The mirror of a GPU, on a CPU.
+
+    Attributes:
+        uploads: how often the whole buffer was copied.
+    """
+
+    def __init__(self, sizes: dict[str, int], device: torch.device) -> None:
+        super().__init__(sizes, device)
+        self._device = self._host.clone()
+        self.device.update(zip(sizes, self._device.split(list(sizes.values())), strict=True))
+        self.uploads = 0
+
+    def upload(self) -> None:
+        self._device.copy_(self._host)
+        self.uploads += 1
+
+
+def test_of_the_block_table_only_changes_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_module, "_MirroredBuffer", _WithMemoryOfItsOwn)
+    on_gpu = StepBuilder(max_sequences=4, max_step_tokens=32, max_blocks=5, block_size=4, device=CPU)
+    table: Any = on_gpu._table
+    first, second = seated("a", [1] * 9, [7, 2, 5], row=2), seated("b", [1] * 3, [3], row=0)
+
+    def built() -> list[list[int]]:
+        rows: list[list[int]] = on_gpu.build([Span(first, 8, 1), Span(second, 2, 1)]).block_table.tolist()
+        return rows
+
+    found = built()
+    assert (found[2][:3], found[0][:1]) == ([7, 2, 5], [3])
+    second.blocks.append(6)
+    first.blocks.append(1)
+    found = built()
+    assert (found[2][:4], found[0][:2]) == ([7, 2, 5, 1], [3, 6])
+    second.blocks.pop()  # as if a draft was refused, and the block went to another sequence
+    assert built() == found
+    second.blocks.append(8)
+    assert built()[0][:2] == [3, 8]
+    second = seated("c", [1] * 3, [4], row=0)
+    assert built()[0][0] == 4
+    assert table.uploads == 0
+
+
+def test_many_changes_of_the_block_table_are_copied_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_module, "_MirroredBuffer", _WithMemoryOfItsOwn)
+    on_gpu = StepBuilder(max_sequences=2, max_step_tokens=32, max_blocks=1100, block_size=4, device=CPU)
+    table: Any = on_gpu._table
+    long = seated("a", [1] * 4100, list(range(1025)), row=1)
+
+    found = on_gpu.build([Span(long, 4099, 1)]).block_table
+
+    assert found[1, :1025].tolist() == list(range(1025))
+    assert table.uploads == 1
+    long.blocks.append(1030)
+    assert on_gpu.build([Span(long, 4099, 1)]).block_table[1, 1025] == 1030
+    assert table.uploads == 1
 
 
 def test_the_buffers_stay_where_they_are() -> None:
