@@ -78,7 +78,7 @@ class KVEngine:
         export_to: allocates the slots for exported keys and values; None if none are exported.
         proposer: drafts tokens for speculative decoding; None is without it.
         followers: the other ranks of a TP group. They run each forward, too, for its sums need all ranks.
-        capture: records the steps of decodes as CUDA graphs, which are replayed; ignored with followers.
+        capture: records steps as CUDA graphs, which are replayed; with followers, if all of them can record.
         kernel: the attention kernel; the default of the device if None (`attention.kernels.default_kernel`).
         towers: the node's companion models as they are served; None: as the node has them.
 

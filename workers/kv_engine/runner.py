@@ -10,7 +10,7 @@ one stream, so each one finds the results of the earlier ones. On a CPU a launch
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
@@ -22,7 +22,6 @@ from models.feeding import AfterTokens
 from shared.errors import ClientError, DalSegnoError
 from shared.telemetry.timeline import Laps
 from workers.kv_engine.adapters import Adapters, uses_adapters
-from workers.kv_engine.attention.kernels import PlanningKernel
 from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.feeding.sequences import FedSequences
@@ -32,7 +31,7 @@ from workers.kv_engine.gpu.token_sampler import sample
 from workers.kv_engine.node import KVNode, head_of, vocab_size_of
 from workers.kv_engine.node_parts import forward_with_states, inputs_of
 from workers.kv_engine.outputs import StateOutput, TokenScore, as_dalsegno_error
-from workers.kv_engine.parallel.lockstep import Followers
+from workers.kv_engine.parallel.lockstep import UNRECORDED, Followers, RecordingSize
 from workers.kv_engine.programs.passes import PassSpan, add_passes, results_of
 from workers.kv_engine.programs.towers import Towers
 from workers.kv_engine.sampling.grammar_masks import GuideThread, StepMasks
@@ -84,7 +83,7 @@ class LaunchedStep:
         number: its number among all forwards, from 1.
         read: waits for the result, or raises the error of the forward; called at most once.
         tokens: (S,) int64, the sampled tokens of a replayed step on the device, until the next launch; None
-            for other steps.
+            for other steps, and with followers.
     """
 
     number: int
@@ -124,7 +123,7 @@ class Runner:
         builder: makes the tensors of a step, for at most `max_sequences` sequences and `max_step_tokens`
             tokens.
         followers: the other ranks of a TP group, which run each forward, too.
-        capture: records the steps of decodes, which are replayed; ignored with followers.
+        capture: records steps, which are replayed; with followers, if all of them can record.
         fed: the sequences of a fed node, whose steps are not replayed; None for any other node.
         towers: the companion models of the node, and their pools.
         adapters: the LoRA adapters of the node; steps that use them are not replayed.
@@ -165,14 +164,27 @@ class Runner:
         self._sends_states = sends_states(node)
         self._arrivals = _Arrivals(max(max_sequences, max_step_tokens), node.device)
         self._graphs: DecodeGraphs | None = None
-        if capture is not None and followers is None and fed is None:
-            self._graphs = DecodeGraphs(
-                node, pool, builder, capture, max_sequences=max_sequences, key=self._node_key
-            )
         self._prompts: PromptGraphs | None = None
-        is_static = pool.kernel is not None and not isinstance(pool.kernel, PlanningKernel)
-        if capture is not None and self._graphs is not None and self._graphs.sizes and is_static:
-            self._prompts = PromptGraphs(node, pool, builder, capture, max_step_tokens=max_step_tokens)
+        agree_on: Callable[[bool], bool] = bool
+        capture = capture if fed is None else None
+        if followers is not None:
+            agree_on = followers.agree_on
+            if not agree_on(capture is not None and pool.has_static_kernel):
+                capture = None
+        if capture is not None:
+            self._graphs = DecodeGraphs(
+                node,
+                pool,
+                builder,
+                capture,
+                max_sequences=max_sequences,
+                key=self._node_key,
+                agree_on=agree_on,
+            )
+        if capture is not None and self._graphs and self._graphs.sizes and pool.has_static_kernel:
+            self._prompts = PromptGraphs(
+                node, pool, builder, capture, max_step_tokens=max_step_tokens, agree_on=agree_on
+            )
 
     def launch(self, spans: list[Span], passes: Items[PassSpan] = ()) -> LaunchedStep:
         """Launch one forward over spans of sequences and passes of programs; all earlier ones are read.
@@ -260,16 +272,18 @@ class Runner:
     def _compute(self, spans: list[Span], step: Step, recorded: RecordedStep | None, size: int) -> _Computed:
         """Compute the layers, and the logits: replayed, or called."""
         if recorded is not None:
-            hidden, logits = recorded.forward(len(spans))
+            with self._with_followers(step, RecordingSize(rows=recorded.rows)):
+                hidden, logits = recorded.forward(len(spans))
             return _Computed(hidden=hidden, logits=logits)
         if size:
             assert self._prompts is not None, "it has named the size"
-            return _Computed(hidden=self._prompts.forward(size, len(step.token_ids)))
+            with self._with_followers(step, RecordingSize(tokens=size)):
+                return _Computed(hidden=self._prompts.forward(size, len(step.token_ids)))
         states: Mapping[str, torch.Tensor] = {}
         with (
             attention_context(self._pool, step) as attended,
             self._adapters.computing(spans),
-            self._followers.computing(step) if self._followers is not None else nullcontext(),
+            self._with_followers(step),
         ):
             if self._sends(spans):
                 hidden, states = forward_with_states(self._node, step)
@@ -277,6 +291,11 @@ class Runner:
                 hidden = self._node.forward(inputs_of(self._node, step), step)
         ties = attended.ties() if self._node.layout.has_indexers else ()
         return _Computed(hidden=hidden, states=states, ties=ties)
+
+    def _with_followers(self, step: Step, size: RecordingSize = UNRECORDED) -> AbstractContextManager[None]:
+        if self._followers is None:
+            return nullcontext()
+        return self._followers.computing(step, size)
 
     def _prompt_scores(self, step: Step, hidden: torch.Tensor) -> list[TokenScore]:
         wanted = step.scored
@@ -337,7 +356,8 @@ class Runner:
                 _find_stuck(masks, result, lambda row: self._node.head(hidden, step.logit_indices[row, None]))
             return result
 
-        replayed = tokens if recorded is not None else None
+        # Followers get tokens from the host, so the step after this one has to wait for them.
+        replayed = tokens if recorded is not None and self._followers is None else None
         return LaunchedStep(number=number, spans=spans, read=read, tokens=replayed)
 
     def _lap(self, name: str) -> None:

@@ -68,6 +68,16 @@ class StateMoves:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostTokens:
+    """The tokens of a step on the host, until the next step is built."""
+
+    token_ids: Int32s  # (T,)
+    positions: Int32s  # (axes, T); the bits of float32 for a node with such positions
+    slots: Int32s  # (T,)
+    long_factors: Int32s | None  # (T,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One step: T tokens of B spans, after S of which a token is sampled. Views of the fixed buffers.
 
@@ -92,6 +102,7 @@ class Step:
     row_indices: torch.Tensor | None = None  # (N,) int64, those tokens
     routes: torch.Tensor | None = None  # (T,) int8, the set of weights of each token; None: 0 for all
     long_factors: torch.Tensor | None = None  # (T,) int32, 1: of a sequence with long rotary factors
+    host: HostTokens | None = None  # of a step that a builder made, before programs changed it
 
 
 class _MirroredBuffer:
@@ -184,7 +195,7 @@ class StepBuilder:
         )
         # The last row is for padding.
         self._table = _MirroredBuffer({"blocks": (max_sequences + 1) * max_blocks}, device)
-        self._table_changes: list[slice] = []  # of the flat table, not on the device yet
+        self._table_changes: list[Int32s] = []  # entries of the flat table, not on the device yet
         self._blocks = self._table.host["blocks"].reshape(max_sequences + 1, max_blocks)
         self._params: Final = {name: np.zeros(max_sequences, np.int32) for name in _PARAMS}
         self._temperature = self._params["temperature"].view(np.float32)
@@ -249,6 +260,42 @@ class StepBuilder:
             if span.sequence.parts is not None and span.sequence.parts.changes(span.start, span.count)
         ]
         return with_prompt_parts(step, changed, indices) if changed else step
+
+    def adopt(self, step: Step, *, rows: int = 0, tokens: int = 0) -> None:
+        """Write a step that another member of the TP group built, for a replay.
+
+        Args:
+            step: on the CPU, of the same node; it has the same number of blocks and tokens per block.
+            rows: as in `build`.
+            tokens: as in `build`.
+        """
+        self._step.wait()
+        self._table.wait()
+        host, spans = self._step.host, step.spans
+        batch, total = len(spans.kv_lengths), len(step.token_ids)
+        for name in ("token_ids", "slots", *(["long_factors"] if self._has_long_factors else [])):
+            host[name][:total] = getattr(step, name).numpy()
+        host["rows"][:batch] = np.arange(batch)
+        host["kv_lengths"][:batch] = spans.kv_lengths
+        host["query_offsets"][: batch + 1] = spans.query_offsets
+        width = max(rows, tokens, total)
+        positions = host["positions"][: self._axes * width].reshape(self._axes, width)
+        positions[:, :total] = step.positions.view(torch.int32).numpy().reshape(self._axes, total)
+        self._adopt_blocks(spans.block_tables)
+        if rows > batch:
+            self._pad(batch, rows)
+        if tokens:
+            self._pad_tokens(batch, total, tokens)
+        table_changes = self._write_table_changes()
+        self._step.upload()
+        self._send_table(table_changes)
+
+    def _adopt_blocks(self, tables: Int32s) -> None:
+        """Write the first blocks of the first rows, (B, columns)."""
+        known = self._blocks[: len(tables), : tables.shape[1]]
+        rows, columns = np.nonzero(known != tables)
+        known[rows, columns] = tables[rows, columns]
+        self._table_changes.append((rows * self._blocks.shape[1] + columns).astype(np.int32))
 
     def captured(self, rows: int, *, is_random: bool = False, is_filtered: bool = False) -> Step:
         """Return a step of `rows` sampled spans of one token each, at the addresses that `build` writes to.
@@ -395,7 +442,7 @@ class StepBuilder:
         self._written[row] = len(blocks)
         if start < len(blocks):
             first = row * self._blocks.shape[1]
-            self._table_changes.append(slice(first + start, first + len(blocks)))
+            self._table_changes.append(np.arange(first + start, first + len(blocks), dtype=np.int32))
 
     def _write_table_changes(self) -> int | None:
         """Write the changes of the block table for the device, and return their number.
@@ -404,12 +451,12 @@ class StepBuilder:
         blocks stay as they were on the device: no span reaches them.
         """
         changes, self._table_changes = self._table_changes, []
-        count = sum(change.stop - change.start for change in changes)
+        count = sum(map(len, changes))
         if not self._table.has_copy or not count:
             return 0
         if count > _MOST_TABLE_CHANGES:
             return None
-        places = np.concatenate([np.arange(change.start, change.stop) for change in changes])
+        places = np.concatenate(changes)
         self._step.host["changed_places"][:count] = places
         self._step.host["changed_blocks"][:count] = self._table.host["blocks"][places]
         return count
@@ -479,6 +526,12 @@ class StepBuilder:
             scored=scored,
             adjusted=adjusted,
             long_factors=device["long_factors"][:total] if self._has_long_factors else None,
+            host=HostTokens(
+                token_ids=host["token_ids"][:total],
+                positions=host["positions"][: positions.numel()].reshape(self._axes, -1)[:, :total],
+                slots=host["slots"][:total],
+                long_factors=host["long_factors"][:total] if self._has_long_factors else None,
+            ),
         )
 
     def _sampling_rows(self, sampled_rows: Int32s) -> SamplingRows:

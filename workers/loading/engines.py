@@ -266,7 +266,7 @@ def _engine_of(
         export_to=export_to,
         proposer=_proposer(served.draft, served.node, settings, blocks, sequences, step_tokens),
         followers=followers,
-        capture=_graph_capture(settings, device, served),
+        capture=_graph_capture(settings, device, served.node, served.kernel),
         kernel=served.kernel,
         towers=served.towers,
     )
@@ -306,10 +306,13 @@ def make_follower_engine(
         node,
         num_blocks=leader.agree(blocks, node.dtype, weights(name)),
         block_size=settings.block_size,
+        max_step_tokens=settings.max_step_tokens_on(share.device.type),
+        max_sequences=settings.max_sequences_on(share.device.type),
         leader=leader,
         cpu_cores=share.cores,
         kernel=kernel,
         states=_state_slots(settings, share.device),
+        capture=_graph_capture(settings, share.device, node, kernel),
     )
 
 
@@ -405,16 +408,16 @@ def _state_bytes(config: DeploymentConfig, settings: EngineSettings, node: "KVNo
 
 
 def _graph_capture(
-    settings: EngineSettings, device: torch.device, served: "_Served"
+    settings: EngineSettings, device: torch.device, node: "KVNode", kernel: AttentionKernel | None
 ) -> "GraphCapture | None":
     """Return the recorder of decode steps. It needs a GPU and an attention kernel; torch's syncs."""
     from workers.kv_engine.node import has_head  # noqa: PLC0415 - imports transformers
 
-    if device.type != "cuda" or served.kernel is None or not settings.cuda_graphs:
+    if device.type != "cuda" or kernel is None or not settings.cuda_graphs:
         return None
-    if served.node.layout.states:  # its layers run Python per batch of sequences
+    if node.layout.states:  # its layers run Python per batch of sequences
         return None
-    if not has_head(served.node):  # it decodes nothing
+    if not has_head(node):  # it decodes nothing
         return None
     from workers.kv_engine.gpu.cuda_graphs import CudaCapture  # noqa: PLC0415 - needs CUDA
 

@@ -105,6 +105,7 @@ def shared(nodes: list[DecoderLM], sizes: Mapping[str, Any]) -> Iterator[Shared]
 
 def _leading(node: DecoderLM, followers: Followers, sizes: dict[str, Any]) -> KVEngine | FollowerEngine:
     blocks = followers.agree(sizes.pop("num_blocks"), node.dtype)
+    sizes.pop("follower_capture", None)
     return make_engine(node, num_blocks=blocks, followers=followers, **sizes)
 
 
@@ -112,5 +113,12 @@ def _following(node: DecoderLM, leader: Leader, sizes: dict[str, Any]) -> KVEngi
     blocks = leader.agree(10_000, node.dtype)
     states = sizes["max_sequences"] + sizes.get("state_snapshots", DEFAULT_STATE_SNAPSHOTS)
     return FollowerEngine(
-        node, num_blocks=blocks, block_size=sizes["block_size"], leader=leader, states=states
+        node,
+        num_blocks=blocks,
+        block_size=sizes["block_size"],
+        max_step_tokens=sizes["max_step_tokens"],
+        max_sequences=sizes["max_sequences"],
+        leader=leader,
+        states=states,
+        capture=sizes.get("follower_capture"),
     )

@@ -57,7 +57,8 @@ class _WithMemoryOfItsOwn(step_module._MirroredBuffer):
     def __init__(self, sizes: dict[str, int], device: torch.device) -> None:
         super().__init__(sizes, device)
         self._device = self._host.clone()
-        self.device.update(zip(sizes, self._device.split(list(sizes.values())), strict=True))
+        parts: Any = torch.split(self._device, list(sizes.values()))
+        self.device.update(zip(sizes, parts, strict=True))
         self.uploads = 0
 
     def upload(self) -> None:

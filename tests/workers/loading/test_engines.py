@@ -130,9 +130,9 @@ def test_steps_are_recorded_on_a_gpu_where_a_kernel_attends(
 ) -> None:
     monkeypatch.setattr(cuda_graphs, "CudaCapture", lambda on: ("recorded on", on))
 
-    node = SimpleNamespace(head=None, layout=SimpleNamespace(states=()))
-    served: Any = SimpleNamespace(kernel=torch.add if has_kernel else None, node=node)
-    capture: Any = engines._graph_capture(settings, torch.device(device), served)
+    node: Any = SimpleNamespace(head=None, layout=SimpleNamespace(states=()))
+    kernel: Any = torch.add if has_kernel else None
+    capture: Any = engines._graph_capture(settings, torch.device(device), node, kernel)
 
     assert capture == (("recorded on", torch.device(device)) if is_recorded else None)
 

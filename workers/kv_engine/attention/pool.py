@@ -15,7 +15,7 @@ from typing import Final
 import torch
 
 from models.base import KVLayout
-from workers.kv_engine.attention.kernels import AttentionKernel, kernel_for
+from workers.kv_engine.attention.kernels import AttentionKernel, PlanningKernel, kernel_for
 from workers.kv_engine.attention.states import StatePool
 from workers.kv_engine.cache.prefault import PagePrefault
 from workers.kv_engine.node import KVNode, kv_dtype_of
@@ -74,6 +74,11 @@ class PagedPool:
         """Return a pool with the shape, dtype and device that the node's layers need."""
         dtype = kv_dtype_of(node)
         return cls(node.layout, slots=slots, device=node.device, dtype=dtype, kernel=kernel, states=states)
+
+    @property
+    def has_static_kernel(self) -> bool:
+        """True if its kernel reads a step on the device only, so that a recording needs no plan."""
+        return self.kernel is not None and not isinstance(self.kernel, PlanningKernel)
 
     def by_layer(self) -> Iterator[torch.Tensor]:
         """Yield what is stored layer by layer: keys, and values unless the layer is latent."""

@@ -142,7 +142,11 @@ def _first_cause(error: BaseException) -> BaseException:
 
 
 def record_each(
-    sizes: Items[int], record: Callable[[int], _Recorded], architecture: str, unit: str
+    sizes: Items[int],
+    record: Callable[[int], _Recorded],
+    architecture: str,
+    unit: str,
+    agree_on: Callable[[bool], bool] = bool,
 ) -> dict[int, _Recorded]:
     """Record steps of each size, the largest first, because the others then fit into its memory.
 
@@ -154,12 +158,14 @@ def record_each(
         record: records one size.
         architecture: of the model, for the log.
         unit: of the sizes, for the log.
+        agree_on: returns whether all members of a TP group have recorded a size; the others are left out.
     """
     begun_s = time.perf_counter()
     recorded: dict[int, _Recorded] = {}
     for size in reversed(sizes):
+        made, is_possible = None, True
         try:
-            recorded[size] = record(size)
+            made = record(size)
         except torch.OutOfMemoryError:
             _LOGGER.warning(
                 "too little memory to record steps of %d %s: they run unrecorded, which is slower; "
@@ -172,6 +178,10 @@ def record_each(
             _LOGGER.warning(
                 "steps of %s cannot be recorded (%s): they run unrecorded, which is slower", architecture, why
             )
+            is_possible = False
+        if agree_on(made is not None) and made is not None:
+            recorded[size] = made
+        if not agree_on(is_possible):
             break
     said, took_s = ", ".join(map(str, sorted(recorded))) or "no", time.perf_counter() - begun_s
     _LOGGER.info("recorded steps of %s %s in %.1f s", said, unit, took_s)
@@ -191,6 +201,7 @@ class DecodeGraphs:
 
     Args:
         key: the node's part of the random key.
+        agree_on: as in `record_each`.
 
     Attributes:
         sizes: the rows of the recorded steps, ascending.
@@ -205,6 +216,7 @@ class DecodeGraphs:
         *,
         max_sequences: int,
         key: int,
+        agree_on: Callable[[bool], bool] = bool,
     ) -> None:
         self._node = node
         self._pool = pool
@@ -214,7 +226,7 @@ class DecodeGraphs:
         self._logits = torch.empty(max_sequences, node.vocab_size, dtype=torch.float32, device=node.device)
         self._tokens = torch.empty(max_sequences, dtype=torch.int64, device=node.device)
         self._recorded: Final[dict[int, RecordedStep]] = record_each(
-            buckets(max_sequences), partial(self._record, capture), node.architecture, "rows"
+            buckets(max_sequences), partial(self._record, capture), node.architecture, "rows", agree_on
         )
         self.sizes: Final = sorted(self._recorded)
 

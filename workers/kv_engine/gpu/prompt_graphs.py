@@ -13,6 +13,7 @@ Recordings share the memory of the decodes' (`workers.kv_engine.gpu.cuda_graphs`
 """
 
 from bisect import bisect_left
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from functools import partial
 from typing import Final
@@ -32,7 +33,7 @@ _LEAST_TOKENS: Final = 16
 
 
 class PromptGraphs:
-    """The recorded steps with prompts of one engine.
+    """The recorded steps with prompts of one engine; `agree_on` is as in `record_each`.
 
     Attributes:
         sizes: the numbers of tokens of the recorded steps, ascending.
@@ -46,13 +47,18 @@ class PromptGraphs:
         capture: GraphCapture,
         *,
         max_step_tokens: int,
+        agree_on: Callable[[bool], bool] = bool,
     ) -> None:
         self._node = node
         self._pool = pool
         self._builder = builder
         self._hidden: torch.Tensor | None = None  # (tokens, hidden) of the largest step, in the node's dtype
         self._bodies: Final[dict[int, Replay]] = record_each(
-            token_sizes(max_step_tokens), partial(self._record, capture), node.architecture, "tokens"
+            token_sizes(max_step_tokens),
+            partial(self._record, capture),
+            node.architecture,
+            "tokens",
+            agree_on,
         )
         self.sizes: Final = sorted(self._bodies)
 

@@ -2,6 +2,7 @@
 
     leader    number of blocks, dtype, weights  ─┐
     follower  number of blocks, dtype, weights  ─┴─> the smallest number, for all; the others must be equal
+    leader    can steps be recorded?   <──> follower: only if all can, and after each size: if all could
     leader    a step                    ──> follower: the same forward, over the same blocks of its pool
     leader    an order                  ──> follower: keys and values of its pool are read or written
                                                       (`workers.kv_engine.parallel.shared_cells`)
@@ -9,12 +10,14 @@
 A step is an int32 array: the numbers of tokens, of spans, of blocks per span and tokens per block, of
 position axes, of tokens with a range of keys (all or none), of rows, of int32 numbers per row, of spans with
 recurrent states (all or none), of their snapshots, of spans with the lengths of their prompts (all or none),
-and of tokens with a choice of rotary factors (all or none); then the arrays of `Step` that a forward reads,
-the bytes of the rows last. Only the leader has sampling parameters.
+of tokens with a choice of rotary factors (all or none), and the size of the recording that all members replay
+(`RecordingSize`); then the arrays of `Step` that a forward reads, the bytes of the rows last. Only the leader
+has sampling parameters.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -27,9 +30,38 @@ from workers.kv_engine.parallel.shared_cells import CellOrder, order_of
 from workers.kv_engine.sampling.sampling_rows import SamplingRows
 from workers.kv_engine.step import Int32s, Spans, StateMoves, Step
 
-_HEAD: Final = 12
+_HEAD: Final = 14
+_NUMBER: Final = 4
+"""Bytes of a number."""
 _COUNT: Final = 8
 """Bytes of the number of blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingSize:
+    """The recording of a step that members replay, by its size; both 0: the step runs unrecorded.
+
+    Attributes:
+        rows: of decodes, as `workers.kv_engine.gpu.cuda_graphs.DecodeGraphs` records them.
+        tokens: of a step with prompts, as `workers.kv_engine.gpu.prompt_graphs.PromptGraphs` does.
+    """
+
+    rows: int = 0
+    tokens: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.rows or self.tokens)
+
+
+UNRECORDED: Final = RecordingSize()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedStep:
+    """A step that members replay: on the CPU, with the size of its recording."""
+
+    step: Step
+    size: RecordingSize
 
 
 class Followers:
@@ -70,14 +102,24 @@ class Followers:
             connection.send(least.to_bytes(_COUNT, "little"))
         return least
 
+    def agree_on(self, answer: bool) -> bool:
+        """Return True if this member and all followers say True; they call their `agree_on` in turn."""
+        answers = [connection.receive() for connection in self.connections]
+        agreed = answer and all(map(any, answers))
+        for connection in self.connections:
+            connection.send(bytes([agreed]))
+        return agreed
+
     @contextmanager
-    def computing(self, step: Step) -> Iterator[None]:
+    def computing(self, step: Step, size: RecordingSize = UNRECORDED) -> Iterator[None]:
         """Let the followers run the step's forward concurrently with the code inside.
+
+        With a size, they replay their recording of it.
 
         Raises:
             GroupLostError: it failed on a member, so the members are no longer in step.
         """
-        data = pack_step(step)
+        data = pack_step(step, size)
         for connection in self.connections:
             connection.send(data)
         try:
@@ -102,40 +144,47 @@ class Leader:
         self.connection.send(blocks.to_bytes(_COUNT, "little") + f"{dtype} {weights}".encode())
         return int.from_bytes(self.connection.receive(), "little")
 
-    def next(self, device: torch.device, dtype: torch.dtype) -> Step | CellOrder:
+    def agree_on(self, answer: bool) -> bool:
+        """Return True if all members say True, as in `Followers.agree_on`."""
+        self.connection.send(bytes([answer]))
+        return any(self.connection.receive())
+
+    def next(self, device: torch.device, dtype: torch.dtype) -> Step | ReplayedStep | CellOrder:
         """Wait for the next step or order. `dtype` is the node's, which rows of media have.
 
         Raises:
             GroupLostError: the leader is lost, or sent an invalid step.
         """
         data = self.connection.receive()
-        return order_of(data, device) or unpack_step(data, device, dtype)
+        if (order := order_of(data, device)) is not None:
+            return order
+        size = _size_of(data)
+        if size:
+            return ReplayedStep(unpack_step(data, torch.device("cpu"), dtype), size)
+        return unpack_step(data, device, dtype)
 
 
-def pack_step(step: Step) -> bytes:
+def pack_step(step: Step, size: RecordingSize = UNRECORDED) -> bytes:
     """Return the part of a step that a forward reads, as bytes."""
-    spans = step.spans
+    spans, host = step.spans, step.host
+    assert host is not None, "a group computes only what a builder made"
     columns = -(-int(spans.kv_lengths.max()) // spans.block_size)
-    tokens, positions = len(step.token_ids), step.positions.cpu().numpy()
+    tokens = len(host.token_ids)
     ranges = [] if spans.key_ends is None else [spans.key_ends, spans.full_starts]
     rows = _pack_rows(step)
     head = [tokens, len(spans.kv_lengths), columns, spans.block_size]
-    axes = positions.size // tokens
+    axes = len(host.positions)
     # Negative for positions of float32, which are sent by their bits.
-    head += [-axes if positions.dtype == np.float32 else axes, tokens if ranges else 0, *rows.shape]
+    head += [-axes if step.positions.is_floating_point() else axes, tokens if ranges else 0, *rows.shape]
     moves = spans.states
     head += [0, 0] if moves is None else [len(moves.rows), len(moves.copies)]
     prompts = spans.prompt_lengths
     head.append(0 if prompts is None else len(prompts))
-    factors: Any = [] if step.long_factors is None else step.long_factors.cpu().numpy()
-    head.append(len(factors))
+    factors: Any = [] if host.long_factors is None else host.long_factors
+    head += [len(factors), size.rows, size.tokens]
     arrays: list[Any] = [
         head,
-        *(
-            step.token_ids.cpu().numpy(),
-            np.ascontiguousarray(positions).view(np.int32),
-            step.slots.cpu().numpy(),
-        ),
+        *(host.token_ids, host.positions, host.slots),
         *(spans.query_offsets, spans.kv_lengths, spans.block_tables[:, :columns]),
         *ranges,
         [] if step.row_indices is None else step.row_indices.cpu().numpy(),
@@ -154,6 +203,14 @@ def _pack_rows(step: Step) -> npt.NDArray[np.int32]:
     return step.row_values.contiguous().cpu().view(torch.int32).numpy()
 
 
+def _size_of(data: bytearray) -> RecordingSize:
+    """Return the size of the recording in a leader's message; `unpack_step` checks its length."""
+    if len(data) < _HEAD * _NUMBER:
+        return UNRECORDED
+    rows, tokens = np.frombuffer(data, np.int32, 2, offset=(_HEAD - 2) * _NUMBER).tolist()
+    return RecordingSize(rows=rows, tokens=tokens)
+
+
 def unpack_step(data: bytearray, device: torch.device, dtype: torch.dtype = torch.float32) -> Step:
     """Return the step that `pack_step` encoded, without sampling. `dtype` is that of its rows.
 
@@ -162,7 +219,9 @@ def unpack_step(data: bytearray, device: torch.device, dtype: torch.dtype = torc
     """
     numbers = np.frombuffer(data, np.int32, len(data) // 4)
     head = numbers[:_HEAD].tolist() if len(numbers) >= _HEAD else [0] * _HEAD
-    tokens, batch, columns, block_size, axes, ranged, rows, width, stateful, copies, prompts, factored = head
+    tokens, batch, columns, block_size, axes, ranged, rows, width, stateful, copies, prompts, factored, *_ = (
+        head
+    )
     position_dtype, axes = torch.float32 if axes < 0 else torch.int32, abs(axes)
     sizes = [tokens, axes * tokens, tokens, batch + 1, batch, batch * columns]
     sizes += [ranged, ranged, rows, stateful, stateful, 3 * copies, prompts, factored, rows * width]

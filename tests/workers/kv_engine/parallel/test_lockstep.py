@@ -1,6 +1,6 @@
 """Engines that share a node give the same tokens as one engine with the whole node."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -16,10 +16,12 @@ from tests.peers import together
 from tests.tiny import Family
 from tests.workers.kv_engine.engines import make_engine
 from tests.workers.kv_engine.oracle import clear_text, ids, run
+from tests.workers.kv_engine.recorder import Again
 from tests.workers.kv_engine.shared_node import lines, parts, shared
 from workers.kv_engine.engine import KVEngine
+from workers.kv_engine.gpu.cuda_graphs import GraphCapture, Replay
 from workers.kv_engine.parallel.connection import GroupLostError
-from workers.kv_engine.parallel.lockstep import Followers, Leader, pack_step, unpack_step
+from workers.kv_engine.parallel.lockstep import Followers, Leader, RecordingSize, pack_step, unpack_step
 from workers.kv_engine.prompt_parts import PromptParts
 from workers.kv_engine.sequence import Sequence as Row
 from workers.kv_engine.sequence import Span
@@ -136,7 +138,8 @@ def test_a_forward_that_fails_ends_the_copy_and_not_just_its_requests(
     def stumble(*_: object) -> None:
         raise MemoryError("no room")
 
-    with lines() as (to_follower, _):
+    with lines() as (to_follower, to_leader):
+        to_leader.send(bytes([False]))  # it cannot record steps
         engine = _alone_with(halves[0], Followers([to_follower]), monkeypatch)
         engine.add(SequenceSpec(key="x", prompt_ids=[1, 2, 3], max_tokens=8))
         monkeypatch.setattr(halves[0], "forward", stumble)
@@ -164,6 +167,144 @@ def test_all_have_the_blocks_of_whom_has_room_for_the_fewest() -> None:
         )
 
     assert found == [50, 50, 50]
+
+
+# ---- recorded steps --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answers", "agreed"),
+    [((True, True, True), True), ((True, False, True), False), ((False, True, True), False)],
+)
+def test_all_members_have_to_say_yes(answers: tuple[bool, bool, bool], agreed: bool) -> None:
+    with lines() as (one, to_one), lines() as (other, to_other):
+        found = together(
+            [
+                partial(Followers([one, other]).agree_on, answers[0]),
+                partial(Leader(to_one).agree_on, answers[1]),
+                partial(Leader(to_other).agree_on, answers[2]),
+            ]
+        )
+
+    assert found == [agreed] * 3
+
+
+@pytest.fixture
+def static_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let torch's attention pass for a kernel that can be recorded: `Again` computes anew."""
+    monkeypatch.setattr("workers.kv_engine.attention.pool.PagedPool.has_static_kernel", True)
+
+
+def _replayed(
+    nodes: list[DecoderLM], capture: GraphCapture, follower_capture: GraphCapture | None
+) -> tuple[list[list[int]], int]:
+    """The answers of two that share a node, and the forwards of the follower."""
+    specs = [
+        SequenceSpec(key=str(n), prompt_ids=clear_text("qwen3", length, TOKENS)[0], max_tokens=TOKENS)
+        for n, length in enumerate((6, 38, 66))
+    ]
+    sizes = SIZES | {"capture": capture, "follower_capture": follower_capture}
+    with shared(nodes, sizes) as engines:
+        found = run(engines.leader, specs, every=3)
+    assert engines.follower.forwards == engines.leader.forwards
+    return [ids(found[str(n)]) for n in range(3)], engines.leader.forwards
+
+
+@pytest.mark.usefixtures("static_kernels")
+def test_decodes_are_replayed_by_all_members(halves: list[DecoderLM]) -> None:
+    leader, follower = Again(), Again()
+
+    found, forwards = _replayed(halves, leader, follower)
+
+    assert found == [clear_text("qwen3", length, TOKENS)[1] for length in (6, 38, 66)]
+    assert TOKENS < follower.replays < forwards, "steps with prompts are not"
+    assert leader.replays == 2 * follower.replays, "the leader samples, too"
+
+
+@pytest.mark.usefixtures("static_kernels")
+def test_nothing_is_recorded_if_a_member_cannot(halves: list[DecoderLM]) -> None:
+    leader = Again()
+
+    found, _ = _replayed(halves, leader, None)
+
+    assert found == [clear_text("qwen3", length, TOKENS)[1] for length in (6, 38, 66)]
+    assert leader.replays == 0
+
+
+def _run_out(engine: KVEngine) -> None:
+    while engine.has_work:
+        engine.step()
+
+
+class WithoutRoom(Again):
+    """Has no memory for its first recordings."""
+
+    def __init__(self, failing: int) -> None:
+        super().__init__()
+        self._failing = failing
+
+    def capture(self, compute: Callable[[], None]) -> Replay:
+        replay = super().capture(compute)
+        self._failing -= 1
+        if self._failing >= 0:
+            raise torch.OutOfMemoryError("no room")
+        return replay
+
+
+@pytest.mark.usefixtures("static_kernels")
+def test_a_size_that_one_member_has_no_memory_for_is_replayed_by_none(halves: list[DecoderLM]) -> None:
+    leader, follower = Again(), WithoutRoom(failing=1)
+
+    found, _ = _replayed(halves, leader, follower)
+
+    assert found == [clear_text("qwen3", length, TOKENS)[1] for length in (6, 38, 66)]
+    assert follower.replays > 0
+    assert leader.replays == 2 * follower.replays
+
+
+@pytest.mark.usefixtures("static_kernels")
+def test_a_replay_that_a_member_has_not_recorded_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.peers.PATIENCE_S", 0.5)  # of the leader, in a sum
+    with shared(parts("qwen3"), SIZES | {"capture": Again(), "follower_capture": Again()}) as engines:
+        follower: Any = engines.follower
+        follower._graphs._replays.clear()
+        engines.leader.add(SequenceSpec(key="x", prompt_ids=[1, 2, 3], max_tokens=4))
+        with pytest.raises(GroupLostError, match="the whole group restarts"):
+            _run_out(engines.leader)
+
+    assert "replays a step of 1 rows or 0 tokens, which this rank has not recorded" in str(engines.ended)
+
+
+@pytest.mark.parametrize(("rows", "tokens"), [(4, 0), (0, 16)])
+def test_a_member_pads_a_replayed_step_as_its_leader_does(rows: int, tokens: int) -> None:
+    def made() -> StepBuilder:
+        return StepBuilder(
+            max_sequences=5,
+            max_step_tokens=32,
+            max_blocks=6,
+            block_size=4,
+            device=CPU,
+            padding_block=9,
+            position_axes=3,
+            has_long_factors=True,
+        )
+
+    leader, follower = made(), made()
+    count = 1 if rows else 5
+    spans = [Span(row("a", 9, [5, 2, 4], 2), 9 - count, count), Span(row("b", 6, [1, 3], 0), 5, 1)]
+    spans[0].sequence.long_factors = True
+    for _ in range(2):  # in the same rows of the tables
+        step = leader.build(spans, rows=rows, tokens=tokens)
+        received = unpack_step(bytearray(pack_step(step, RecordingSize(rows=rows, tokens=tokens))), CPU)
+        follower.adopt(received, rows=rows, tokens=tokens)
+        spans = [Span(row("c", 9, [6, 0, 7], 1), 9 - count, count), spans[1]]
+
+    mine, theirs = (one.captured(rows) if rows else one.captured_prompt(tokens) for one in (leader, follower))
+    for name in ("token_ids", "positions", "slots", "query_offsets", "kv_lengths", "long_factors"):
+        assert torch.equal(getattr(mine, name), getattr(theirs, name)), name
+    for place, length in enumerate(mine.kv_lengths.tolist()):
+        tables = [one.block_table[one.rows[place], : -(-length // 4)] for one in (mine, theirs)]
+        assert torch.equal(*tables)
 
 
 # ---- what a step is --------------------------------------------------------------------------------
