@@ -149,6 +149,16 @@ def sharded(model_class: Any, peers: Peers) -> Any:
     return type(model_class.__name__, (model_class,), attributes)
 
 
+def is_part(layer: Any) -> bool:
+    """True if a linear layer is a member's part of one: it may have to be called to be joined or summed."""
+    return isinstance(layer, _ColumnLinear | _RowLinear)
+
+
+def joins_parts(layer: Any) -> bool:
+    """True if a call of a linear layer concatenates the outputs of all members."""
+    return isinstance(layer, _ColumnLinear) and layer.is_joined
+
+
 def cuts_of(model_class: Any, config: Any, names: Iterable[str]) -> Mapping[str, Cut]:
     """The parts to read of the tensors in the files, by their names there; other tensors are read whole.
 

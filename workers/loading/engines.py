@@ -126,8 +126,9 @@ def _load_served(
     group: "GroupMembership | None",
 ) -> _Served:
     with memory.given_back():
-        # The members of a group exchange sums within each layer; adapters hook into the stock modules.
-        has_kernels = group is None and not config.takes_adapters
+        # On a CPU, one call computes all layers, within which members exchange sums; adapters hook into the
+        # stock modules.
+        has_kernels = (group is None or share.device.type == "cuda") and not config.takes_adapters
         node = node_loading.load_kv_node(
             config, name, settings, share.device, progress, group, leaves_weights=has_kernels
         )
@@ -297,7 +298,9 @@ def make_follower_engine(
     [name] = device_share.nodes_of(config, rank, EngineKind.KV)
     with memory.given_back():
         node = node_loading.load_kv_node(config, name, settings, share.device, progress, group)
-    kernel = choose_attention(node, settings.attention)
+        kernel = choose_attention(node, settings.attention)
+        if share.device.type == "cuda" and not config.takes_adapters:
+            node = node_loading.with_kernels(node, settings, share)
     use_gpu_stream(share.device, StreamPriority.HIGH)
     [connection] = group.connections
     leader = Leader(connection)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any, Final
 from unittest.mock import patch
@@ -201,6 +202,47 @@ def decoders() -> dict[str, float]:
     return found
 
 
+def shared_decoder() -> dict[str, Any]:
+    """Answers of two engines that share fused layers, with recorded steps, and those of `generate`."""
+    from tests.workers.kv_engine.oracle import clear_text, ids, run  # noqa: PLC0415 - takes seconds
+    from tests.workers.kv_engine.recorder import Again  # noqa: PLC0415
+    from tests.workers.kv_engine.shared_node import parts, shared  # noqa: PLC0415
+    from workers.kv_engine.attention.triton import attend  # noqa: PLC0415 - only where it is interpreted
+    from workers.kv_engine.gpu import decoder  # noqa: PLC0415 - only where it is interpreted
+    from workers.kv_engine.sequence_spec import SequenceSpec  # noqa: PLC0415
+
+    interpreter = Lock()
+
+    def one_at_a_time(kernel: Any) -> Any:
+        def launched(*args: Any, **kwargs: Any) -> torch.Tensor:
+            with interpreter:
+                out: torch.Tensor = kernel(*args, **kwargs)
+                return out
+
+        return launched
+
+    leader, follower = Again(), Again()
+    sizes = {"num_blocks": 32, "block_size": 4, "max_step_tokens": 32, "max_sequences": 2}
+    texts, expected = zip(*(clear_text("qwen3", length, 8) for length in (6, 30)), strict=True)
+    specs = [SequenceSpec(key=str(n), prompt_ids=text, max_tokens=8) for n, text in enumerate(texts)]
+    with ExitStack() as stack:
+        stack.enter_context(_as_on_a_gpu(one_at_a_time(attend)))
+        for name in ("add_rms_norm", "rotate_and_store", "row_product", "silu_and_mul"):
+            stack.enter_context(patch.object(decoder, name, one_at_a_time(getattr(decoder, name))))
+        halves: Any = [decoder.fuse(part) for part in parts("qwen3")]
+        recorders = {"capture": leader, "follower_capture": follower}
+        engines = stack.enter_context(shared(halves, sizes | recorders))
+        found = run(engines.leader, specs, every=2)
+        forwards = engines.leader.forwards
+    return {
+        "expected": list(expected),
+        "found": [ids(found[spec.key]) for spec in specs],
+        "kernels": [half.kernels for half in halves],
+        "forwards": forwards,
+        "replays": follower.replays,
+    }
+
+
 def products() -> dict[str, float]:
     """The largest error of products of one row against float64, relative to the largest result."""
     from torch.nn.functional import silu  # noqa: PLC0415 - only where it is interpreted
@@ -299,6 +341,7 @@ def _as_on_a_gpu(kernel: AttentionKernel) -> Iterator[None]:
 CHECKS: Final[dict[str, Callable[[], Any]]] = {
     "errors": errors,
     "replays": replays,
+    "shared_decoder": shared_decoder,
     "decoders": decoders,
     "device_checks": device_checks,
     "products": products,

@@ -39,6 +39,14 @@ def test_a_decode_of_a_row_takes_six_launches_per_layer_and_of_more_rows_nine(fo
     assert 36 * 6 + beside < 260
 
 
+def test_two_ranks_replay_their_parts_of_fused_layers(found: dict[str, Any]) -> None:
+    """Prompts and decodes; the answers are those of transformers' `generate`."""
+    shared = found["shared_decoder"]
+    assert shared["found"] == shared["expected"]
+    assert shared["kernels"] == ["triton", "triton"]
+    assert shared["replays"] == shared["forwards"] > 8
+
+
 def test_products_of_one_row_are_exact_to_rounding(found: dict[str, Any]) -> None:
     assert len(found["products"]) == 12
     assert max(found["products"].values()) < 1e-6

@@ -10,6 +10,9 @@ Weights that are multiplied by the same states are stored as one matrix. The mod
 views of it, so no weight is stored twice, and the model runs as before. `workers.kv_engine.kernel_models`
 lists the supported models. As for every node, the results are checked at load
 (`workers.kv_engine.selfcheck`).
+
+Of a node that a tensor-parallel group shares, a member's part is computed in the same way. Its `out` and
+`down` add up what all members have, so they are called, for one row, too.
 """
 
 import logging
@@ -21,6 +24,7 @@ import torch
 from torch.nn.functional import linear
 
 from models.base import TokenStep
+from models.transformers_lm.sharding import is_part, joins_parts
 from workers.kv_engine import kernel_models
 from workers.kv_engine.attention import paged
 from workers.kv_engine.gpu.cuda_graphs import CudaCapture
@@ -56,6 +60,9 @@ def _unsupported(node: Any) -> str:
         str(node.architecture): text.kind.is_on_gpu,
         f"the activation {text.activation}": text.activation == "silu",
         "angles for a part of a head": partial == 1.0,
+        "parts of queries, keys, values or gates that members join": not any(
+            map(joins_parts, text.body.modules())
+        ),
         "weights of several dtypes": len({weight.dtype for weight in node.model.parameters()}) == 1,
     }
     return kernel_models.first_unknown(checks)
@@ -88,7 +95,8 @@ class FusedDecoder(LlamaLike):
         self._eps: Final[float] = body.norm.variance_epsilon
         with torch.no_grad():
             self._layers: Final = [_layer_of(layer, self._kind) for layer in body.layers]
-            self._uses_row_product: Final = _are_rows_faster(self._layers, self._eps)
+            is_shared = any(map(is_part, body.modules()))
+            self._uses_row_product: Final = not is_shared and _are_rows_faster(self._layers, self._eps)
 
     def forward(self, inputs: Inputs, step: TokenStep) -> torch.Tensor:
         pool, batch = paged.current()
