@@ -251,9 +251,10 @@ def sampler(device: torch.device) -> None:
 
 
 def attention_speed(device: torch.device) -> None:
-    """Decodes of Qwen3-8B's shape over 40,960 tokens of room, by the most parts of a span.
+    """Decodes of Qwen3-8B's shape over 40,960 tokens of room, by the most parts of a span, and by stages.
 
-    The fastest number decides `split_count`, and whether FlashInfer is worth its weight.
+    The fastest number of parts decides `split_count`, and whether FlashInfer is worth its weight. An engine
+    measures 3 and 5 stages at start (`workers.kv_engine.gpu.stages`): they should order as here.
     """
     from workers.kv_engine.attention.triton import attend  # noqa: PLC0415 - where there is Triton
 
@@ -281,6 +282,12 @@ def attention_speed(device: torch.device) -> None:
             read = _rate(4 * sum(lengths) * kv_heads * dim, took_us)
             said = f"{took_us:.0f} us, {read}"
             print(f"attention, {rows} rows, longest {max(lengths)}, at most {parts or 'our'} parts: {said}")
+        for stages in (3, 4, 5, 6):
+            took_us = _recorded_us(device, partial(attend, queries, pool[0], pool[1], step, stages=stages))
+            read = _rate(4 * sum(lengths) * kv_heads * dim, took_us)
+            print(
+                f"attention, {rows} rows, longest {max(lengths)}, {stages} stages: {took_us:.0f} us, {read}"
+            )
 
 
 # ---- speeds of the engine ---------------------------------------------------------------------------------

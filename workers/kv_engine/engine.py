@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from typing import Final
 
-import torch
-
 from shared.errors import BugError, ClientError, DalSegnoError
 from shared.telemetry import timeline
 from workers.data_plane.port import Array
@@ -120,7 +118,7 @@ class KVEngine:
         observing = adapted.observing() if adapted is not None else nullcontext()
         with observing, observed_windows() as windows:
             check_node(node, kernel)
-        _check_kernels(node.device)
+        _prepare_kernels(self._pool, config.block_size)
         window = None if followers is not None else _window_of_all(node, windows)
         if window is not None:
             self._scheduler.free_before(window)
@@ -493,16 +491,20 @@ def _scheduler(node: KVNode, config: KVEngineConfig) -> Scheduler:
     )
 
 
-def _check_kernels(device: torch.device) -> None:
-    """Check our GPU kernels on the device.
+def _prepare_kernels(pool: PagedPool, block_size: int) -> None:
+    """Check our GPU kernels on the device, and choose how they run.
 
     Raises:
         KernelCheckError: one is wrong.
     """
+    device = pool.keys[0].device
     if device.type == "cuda" and default_kernel("cuda") is not None:
         from workers.kv_engine.gpu.kernel_checks import check_kernels  # noqa: PLC0415 - needs Triton
+        from workers.kv_engine.gpu.stages import choose_stages  # noqa: PLC0415 - the same
 
         check_kernels(device)
+        if pool.kernel is default_kernel("cuda"):
+            choose_stages(pool, block_size)
 
 
 def _window_of_all(node: KVNode, windows: Mapping[int, int | None]) -> int | None:

@@ -331,6 +331,14 @@ def device_checks() -> dict[str, str]:
     }
 
 
+def decode_times() -> list[float]:
+    """Microseconds of a decode by stages: the interpreter knows none, but runs what a GPU would."""
+    from workers.kv_engine.gpu.stages import MORE_STAGES, decode_us  # noqa: PLC0415 - only where interpreted
+
+    keys, values = torch.zeros(2, 40, 2, 16)
+    return [decode_us(keys, values, 4, stages=stages) for stages in (3, MORE_STAGES)]
+
+
 @contextmanager
 def _as_on_a_gpu(kernel: AttentionKernel) -> Iterator[None]:
     """Inside, new pools get this kernel as their device's default."""
@@ -342,6 +350,7 @@ CHECKS: Final[dict[str, Callable[[], Any]]] = {
     "errors": errors,
     "replays": replays,
     "shared_decoder": shared_decoder,
+    "decode_times": decode_times,
     "decoders": decoders,
     "device_checks": device_checks,
     "products": products,

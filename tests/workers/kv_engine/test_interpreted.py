@@ -47,6 +47,11 @@ def test_two_ranks_replay_their_parts_of_fused_layers(found: dict[str, Any]) -> 
     assert shared["replays"] == shared["forwards"] > 8
 
 
+def test_decodes_are_measured_by_stages(found: dict[str, Any]) -> None:
+    assert len(found["decode_times"]) == 2
+    assert min(found["decode_times"]) > 0
+
+
 def test_products_of_one_row_are_exact_to_rounding(found: dict[str, Any]) -> None:
     assert len(found["products"]) == 12
     assert max(found["products"].values()) < 1e-6

@@ -43,8 +43,13 @@ _MIN_TILE_ROWS: Final = 16
 """The least number of rows, columns and depth of a GPU's matrix product."""
 _PREFILL_TILE_ROWS: Final = 64
 """Queries times heads of a tile in steps that have spans of more than one query."""
+_PREFILL_TILE_ROWS_FLOAT32: Final = 32
 _TILE_BYTES: Final = 16384
 """The most bytes of keys per loop iteration: twice keys and values fit into every GPU's shared memory."""
+DEFAULT_STAGES: Final = 3
+"""Of Triton's pipeline: the loads of a turn of the kernel's loop begin when the turn before has ended."""
+decode_stages: Final[dict[tuple[torch.device, torch.dtype, int], int]] = {}
+"""The measured stages of decodes, by device, dtype and head dimension (`workers.kv_engine.gpu.stages`)."""
 
 
 def attend(
@@ -58,6 +63,7 @@ def attend(
     softcap: float | None = None,
     parts: int | None = None,
     split_keys: int = MIN_SPLIT_KEYS,
+    stages: int | None = None,
 ) -> torch.Tensor:
     """Compute the attention of each token to its span's history: (T, H, D), in the dtype of `queries`.
 
@@ -71,6 +77,7 @@ def attend(
         softcap: limit of the scores' magnitude, applied with tanh; None is no limit.
         parts: the most splits of a decode's keys; None chooses for the step and the device.
         split_keys: the fewest keys of a split, rounded down to the keys of a turn of the kernel's loop.
+        stages: of the pipeline of decodes; None chooses the measured ones.
     """
     if queries.stride(-1) != 1:
         queries = queries.contiguous()
@@ -78,22 +85,28 @@ def attend(
     kv_heads = keys.shape[1]
     group = heads // kv_heads
     spans = len(step.rows)
-    block_size = step.spans.block_size
+    block_size, is_float32 = step.spans.block_size, keys.dtype is torch.float32
     if tokens == spans:  # every span has one query
         tile_rows, tile_queries, tiles = max(_MIN_TILE_ROWS, triton.next_power_of_2(group)), 1, spans
         capacity = step.block_table.shape[1] * block_size
         reach = capacity if window is None else min(capacity, window)
         parts = parts or split_count(spans * kv_heads, reach, processors=_processors(queries.device))
+        warps = 4
+        stages = stages or decode_stages.get((keys.device, keys.dtype, dim), DEFAULT_STAGES)
     else:
-        tile_rows = max(_PREFILL_TILE_ROWS, triton.next_power_of_2(group))
-        tile_queries, parts = tile_rows // group, 1
+        # Products of float32 need many registers: larger tiles, or fewer threads, spill them.
+        tile_rows, warps = (_PREFILL_TILE_ROWS_FLOAT32, 8) if is_float32 else (_PREFILL_TILE_ROWS, 4)
+        tile_rows = max(tile_rows, triton.next_power_of_2(group))
+        tile_queries, parts, stages = tile_rows // group, 1, DEFAULT_STAGES
         tiles = tokens // tile_queries + spans  # see `_span_of`
     out = torch.empty((tokens, heads, dim), dtype=queries.dtype, device=queries.device)
     cut = (tokens, heads, parts) if parts > 1 else (0,)
     sums = torch.empty((*cut, dim), dtype=torch.float32, device=queries.device)
     tops, totals = (torch.empty(cut, dtype=torch.float32, device=queries.device) for _ in range(2))
     dim_ceil = max(_MIN_TILE_ROWS, triton.next_power_of_2(dim))
-    tile_keys = min(64, max(_MIN_TILE_ROWS, _TILE_BYTES // (dim_ceil * keys.element_size())))
+    tile_keys = min(
+        32 if is_float32 else 64, max(_MIN_TILE_ROWS, _TILE_BYTES // (dim_ceil * keys.element_size()))
+    )
     with device_guard(queries):
         _attend[(tiles, kv_heads, parts)](
             out,
@@ -126,6 +139,8 @@ def attend(
             softcap=softcap or 0.0,
             is_cut=parts > 1,
             split_turns=max(1, split_keys // tile_keys),
+            num_warps=warps,
+            num_stages=stages,
         )
     return out
 

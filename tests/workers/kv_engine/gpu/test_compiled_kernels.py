@@ -35,6 +35,7 @@ class Kernel:
     types: dict[str, str]
     constants: dict[str, Any]
     warps: int = 4
+    stages: int = 3
     registers: int = 255
     stack: int = 0
     shared: int = 48 << 10
@@ -84,6 +85,28 @@ KERNELS: Final[dict[str, Kernel]] = {
         constants=ATTENTION | {"tile_queries": 1, "tile_rows": 16, "is_cut": True},
         registers=160,
     ),
+    "attention of decodes, loads overlapping": Kernel(
+        find=_attention,
+        types=ATTENTION_TYPES,
+        constants=ATTENTION | {"tile_queries": 1, "tile_rows": 16, "is_cut": True},
+        stages=5,
+        registers=160,
+        shared=72 << 10,
+    ),
+    **{
+        f"attention of prompts in float32, heads of {dim}": Kernel(
+            find=_attention,
+            types={name: F if kind == B else kind for name, kind in ATTENTION_TYPES.items()},
+            constants=ATTENTION
+            | {"tile_queries": 8, "tile_rows": 32, "tile_keys": keys, "split_turns": 256 // keys}
+            | {"dim": dim, "dim_ceil": dim, "is_cut": False},
+            warps=8,
+            registers=128,
+            stack=8,
+            shared=72 << 10,
+        )
+        for dim, keys in ((64, 32), (128, 32), (256, 16))
+    },
     "attention of prompts": Kernel(
         find=_attention,
         types=ATTENTION_TYPES,
@@ -161,7 +184,9 @@ def test_a_kernel_compiles_within_its_bounds(
     source = ASTSource(kernel.find(), signature, constexprs=kernel.constants, attrs=aligned)
 
     compiled = triton.compile(
-        source, target=GPUTarget("cuda", architecture, 32), options={"num_warps": kernel.warps}
+        source,
+        target=GPUTarget("cuda", architecture, 32),
+        options={"num_warps": kernel.warps, "num_stages": kernel.stages},
     )
 
     used = _resources(compiled.asm["cubin"], tmp_path)

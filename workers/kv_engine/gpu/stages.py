@@ -1,0 +1,94 @@
+"""The stages of the pipeline of attention's decodes: measured on the GPU, when an engine is made.
+
+With three stages, the loads of a turn of the kernel's loop wait for the end of the turn before, because both
+use the same shared memory. With five they overlap, in twice the memory, so that fewer programs run at once.
+Which is faster depends on the GPU and the size of heads.
+"""
+
+import logging
+import time
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+
+from workers.kv_engine.attention.pool import PagedPool
+from workers.kv_engine.attention.triton import DEFAULT_STAGES, attend, decode_stages
+from workers.kv_engine.gpu.cuda_graphs import CudaCapture
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+MORE_STAGES: Final = 5
+_SPANS: Final = 64
+_KEYS: Final = 1024
+_GROUP: Final = 4
+"""Heads that share keys: up to 16 take the same tile."""
+_REPEATS: Final = 10
+_ROUNDS: Final = 5
+"""The fastest counts."""
+
+
+@torch.inference_mode()
+def choose_stages(pool: PagedPool, block_size: int) -> None:
+    """Let `attend` use the faster number of stages for decodes over such a pool, measured once.
+
+    It reads the memory of the pool's first layer, and writes nothing. On a CPU there is nothing to choose.
+    """
+    keys, values = pool.keys[0], pool.values[0]
+    shape = (keys.device, keys.dtype, keys.shape[-1])
+    if keys.device.type != "cuda" or pool.is_latent[0] or shape in decode_stages:
+        return
+    default_us, more_us = (
+        decode_us(keys, values, block_size, stages=stages) for stages in (DEFAULT_STAGES, MORE_STAGES)
+    )
+    decode_stages[shape] = DEFAULT_STAGES if default_us <= more_us else MORE_STAGES
+    _LOGGER.info(
+        "attention of decodes: %.0f us in %d stages, %.0f us in %d; the faster serve",
+        default_us,
+        DEFAULT_STAGES,
+        more_us,
+        MORE_STAGES,
+    )
+
+
+def decode_us(keys: torch.Tensor, values: torch.Tensor, block_size: int, *, stages: int) -> float:
+    """Return the microseconds of a layer's attention of decodes, as it runs in a recorded step.
+
+    Args:
+        keys: (slots, K, D); as many spans are read as fit, up to 64 of 1,024 keys.
+        values: (slots, K, D).
+        block_size: tokens of a block.
+        stages: as in `attend`.
+    """
+    device, blocks = keys.device, len(keys) // block_size
+    columns = min(_KEYS // block_size, blocks)
+    spans = min(_SPANS, blocks // columns)
+    places = torch.arange(spans + 1, dtype=torch.int32, device=device)
+    step: Any = SimpleNamespace(
+        rows=places[:-1],
+        query_offsets=places,
+        kv_lengths=torch.full((spans,), columns * block_size, dtype=torch.int32, device=device),
+        block_table=torch.arange(spans * columns, dtype=torch.int32, device=device).view(spans, columns),
+        spans=SimpleNamespace(block_size=block_size),
+    )
+    heads, dim = _GROUP * keys.shape[1], keys.shape[2]
+    queries = torch.zeros(spans, heads, dim, dtype=keys.dtype, device=device)
+    work = partial(attend, queries, keys, values, step, stages=stages)
+
+    def repeated() -> None:
+        for _ in range(_REPEATS):
+            work()
+
+    is_gpu = device.type == "cuda"
+    replay = CudaCapture(device).capture(repeated) if is_gpu else repeated
+    taken_s = []
+    for _ in range(_ROUNDS):
+        if is_gpu:
+            torch.cuda.synchronize(device)
+        begun_s = time.perf_counter()
+        replay()
+        if is_gpu:
+            torch.cuda.synchronize(device)
+        taken_s.append(time.perf_counter() - begun_s)
+    return 1e6 * min(taken_s) / _REPEATS
