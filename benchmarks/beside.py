@@ -7,7 +7,7 @@ a worker: a thread on a CPU (`workers.machine.cpu_threads`), a stream on a GPU
 (`workers.kv_engine.gpu.cuda_streams`).
 
     python -m benchmarks beside                  # on the CPU
-    python -m benchmarks.beside --device cuda    # not run on a GPU yet
+    python -m benchmarks.beside --device cuda --keep beside.jsonl    # goes on where it was stopped
 """
 
 import argparse
@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import count
 from statistics import median
 from typing import Any, Final
@@ -24,6 +25,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.gpu import NO_GPU
+from benchmarks.kept import KeptFigures, add_option
 from benchmarks.machine import described
 from benchmarks.report import RATIO, Figure, show, spread
 from models.base import Item, KVLayout, StatelessResult
@@ -161,50 +163,69 @@ class _Bench:
         return found
 
 
-async def _measure(device: torch.device) -> list[Figure]:
+_ALONE: Final = "alone"
+_VARIANTS: Final = (_ALONE, "with a vocoder of lower priority", "with a vocoder of the same priority")
+
+
+async def _measure(device: torch.device, kept: KeptFigures) -> list[Figure]:
     bench = _Bench(device)
-    variants: dict[str, StatelessThread | None] = {
-        "alone": None,
-        "with a vocoder of lower priority": StatelessThread(lambda: _nodes(device, is_low_priority=True)),
-        "with a vocoder of the same priority": StatelessThread(lambda: _nodes(device, is_low_priority=False)),
-    }
-    found: dict[str, list[tuple[float, float]]] = {variant: [] for variant in variants}
-    threads: list[EngineThread | StatelessThread] = [
-        bench.engine,
-        *(thread for thread in variants.values() if thread),
-    ]
-    for thread in threads:
+    low, same = (StatelessThread(partial(_nodes, device, is_low_priority=low)) for low in (True, False))
+    vocoders = dict(zip(_VARIANTS, (None, low, same), strict=True))
+    threads: list[EngineThread | StatelessThread] = [bench.engine, low, same]
+    missing = [number for number in range(ROUNDS) if _named(number, _VARIANTS[-1], "calls/s") not in kept]
+    for thread in threads if missing else ():
         await thread.start()
-    for _ in range(ROUNDS):
+    for number in missing:
         async with bench.decoding():
-            for variant, vocoder in variants.items():
-                found[variant].append(await bench.rates(vocoder))
-    for thread in threads:
+            rates = {variant: await bench.rates(vocoder) for variant, vocoder in vocoders.items()}
+        for variant, (tokens, firings) in rates.items():
+            for value, unit in ((tokens, "tok/s"), (firings, "calls/s")):
+                kept.keep(Figure(_named(number, variant, unit), value, unit))
+        said = ", ".join(f"{tokens:,.0f} {variant}" for variant, (tokens, _) in rates.items())
+        print(f"round {number + 1} of {ROUNDS}, tokens/s: {said}", flush=True)
+    for thread in threads if missing else ():
         await thread.close()
+    return _summary(kept)
+
+
+def _named(number: int, variant: str, unit: str) -> str:
+    return f"round {number + 1}: decode {variant}, {unit}"
+
+
+def _summary(kept: KeptFigures) -> list[Figure]:
+    """The figures of all rounds."""
+
+    def of_rounds(variant: str, unit: str) -> list[float]:
+        return [kept[_named(number, variant, unit)].value for number in range(ROUNDS)]
 
     figures: list[Figure] = []
-    for variant, rates in found.items():
-        ratios = [mine[0] / alone[0] for mine, alone in zip(rates, found["alone"], strict=True)]
-        firings = f"{median(fired for _, fired in rates):.1f} vocoder calls/s"
-        figures += [spread(f"decode {variant} / alone", ratios, RATIO, firings)] if variants[variant] else []
-        figures += [spread(f"decode {variant}", [tokens for tokens, _ in rates], "tok/s")]
+    alone = of_rounds(_ALONE, "tok/s")
+    for variant in _VARIANTS:
+        tokens = of_rounds(variant, "tok/s")
+        if variant != _ALONE:
+            ratios = [mine / own for mine, own in zip(tokens, alone, strict=True)]
+            firings = f"{median(of_rounds(variant, 'calls/s')):.1f} vocoder calls/s"
+            figures.append(spread(f"decode {variant} / alone", ratios, RATIO, firings))
+        figures.append(spread(f"decode {variant}", tokens, "tok/s"))
     return figures
 
 
-def measure(device: str = "cpu") -> list[Figure]:
-    """Measure the decode alone and with each vocoder."""
-    return asyncio.run(_measure(torch.device(device)))
+def measure(device: str = "cpu", kept: KeptFigures | None = None) -> list[Figure]:
+    """Measure the decode alone and with each vocoder, but for the rounds that are kept; print each round."""
+    return asyncio.run(_measure(torch.device(device), kept or KeptFigures()))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.beside", description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    device: str = parser.parse_args().device
+    add_option(parser)
+    asked = parser.parse_args()
+    device: str = asked.device
     if device == "cuda" and not torch.cuda.is_available():
         print("expected a GPU and torch with CUDA, found none: nothing was measured", file=sys.stderr)
         sys.exit(NO_GPU)
     print(described())
-    show({"beside": measure(device)})
+    show({"beside": measure(device, KeptFigures(asked.keep))})
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python -m benchmarks gpu            needs a GPU with room for 16 GB of weights, and torch with CUDA
     python -m benchmarks gpu --shape Qwen3-8B --only ours --budget 120
+    python -m benchmarks gpu --budget 540 --keep gpu.jsonl      measures what the file lacks; run it again
 
 First the read bandwidth of the GPU's memory, which limits a decode: each step reads all weights and all keys
 and values. Then, one after the other: our engine with CUDA graphs, each step launched before the previous one
@@ -36,6 +37,7 @@ from transformers import (
     StaticCache,
 )
 
+from benchmarks.kept import KeptFigures, add_option
 from benchmarks.machine import described
 from benchmarks.report import RATIO, Figure, spread
 from models.base import KVLayout
@@ -145,7 +147,9 @@ def main(options: Sequence[str] = ()) -> None:
     until_s = time.perf_counter() + asked.budget
     for shape in shapes():
         if asked.shape in ("", shape.name):
-            for figure in measure(shape, device, reads, Load(), only=asked.only, until_s=until_s):
+            kept = KeptFigures(asked.keep)
+            measured = measure(shape, device, reads, Load(), only=asked.only, until_s=until_s, kept=kept)
+            for figure in measured:
                 print(figure.line(), flush=True)
             torch.cuda.empty_cache()
 
@@ -159,6 +163,7 @@ def _parsed(options: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--budget", type=float, default=math.inf, metavar="SECONDS", help="begin nothing after this time"
     )
+    add_option(parser)
     return parser.parse_args(options)
 
 
@@ -189,6 +194,7 @@ def measure(
     compiles: bool = True,
     only: Sequence[str] = (),
     until_s: float = math.inf,
+    kept: KeptFigures | None = None,
 ) -> Iterator[Figure]:
     """Measure one contender after the other, ours first, for each number of requests.
 
@@ -203,34 +209,43 @@ def measure(
         compiles: whether the loop over the static cache is compiled.
         only: the names of contenders; all if empty.
         until_s: the time, by `time.perf_counter`, after which no contender begins.
+        kept: figures of earlier runs; they are yielded, and not measured again.
 
     Yields:
         each figure when it is measured. The value of a contender that failed, or was left out, is NaN.
     """
-    model = random_weights(shape, device)
+    kept = kept or KeptFigures()
+    model: Any = None
     for rows, goal in shape.goals.items():
         what = f"{shape.name}, {rows} at a time"
-        contenders = _contenders(shape, model, device, rows, load, compiles=compiles)
-        names = [name for name in contenders if not only or name in only]
+        limit = f"{what}: decodes alone, of the limit"
+        names = [name for name in CONTENDERS if not only or name in only]
+        contenders: dict[str, Contender] = {}
         ours: float | None = None
         for name in [*names, names[0]] if len(names) > 1 else names:
             is_again = name == names[0] and ours is not None
             label = f"{what}: {name}{', again' if is_again else ''}"
-            if time.perf_counter() > until_s:
+            if label in kept:
+                yield kept[label]
+            elif time.perf_counter() > until_s:
                 yield Figure(label, math.nan, "tok/s", "left out: the time is used up")
                 continue
-            try:
-                timed = _timed(contenders[name], shape, rows, load)
-            except Exception as error:  # noqa: BLE001 - whatever fails, the others are measured
-                yield Figure(label, math.nan, "tok/s", f"failed: {type(error).__name__}: {error}"[:200])
-                continue
-            rates = [rows * load.answer / one.end_s for one in timed]
-            yield spread(label, rates, "tok/s")
+            else:
+                model = random_weights(shape, device) if model is None else model
+                contenders = contenders or _contenders(shape, model, device, rows, load, compiles=compiles)
+                try:
+                    timed = _timed(contenders[name], shape, rows, load)
+                except Exception as error:  # noqa: BLE001 - whatever fails, the others are measured
+                    yield Figure(label, math.nan, "tok/s", f"failed: {type(error).__name__}: {error}"[:200])
+                    continue
+                if name == _OURS and not is_again:
+                    kept.keep(_of_the_limit(limit, model, rows, goal, timed, reads, load))
+                yield kept.keep(spread(label, [rows * load.answer / one.end_s for one in timed], "tok/s"))
             if name == _OURS and not is_again:
-                ours = median(rates)
-                yield _of_the_limit(what, model, rows, goal, timed, reads, load)
+                ours = kept[label].value
+                yield kept[limit]
             elif ours is not None and not is_again:
-                yield Figure(f"{what}: ours / {name}", ours / median(rates), RATIO)
+                yield Figure(f"{what}: ours / {name}", ours / kept[label].value, RATIO)
 
 
 def _timed(contender: Contender, shape: Shape, rows: int, load: Load) -> list[Timed]:
@@ -243,7 +258,7 @@ def _timed(contender: Contender, shape: Shape, rows: int, load: Load) -> list[Ti
 
 
 def _of_the_limit(
-    what: str, model: Any, rows: int, goal: float, timed: list[Timed], reads: float, load: Load
+    name: str, model: Any, rows: int, goal: float, timed: list[Timed], reads: float, load: Load
 ) -> Figure:
     """Decodes alone, as a share of what the memory's bandwidth allows; and whether the goal is reached."""
     steps = median((load.answer - 1) / (one.end_s - one.first_s) for one in timed if one.first_s is not None)
@@ -252,7 +267,7 @@ def _of_the_limit(
     reached = steps / limit if is_share else decoded
     said = f"goal {goal:.0%}" if is_share else f"goal {goal:.0f} tok/s"
     note = f"{decoded:,.0f} of {rows * limit:,.0f} tok/s; {said} {'reached' if reached >= goal else 'missed'}"
-    return Figure(f"{what}: decodes alone, of the limit", 100 * steps / limit, "%", note)
+    return Figure(name, 100 * steps / limit, "%", note)
 
 
 def _bytes_per_step(model: Any, rows: int, load: Load) -> float:

@@ -9,7 +9,10 @@ The checkpoint is a tiny one in the published layout, whose steps take one or tw
 for the added time. `--shape 3b` makes one of the published size with random weights, for a GPU.
 
     python -m benchmarks speech                       # with the others, the tiny one
-    python -m benchmarks.speech --shape 3b --ranks 1 --clients 1 16
+    python -m benchmarks.speech --shape 3b --ranks 1 --clients 1 16 --keep speech.jsonl
+
+With `--keep` a number of clients whose figures are in the file is not measured again, and none begins after
+nine minutes.
 """
 
 import argparse
@@ -17,7 +20,7 @@ import asyncio
 import tempfile
 import time
 from base64 import b64decode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -28,9 +31,11 @@ from typing import Any, Final
 import httpx
 import msgspec
 
+from benchmarks.kept import KeptFigures, add_option
 from benchmarks.machine import described, new_loop
 from benchmarks.orpheus_3b import write_orpheus_3b
-from benchmarks.report import RATIO, Figure, show, spread
+from benchmarks.report import RATIO, Figure, spread
+from benchmarks.session import MINUTES
 from tests.e2e.deploy import Running, serve
 from tests.tiny.orpheus import tiny_orpheus
 
@@ -82,6 +87,11 @@ def measure() -> list[Figure]:
 
 def compare(checkpoint: Path, ranks: Sequence[int], clients: Sequence[int]) -> list[Figure]:
     """Send the same requests to each placement in turns."""
+    return [figure for figures in _compared(checkpoint, ranks, clients) for figure in figures]
+
+
+def _compared(checkpoint: Path, ranks: Sequence[int], clients: Sequence[int]) -> Iterator[list[Figure]]:
+    """Yield the figures of each number of clients when they are measured."""
     with ExitStack() as stack:
         loop = stack.enter_context(new_loop())
         running: dict[int, Running] = {}
@@ -89,14 +99,12 @@ def compare(checkpoint: Path, ranks: Sequence[int], clients: Sequence[int]) -> l
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dalsegno-bench-")))
             args = ("--set", f"checkpoint={checkpoint}")
             running[count] = stack.enter_context(serve(folder, *args, model=LAYOUTS[count][1]))
-        figures: list[Figure] = []
         for at_a_time in clients:
             rounds: dict[int, list[_Round]] = {count: [] for count in ranks}
             for _ in range(ROUNDS + 1):  # the first warms up
                 for count in ranks:
                     rounds[count].append(loop.run(_round(running[count].url, LAYOUTS[count][1], at_a_time)))
-            figures += _figures(at_a_time, {count: found[1:] for count, found in rounds.items()})
-        return figures
+            yield _figures(at_a_time, {count: found[1:] for count, found in rounds.items()})
 
 
 async def _round(url: str, model: str, clients: int) -> _Round:
@@ -165,9 +173,7 @@ def _figures(clients: int, rounds: dict[int, list[_Round]]) -> list[Figure]:
         figures.append(spread(f"first audio: {what}", firsts, RATIO))
     differing = _differing(found for found in rounds.values())
     asked = len(next(iter(rounds.values()))[0].speeches)
-    figures.append(
-        Figure(f"{clients} at a time: answers that differ between placements", differing, "", f"of {asked}")
-    )
+    figures.append(Figure(_named(clients), differing, "", f"of {asked}"))
     return figures
 
 
@@ -182,16 +188,41 @@ def _differing(layouts: Iterable[list[_Round]]) -> int:
     return sum(len(digests) > 1 for digests in heard.values())
 
 
+def _resume(
+    make: Callable[[Path], Path], ranks: Sequence[int], clients: Sequence[int], file: Path | None
+) -> None:
+    """Print the figures of each number of clients as they come; those in the file are not measured again."""
+    begun_s, kept = time.monotonic(), KeptFigures(file)
+    missing = [count for count in clients if _named(count) not in kept]
+    with tempfile.TemporaryDirectory(prefix="dalsegno-orpheus-") as folder:
+        found = _compared(make(Path(folder)), ranks, missing) if missing else iter(())
+        for count in clients:
+            if count not in missing:
+                print(f"  {count} at a time: measured before, see {file}")
+                continue
+            if time.monotonic() - begun_s > 60 * MINUTES:
+                print(f"  {count} at a time: not measured, the time is up; run it again")
+                continue
+            for figure in next(found):
+                print(kept.keep(figure).line(), flush=True)
+        del found
+
+
+def _named(clients: int) -> str:
+    """The name of the last figure of a number of clients."""
+    return f"{clients} at a time: answers that differ between placements"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speech", description=__doc__)
     parser.add_argument("--shape", choices=("tiny", "3b"), default="tiny")
     parser.add_argument("--ranks", type=int, nargs="+", choices=tuple(LAYOUTS), default=list(LAYOUTS))
     parser.add_argument("--clients", type=int, nargs="+", default=list(CLIENTS))
+    add_option(parser)
     told = parser.parse_args()
     print(described())
-    with tempfile.TemporaryDirectory(prefix="dalsegno-orpheus-") as folder:
-        checkpoint = tiny_orpheus() if told.shape == "tiny" else write_orpheus_3b(Path(folder))
-        show({"speech": compare(checkpoint, told.ranks, told.clients)})
+    make = write_orpheus_3b if told.shape == "3b" else lambda _: tiny_orpheus()
+    _resume(make, told.ranks, told.clients, told.keep)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks import __main__ as benchmarks
+from benchmarks import gpu
 from benchmarks.gpu import NO_GPU, Load, Shape, measure, shapes
+from benchmarks.kept import KeptFigures
 from benchmarks.report import Figure
 from tests.workers.kv_engine import flashinfer_reference
 from workers.kv_engine.attention import flashinfer
@@ -101,6 +104,32 @@ def test_only_the_named_are_measured_and_none_begins_too_late() -> None:
         "tiny, 1 at a time: decodes alone, of the limit",
     ]
     assert [figure.note for figure in late] == ["left out: the time is used up"]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_where_the_one_before_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["ours", "ours, without CUDA graphs"]
+    before = measured({1: 1.0}, only=["ours"], kept=KeptFigures(tmp_path / "kept.jsonl"))
+    made: list[str] = []
+    contenders = gpu._contenders
+
+    def counted(*args: Any, **options: Any) -> Any:
+        made.append("contenders")
+        return contenders(*args, **options)
+
+    monkeypatch.setattr(gpu, "_contenders", counted)
+
+    kept = KeptFigures(tmp_path / "kept.jsonl")
+    after = {figure.name: figure for figure in measured({1: 1.0}, only=names, kept=kept)}
+    again = measured({1: 1.0}, only=names, kept=KeptFigures(tmp_path / "kept.jsonl"))
+
+    assert [after[figure.name] for figure in before] == before
+    mine, other = (after[f"tiny, 1 at a time: {name}"].value for name in names)
+    assert after["tiny, 1 at a time: ours / ours, without CUDA graphs"].value == mine / other
+    assert again == list(after.values())
+    assert made == ["contenders"], "nothing is loaded if all is known"
 
 
 @pytest.mark.parametrize("field", ["page_size", "block_size"])
