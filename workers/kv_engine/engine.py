@@ -354,7 +354,7 @@ class KVEngine:
                     self._fed.fill(spans)
                 launched = self._runner.launch(spans, passes)
             ahead = self._launch_ahead(launched, spans)
-            result = launched.read()
+            result = launched.part_of(launched.read(), spans)
         except GroupLostError:
             raise
         except Exception as error:  # whatever it is, the batch fails and the engine continues
@@ -372,9 +372,7 @@ class KVEngine:
         took_s = self._read_s - begun_s
         # Counted before rejected drafts are cut off: they were computed, too.
         computed = self._computed(spans, passes, took_s=took_s)
-        tokens = accept_drafts(
-            spans, launched.tokens_of(spans, result), self._scheduler.counters, self._drafter
-        )
+        tokens = accept_drafts(spans, result.tokens, self._scheduler.counters, self._drafter)
         made, failed = self._programs.take(passes, result.pass_results, step=launched.number)
         sampled = sum(map(len, tokens)) + _emitted(made)
         self._work.count_step(

@@ -11,7 +11,7 @@ one stream, so each one finds the results of the earlier ones. On a CPU a launch
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle
 from typing import Final
@@ -36,7 +36,7 @@ from workers.kv_engine.programs.passes import PassSpan, add_passes, results_of
 from workers.kv_engine.programs.towers import Towers
 from workers.kv_engine.sampling.grammar_masks import GuideThread, StepMasks
 from workers.kv_engine.sampling.logits_processors import adjust
-from workers.kv_engine.sampling.logprobs import score
+from workers.kv_engine.sampling.logprobs import begin_score, score
 from workers.kv_engine.sampling.pooling import StatePooler
 from workers.kv_engine.sampling.sampler import NOT_A_TOKEN, node_key
 from workers.kv_engine.sampling.sampling_state import UnreadTokens
@@ -91,12 +91,15 @@ class LaunchedStep:
     read: Callable[[], ForwardResult]
     tokens: torch.Tensor | None = None
 
-    def tokens_of(self, spans: Items[Span], result: ForwardResult) -> list[int]:
-        """Return the tokens of a part of its spans. It is a part only if each span has one token."""
+    def part_of(self, result: ForwardResult, spans: Items[Span]) -> ForwardResult:
+        """Return the tokens and scores of a part of its spans. It is a part only if each has one token."""
         if len(spans) == len(self.spans):
-            return result.tokens
+            return result
         wanted = set(spans)
-        return [token for span, token in zip(self.spans, result.tokens, strict=True) if span in wanted]
+        tokens = [token for span, token in zip(self.spans, result.tokens, strict=True) if span in wanted]
+        scored = [span for span in self.spans if span.sequence.spec.logprobs is not None]
+        scores = [one for span, one in zip(scored, result.scores, strict=True) if span in wanted]
+        return replace(result, tokens=tokens, scores=scores)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,11 +334,11 @@ class Runner:
             tokens = recorded.sample(step.sampling)
         else:
             tokens = sample(logits, step.sampling, self._node_key)
-        scores: list[TokenScore] = []
+        scores: Callable[[], list[TokenScore]] = list
         if wanted and wanted.sampled.numel():
             taken = tokens.index_select(0, wanted.sampled)
             sizes = {"top": wanted.top, "vocab_size": vocab_size_of(self._node)}
-            scores = score(lambda at: raw.index_select(0, at), wanted.sampled, taken, **sizes)
+            scores = begin_score(lambda at: raw.index_select(0, at), wanted.sampled, taken, **sizes)
         made: AfterTokens | None = None
         if self._fed is not None:
             made = self._fed.after_tokens(spans, tokens, hidden, step.logit_indices)
@@ -344,7 +347,7 @@ class Runner:
         def read() -> ForwardResult:
             result = ForwardResult(
                 tokens=arriving(),
-                scores=scores,
+                scores=scores(),
                 prompt_scores=prompt_scores,
                 pass_results=pass_results,
                 made=made,

@@ -276,7 +276,7 @@ class SequenceSpec:
     @property
     def can_speculate(self) -> bool:
         """True if tokens may be drafted: nothing but the token itself depends on the step before."""
-        return self.can_run_ahead and not self.adjusts_logits
+        return self.can_run_ahead and self.logprobs is None and not self.adjusts_logits
 
     @property
     def can_run_ahead(self) -> bool:
@@ -285,7 +285,7 @@ class SequenceSpec:
         Penalties count that token on the device; masks, and bad words of several tokens, need it on the host.
         """
         has_words = any(len(word) > 1 for word in self.sampling.bad_words)
-        return self.logprobs is None and not self.is_masked and not self.sends and not has_words
+        return not self.is_masked and not self.sends and not has_words
 
     def check(self, vocab_size: int, *, is_fed: bool = False) -> None:
         """Check that a model with `vocab_size` tokens can compute this request.

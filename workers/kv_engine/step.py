@@ -31,7 +31,7 @@ from workers.kv_engine.sampling.logits_processors import LogitAdjustments
 from workers.kv_engine.sampling.sampling_rows import SamplingRows, ScoredRows
 from workers.kv_engine.sampling.sampling_state import SamplingState, UnreadTokens
 from workers.kv_engine.sequence import Sequence, Span
-from workers.machine.uploads import upload
+from workers.machine.transfers import upload
 
 Int32s = npt.NDArray[np.int32]
 

@@ -86,8 +86,8 @@ def test_the_tokens_of_the_remaining_spans_are_selected(qwen3: DecoderLM) -> Non
     step = one.launch(last(prefilled(one)))
     ran = step.read()
 
-    assert step.tokens_of(step.spans, ran) == ran.tokens
-    assert step.tokens_of(step.spans[1:], ran) == ran.tokens[1:]
+    assert step.part_of(ran, step.spans) is ran
+    assert step.part_of(ran, step.spans[1:]).tokens == ran.tokens[1:]
 
 
 def test_only_replayed_steps_keep_their_tokens_on_the_device(qwen3: DecoderLM) -> None:

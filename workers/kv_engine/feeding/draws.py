@@ -16,7 +16,7 @@ from workers.kv_engine.sampling.sampler import node_key
 from workers.kv_engine.sampling.sampling_rows import SamplingRows
 from workers.kv_engine.sequence import Sequence
 from workers.kv_engine.sequence_spec import Sampling
-from workers.machine.uploads import upload
+from workers.machine.transfers import upload
 
 _LOW: Final = np.uint64(0xFFFFFFFF)
 _GREEDY: Final = Sampling()

@@ -30,7 +30,7 @@ import torch
 
 from workers.kv_engine.guide_state import GuideState
 from workers.kv_engine.sequence import Sequence, Span
-from workers.machine.uploads import upload
+from workers.machine.transfers import upload
 
 _T = TypeVar("_T")
 

@@ -2,7 +2,7 @@
 
 A log-softmax in float32 over the whole vocabulary, only for the rows that report it. It is computed in slices
 of rows, so a long prompt needs no more memory than a short one. A few numbers per token are copied to the
-host, in one transfer.
+host, in one transfer; on a GPU nothing waits for it before the scores are read.
 
 Of equal logits the lower id is the likelier token, as for the greedy choice.
 """
@@ -13,6 +13,7 @@ from typing import Final
 import torch
 
 from workers.kv_engine.outputs import TokenScore
+from workers.machine.transfers import begin_download
 
 _SLICE_FLOATS: Final = 2**22
 """The number of logits processed at once: 16 MiB of them, plus a few temporary copies."""
@@ -31,6 +32,21 @@ def score(
 ) -> list[TokenScore]:
     """Return the log probabilities of N tokens, and of the `top` likeliest tokens in the place of each.
 
+    The arguments are those of `begin_score`.
+    """
+    return begin_score(logits_at, indices, token_ids, top=top, vocab_size=vocab_size)()
+
+
+def begin_score(
+    logits_at: Callable[[torch.Tensor], torch.Tensor],
+    indices: torch.Tensor,
+    token_ids: torch.Tensor,
+    *,
+    top: int,
+    vocab_size: int,
+) -> Callable[[], list[TokenScore]]:
+    """Launch `score`, and return a function that waits for its result.
+
     `logits_at` returns logits, (n, vocab) float32, for n of the (N,) `indices`. A negative id among the (N,)
     `token_ids` stands for no token, and its numbers are meaningless. A `logprob` is NaN if the logits are.
     """
@@ -41,16 +57,20 @@ def score(
     ]
     taken, likely, logprobs = (torch.cat(column) for column in zip(*parts, strict=True))
     # One copy to the host: all values are exact in float64.
-    table = torch.cat([token_ids.double()[:, None], taken, likely, logprobs], dim=-1).tolist()
-    width = likely.shape[-1]
-    return [
-        TokenScore(
-            token_id=int(row[0]),
-            logprob=row[1],
-            top=tuple(zip(map(int, row[2 : 2 + width]), row[2 + width :], strict=True)),
-        )
-        for row in table
-    ]
+    table = torch.cat([token_ids.double()[:, None], taken, likely, logprobs], dim=-1)
+    arriving, width = begin_download(table), likely.shape[-1]
+
+    def read() -> list[TokenScore]:
+        return [
+            TokenScore(
+                token_id=int(row[0]),
+                logprob=row[1],
+                top=tuple(zip(map(int, row[2 : 2 + width]), row[2 + width :], strict=True)),
+            )
+            for row in arriving().tolist()
+        ]
+
+    return read
 
 
 def _slices(rows: int, *tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:

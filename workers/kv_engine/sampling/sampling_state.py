@@ -31,7 +31,7 @@ from workers.kv_engine.sampling.logits_processors import (
     LogitAdjustments,
 )
 from workers.kv_engine.sequence import Sequence
-from workers.machine.uploads import upload
+from workers.machine.transfers import upload
 
 _NARROWEST: Final = 64
 _MOST_GROWTH: Final = 1e9

@@ -18,7 +18,7 @@ from shared.telemetry import timeline
 from tests.timelines import read_events
 from tests.workers.kv_engine.engines import make_engine
 from tests.workers.kv_engine.gpu.test_cuda_graphs import SAMPLINGS
-from tests.workers.kv_engine.oracle import ids, prompts, run, tokens
+from tests.workers.kv_engine.oracle import ids, prompts, run, scores, tokens
 from tests.workers.kv_engine.recorder import Again
 from tests.workers.kv_engine.sampling.test_grammar_masks import compiled, processing_of
 from tests.workers.kv_engine.test_kv_transfer import Slots
@@ -164,10 +164,10 @@ def test_who_was_resumed_is_waited_for_and_who_is_held_is_not() -> None:
     assert plan_step_ahead(spans, of) is not None
 
 
-@pytest.mark.parametrize("changes", [{"logprobs": 0}, {"sampling": Sampling(bad_words=((3, 4),))}])
-def test_whose_logits_hang_on_the_last_token_is_waited_for(changes: dict[str, Any]) -> None:
+def test_whose_logits_hang_on_the_last_token_is_waited_for() -> None:
     of = scheduler(rows=2)
-    spans = decoding(of, sequence("a", 3), sequence("b", 3, **changes))
+    words = Sampling(bad_words=((3, 4),))
+    spans = decoding(of, sequence("a", 3), sequence("b", 3, sampling=words))
 
     assert plan_step_ahead(spans, of) is None
 
@@ -213,6 +213,38 @@ def test_all_steps_but_the_first_two_of_an_answer_are_launched_ahead(qwen3: Deco
     assert (work(ahead).ahead, work(ahead).discarded_tokens, ahead.forwards) == (10, 0, 12)
     assert (work(ahead).sampled_tokens, work(ahead).computed_tokens) == (12, 4 + 11)
     assert work(ahead).step_s.count == 12
+
+
+def test_log_probabilities_of_steps_under_way_are_those_of_steps_read_first(qwen3: DecoderLM) -> None:
+    """A sequence without them is cancelled, and one with them ends, while the next step is under way."""
+    wishes = [spec("a", logprobs=2), spec("b", prompt_ids=[9, 9, 9]), spec("c", prompt_ids=[3], logprobs=0)]
+    wishes[2] = replace(wishes[2], max_tokens=5)
+
+    def outputs_of(one: KVEngine) -> dict[str, list[Output]]:
+        found: dict[str, list[Output]] = {wish.key: [] for wish in wishes}
+        for wish in wishes:
+            one.add(wish)
+        while one.has_work:
+            for output in one.step():
+                found[output.key].append(output)
+            if len(found["b"]) == 3:
+                one.cancel("b")
+        return found
+
+    ahead = engine(qwen3)
+    found, expected = outputs_of(ahead), outputs_of(engine(qwen3, runs_ahead=False))
+
+    assert work(ahead).ahead > 6
+    assert [len(outputs) for outputs in found.values()] == [12, 3, 5]
+    for key in ("a", "c"):
+        assert ids(found[key]) == ids(expected[key])
+        told, meant = scores(found[key]), scores(expected[key])
+        # A step under way has one row more, of what was cancelled, so sums may be rounded otherwise.
+        assert [one.logprob for one in told] == pytest.approx([one.logprob for one in meant], abs=1e-4)
+        assert [[token for token, _ in one.top] for one in told] == [
+            [token for token, _ in one.top] for one in meant
+        ]
+        assert [one.token_id for one in scores(found[key])] == ids(found[key])
 
 
 def test_each_call_gives_the_tokens_of_one_step_while_the_next_is_under_way(qwen3: DecoderLM) -> None:

@@ -1,6 +1,6 @@
 """Log probabilities equal those of the stock model's logits, for any batch and sampling."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -130,11 +130,11 @@ def test_a_batch_in_which_nobody_asks_computes_no_log_probability(
 ) -> None:
     calls: list[object] = []
 
-    def spy(*args: Any, **kwargs: Any) -> list[TokenScore]:
+    def spy(*args: Any, **kwargs: Any) -> Callable[[], list[TokenScore]]:
         calls.append(args)
-        return logprobs.score(*args, **kwargs)
+        return logprobs.begin_score(*args, **kwargs)
 
-    monkeypatch.setattr("workers.kv_engine.runner.score", spy)
+    monkeypatch.setattr("workers.kv_engine.runner.begin_score", spy)
     run_all(engine(qwen3), [spec(text, str(n), logprobs=None) for n, text in enumerate(prompts(4, seed=1))])
     assert not calls
     run_all(engine(qwen3), [spec([1, 2, 3])])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from workers.machine.uploads import upload
+from workers.machine.transfers import begin_download, upload
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.float32, np.bool_])
@@ -15,3 +15,8 @@ def test_a_tensor_on_a_cpu_has_the_memory_of_the_array(dtype: type[np.generic]) 
 
     assert found.tolist() == values.tolist()
     assert found.data_ptr() == values.ctypes.data
+
+
+def test_what_is_on_a_cpu_has_arrived() -> None:
+    tensor = torch.arange(3.0)
+    assert begin_download(tensor)() is tensor
