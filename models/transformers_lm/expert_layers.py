@@ -120,7 +120,9 @@ def router_in(layer: Any) -> Any | None:
 
 def mlp_in(layer: Any) -> Any | None:
     """Return the MLP that sees all tokens of a decoder layer; None if there are experts only."""
-    return getattr(layer.mlp, "shared_expert", None) if experts_in(layer) is not None else layer.mlp
+    if experts_in(layer) is None:
+        return layer.mlp
+    return getattr(layer.mlp, "shared_expert", None) or getattr(layer.mlp, "shared_experts", None)
 
 
 @contextmanager

@@ -36,11 +36,13 @@ struct Matrix {
 
 // The matrices of all experts of a layer, one expert after the other, each from a whole unit on.
 struct Experts {
-  Matrix router;  // (count, hidden); one more row is the gate of the MLP for all tokens, if that has one
+  // (count, hidden). One more row is the gate of the MLP for all tokens, if that has one. From row `rest` on, if that
+  // is not 0, is what rounding took from the router, whose weights have more bits than the others.
+  Matrix router;
   Matrix gate_up, down;
   const float *router_bias, *gate_up_bias, *down_bias;  // in the columns of their products, or null
-  int32_t count, chosen;  // 0 without experts; how many of them see a token
-  int32_t normalises, gates_mlp;
+  Choice choice;
+  int32_t gates_mlp, rest;
   float limit, slope;  // of `clamped`; without a limit, experts are activated as an MLP
 };
 
@@ -246,15 +248,15 @@ struct Body {
       multiply(member, phase, narrow, narrow_width, tokens, layer.o, rounded,
                adding(layer.norms.after_attention, layer.o_bias, layer.o.n));
       normalise(member, phase++, layer.norms.before_mlp, {layer.norms.after_attention, NO_LAYER});
-      if (layer.experts.count) choose(member, phase, layer.experts, routings[number]);
+      if (layer.experts.choice.count) choose(member, phase, layer.experts, routings[number]);
       if (layer.gate_up.n) {
         multiply(member, phase, narrow, narrow_width, tokens, layer.gate_up, rounded, activating());
         if (layer.experts.gates_mlp)
-          multiply(member, phase, wide, wide_width, tokens, layer.down, rounded, adding_gated(layer.experts.count));
+          multiply(member, phase, wide, wide_width, tokens, layer.down, rounded, adding_gated(layer.experts.choice.count));
         else
           multiply(member, phase, wide, wide_width, tokens, layer.down, rounded, adding(layer.norms.after_mlp, nullptr, 0));
       }
-      if (layer.experts.count) add_experts(member, phase, layer.experts, routings[number]);
+      if (layer.experts.choice.count) add_experts(member, phase, layer.experts, routings[number]);
     }
     member.each(phase++, tokens, [&](int token) {
       add_rest(token, rest_of(model.layers - 1));
@@ -346,7 +348,7 @@ struct Body {
 
   // Keeps the inner states of experts.
   auto activating(const Experts& experts) const {
-    const size_t columns = experts.gate_up.n / experts.count;
+    const size_t columns = experts.gate_up.n / experts.choice.count;
     return [this, &experts, columns](int expert, int row, int column, const Floats* y) {
       if (!experts.limit) return activating()(row, column, y);
       T* to = wide + row * size_t(wide_width) + column / 2;
@@ -360,17 +362,20 @@ struct Body {
 
   // Chooses the experts of each token.
   void choose(Team::Member& member, int& phase, const Experts& experts, const Routing& routing) const {
-    const int tokens = step.tokens, chosen = experts.chosen;
+    const int tokens = step.tokens, chosen = experts.choice.chosen;
     multiply(member, phase, narrow, narrow_width, tokens, experts.router, rounded,
              [&](int row, int column, const Floats* y) {
                put_sum(scores + row * size_t(scores_width) + column, y, experts.router_bias, column);
              });
     member.each(phase++, tokens, [&](int token) {
       const size_t first = token * size_t(chosen);
-      choose_experts(scores + token * size_t(scores_width), experts.count, chosen, experts.normalises != 0,
-                     routing.experts + first, routing.weights + first);
+      const float* mine = scores + token * size_t(scores_width);
+      float whole[MOST_EXPERTS];
+      for (int expert = 0; expert < experts.choice.count; ++expert)
+        whole[expert] = mine[expert] + (experts.rest ? mine[experts.rest + expert] : 0.0f);
+      choose_experts(whole, experts.choice, routing.experts + first, routing.weights + first);
     });
-    member.each(phase++, 1, [&](int) { routing.sort(tokens, chosen, experts.count, rows_of_block(experts)); });
+    member.each(phase++, 1, [&](int) { routing.sort(tokens, chosen, experts.choice.count, rows_of_block(experts)); });
   }
 
   static int rows_of_block(const Experts& experts) {
@@ -380,7 +385,7 @@ struct Body {
 
   // Adds to each token's state the results of its experts.
   void add_experts(Team::Member& member, int& phase, const Experts& experts, const Routing& routing) const {
-    const int tokens = step.tokens, chosen = experts.chosen, choices = tokens * chosen;
+    const int tokens = step.tokens, chosen = experts.choice.chosen, choices = tokens * chosen;
     const Matrix &gate_up = experts.gate_up, &down = experts.down;
     const auto rounded_for = [&](const Matrix& w) { return grouped::Activations::at(rounded, choices, w.k); };
     member.each(phase++, tokens, [&](int token) {
@@ -399,7 +404,7 @@ struct Body {
         const T* from = wide + row * size_t(wide_width);
         grouped::round_row(from, round_up(down.k, LANES), down.factor, rounded_for(down), row);
       });
-    const size_t columns = down.n / experts.count;
+    const size_t columns = down.n / experts.choice.count;
     multiply_blocks(member, phase, wide, wide_width, experts, down, routing,
                     [&](int expert, int row, int column, const Floats* y) {
                       const size_t place = expert * columns + column;
@@ -422,9 +427,9 @@ struct Body {
   void multiply_blocks(Team::Member& member, int& phase, const T* x, size_t stride, const Experts& experts,
                        const Matrix& w, const Routing& routing, const Put& put) const {
     const auto block_of = [&](int number) { return routing.blocks[number]; };
-    const int units = w.n / (UNIT * LANES) / experts.count;
+    const int units = w.n / (UNIT * LANES) / experts.choice.count;
     if (w.bits) {
-      const auto narrow = grouped::Activations::at(rounded, step.tokens * experts.chosen, w.k);
+      const auto narrow = grouped::Activations::at(rounded, step.tokens * experts.choice.chosen, w.k);
       return share_units(
           member, phase++, *routing.count, block_of, units,
           [&](int first, int count, int unit, bool is_followed, Floats* y) {
@@ -535,9 +540,9 @@ Largest largest_experts(const Model& model) {
   Largest all;
   for (int number = 0; number < model.layers; ++number) {
     const Experts& experts = model.layer[number].experts;
-    if (!experts.count) continue;
-    all.count = std::max(all.count, experts.count);
-    all.chosen = std::max(all.chosen, experts.chosen);
+    if (!experts.choice.count) continue;
+    all.count = std::max(all.count, experts.choice.count);
+    all.chosen = std::max(all.chosen, experts.choice.chosen);
     all.scores = std::max(all.scores, experts.router.n);
     all.depth = std::max({all.depth, experts.gate_up.k, experts.down.k});
     all.rows_of_block = std::min(all.rows_of_block, Body<T>::rows_of_block(experts));
@@ -780,11 +785,11 @@ int dalsegno_linear(void* context, int dtype, const Matrix* w, const float* x, i
 }
 
 // Chooses experts for rows of scores (rows, count), as layers do: experts and weights (rows, chosen).
-void dalsegno_choose(const float* scores, int32_t rows, int32_t count, int32_t chosen, int normalises, int32_t* experts,
-                     float* weights) {
-  for (int row = 0; row < rows; ++row)
-    choose_experts(scores + row * size_t(count), count, chosen, normalises != 0, experts + row * size_t(chosen),
-                   weights + row * size_t(chosen));
+void dalsegno_choose(const float* scores, int32_t rows, const Choice* choice, int32_t* experts, float* weights) {
+  for (int row = 0; row < rows; ++row) {
+    const size_t first = row * size_t(choice->chosen);
+    choose_experts(scores + row * size_t(choice->count), *choice, experts + first, weights + first);
+  }
 }
 
 int dalsegno_body(void* context, const Model* model, const Step* step) {

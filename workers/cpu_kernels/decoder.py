@@ -354,14 +354,14 @@ class NativeDecoder(LlamaLike):
     @contextmanager
     def choosing_all(self) -> Iterator[None]:
         """Let all experts of a layer see each token: which ones are chosen depends on the last bit."""
-        own = [layer.experts.chosen for layer in self._layers]
+        own = [layer.experts.choice.chosen for layer in self._layers]
         for layer in self._layers:
-            layer.experts.chosen = layer.experts.count
+            layer.experts.choice.chosen = layer.experts.choice.count
         try:
             yield
         finally:
             for layer, chosen in zip(self._layers, own, strict=True):
-                layer.experts.chosen = chosen
+                layer.experts.choice.chosen = chosen
 
     def reference(self, token_ids: torch.Tensor) -> torch.Tensor:
         text, logits = self._reference

@@ -15,25 +15,67 @@ namespace dalsegno {
 
 constexpr int MOST_EXPERTS = 1024;
 
-// Chooses the `chosen` largest of `count` scores, and their weights: the probabilities of a softmax over all scores,
-// which are divided by their sum if `normalises`. Of equal scores, the first counts as larger.
-inline void choose_experts(const float* scores, int count, int chosen, bool normalises, int32_t* experts, float* weights) {
+// How a router chooses. The probabilities of experts are a softmax over their scores, or the sigmoid of each.
+struct Choice {
+  int32_t count, chosen;         // 0 without experts; how many of them see a token
+  int32_t groups, open_groups;   // experts are chosen from the groups with the largest sums of two; 1: from all
+  int32_t is_sigmoid, normalises;
+  float least, factor;  // weights are divided by their sum, if it is not less than `least`, and multiplied
+  const float* bias;    // (count,) added to probabilities for the choice, not for the weights; or null
+};
+
+// Leaves in `ranks` only the experts of the groups that are open: the others are behind all of these.
+inline void close_groups(const Choice& choice, float* ranks) {
+  const int size = choice.count / choice.groups;
+  bool is_open[MOST_EXPERTS] = {};
+  float sums[MOST_EXPERTS];
+  for (int group = 0; group < choice.groups; ++group) {
+    float first = -INFINITY, second = -INFINITY;
+    for (int at = group * size; at < (group + 1) * size; ++at) {
+      second = std::max(second, std::min(first, ranks[at]));
+      first = std::max(first, ranks[at]);
+    }
+    sums[group] = first + second;
+  }
+  for (int turn = 0; turn < choice.open_groups; ++turn) {
+    int best = -1;
+    for (int group = 0; group < choice.groups; ++group)
+      if (!is_open[group] && (best < 0 || sums[group] > sums[best])) best = group;
+    is_open[best] = true;
+  }
+  for (int expert = 0; expert < choice.count; ++expert)
+    if (!is_open[expert / size]) ranks[expert] = -INFINITY;
+}
+
+// Chooses the experts of a token by their scores, (count,), and their weights. Of equal ones, the first counts as
+// larger.
+inline void choose_experts(const float* scores, const Choice& choice, int32_t* experts, float* weights) {
+  const int count = choice.count, chosen = choice.chosen;
+  float odds[MOST_EXPERTS], ranks[MOST_EXPERTS], all = 1.0f;
+  if (choice.is_sigmoid) {
+    for (int expert = 0; expert < count; ++expert) odds[expert] = 1.0f / (1.0f + std::exp(-scores[expert]));
+  } else {
+    const float most = *std::max_element(scores, scores + count);
+    all = 0.0f;
+    for (int expert = 0; expert < count; ++expert) all += odds[expert] = std::exp(scores[expert] - most);
+  }
+  // Without a bias the order of probabilities is that of scores, which differ where tiny probabilities do not.
+  for (int expert = 0; expert < count; ++expert)
+    ranks[expert] = choice.bias ? odds[expert] / all + choice.bias[expert] : scores[expert];
+  if (choice.groups > 1) close_groups(choice, ranks);
   bool is_taken[MOST_EXPERTS] = {};
-  for (int choice = 0; choice < chosen; ++choice) {
+  float of_chosen = 0.0f;
+  for (int turn = 0; turn < chosen; ++turn) {
     int best = -1;
     for (int expert = 0; expert < count; ++expert)
-      if (!is_taken[expert] && (best < 0 || scores[expert] > scores[best])) best = expert;
+      if (!is_taken[expert] && (best < 0 || ranks[expert] > ranks[best])) best = expert;
     is_taken[best] = true;
-    experts[choice] = best;
+    experts[turn] = best;
+    weights[turn] = odds[best];
+    of_chosen += odds[best];
   }
-  const float most = scores[experts[0]];
-  float all = 0.0f, of_chosen = 0.0f;
-  for (int expert = 0; expert < count; ++expert) all += std::exp(scores[expert] - most);
-  for (int choice = 0; choice < chosen; ++choice) {
-    weights[choice] = std::exp(scores[experts[choice]] - most);
-    of_chosen += weights[choice];
-  }
-  for (int choice = 0; choice < chosen; ++choice) weights[choice] /= normalises ? of_chosen : all;
+  const float by = choice.normalises ? std::max(of_chosen, choice.least * all) : all;
+  for (int turn = 0; turn < chosen; ++turn) weights[turn] = weights[turn] / by * choice.factor;
 }
 
 // The tokens of a step by their experts, for one layer.

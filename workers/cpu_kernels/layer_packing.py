@@ -1,6 +1,7 @@
 """The packing of decoder layers: from transformers' modules to the structures that the kernels read."""
 
 from collections.abc import Iterator
+from ctypes import byref
 from dataclasses import asdict
 from functools import partial
 from itertools import product
@@ -148,7 +149,8 @@ class LayerPacker:
         router, experts = router_in(layer), experts_in(layer)
         assert router is not None
         assert experts is not None
-        self._check_choice(router)
+        choice = self._choice(router)
+        self._check_choice(router, choice)
 
         def all_of(*parts: Part) -> Matrix:
             return self._packer.of_experts(
@@ -160,13 +162,15 @@ class LayerPacker:
 
         gate, up, down = PARTS
         opener = getattr(layer.mlp, "shared_expert_gate", None)
+        rows = [router.weight, *([opener.weight] if opener is not None else [])]
+        rounded = router.weight.to(self._packer.dtype).to(router.weight.dtype)
+        rest = 0 if router.weight.equal(rounded) else sum(map(len, rows))
         packed = library.Experts(
-            router=self._packer.stack([router.weight, *([opener.weight] if opener is not None else [])]),
+            router=self._packer.stack([*rows, router.weight - rounded] if rest else rows),
+            rest=rest,
             gate_up=all_of(gate, up),
             down=all_of(down),
-            count=experts.num_experts,
-            chosen=self._chosen[router],
-            normalises=_normalises(router),
+            choice=choice,
             gates_mlp=opener is not None,
         )
         if has_biases(experts):  # gpt-oss, which also has its own activation
@@ -177,7 +181,23 @@ class LayerPacker:
             packed.limit, packed.slope = experts.limit, experts.alpha
         return packed
 
-    def _check_choice(self, router: Any) -> None:
+    def _choice(self, router: Any) -> library.Choice:
+        """Return how a router chooses: by transformers' names of the properties of routers."""
+        statics = getattr(router, "moe_statics", router)
+        bias = getattr(statics, "e_score_correction_bias", None)
+        return library.Choice(
+            count=router.num_experts,
+            chosen=self._chosen[router],
+            groups=getattr(router, "num_group", 1),
+            open_groups=getattr(router, "topk_group", 1),
+            is_sigmoid=hasattr(router, "routed_scaling_factor"),
+            normalises=bool(getattr(router, "norm_topk_prob", True)),
+            least=getattr(router, "norm_min", 0.0),
+            factor=getattr(router, "routed_scaling_factor", 1.0),
+            bias=self._packer.floats(bias.flatten()) if bias is not None else None,
+        )
+
+    def _check_choice(self, router: Any, choice: library.Choice) -> None:
         """Compare the weights of chosen experts with the router's: the check of logits lets all be chosen.
 
         Raises:
@@ -192,11 +212,11 @@ class LayerPacker:
         found = torch.empty(expected.shape)
         experts = torch.empty(expected.shape, dtype=torch.int32)
         self._kernels.choose(
-            *(scores.data_ptr(), *scores.shape, self._chosen[router], _normalises(router)),
-            *(experts.data_ptr(), found.data_ptr()),
+            *(scores.data_ptr(), len(scores), byref(choice), experts.data_ptr(), found.data_ptr())
         )
+        expected, found = (one.float().sort(descending=True).values for one in (expected, found))
         # The weights, because of equal scores either may be chosen.
-        error = float((found - expected.float().sort(descending=True).values).abs().max())
+        error = float((found - expected).abs().max())
         if error > _TOLERANCE_OF_CHOICE:  # weights that are no numbers are found by their logits
             raise UnsupportedArchitectureError(
                 f"{type(router).__name__} weighs experts otherwise than the kernels do, by {error:.2g}; "
@@ -210,8 +230,3 @@ def _halves(weight: Weight) -> tuple[Weight, Weight]:
     if isinstance(weight, torch.Tensor):
         return weight[:half], weight[half:]
     return weight.outputs(0, half), weight.outputs(half, 2 * half)
-
-
-def _normalises(router: Any) -> bool:
-    """True if the weights of the chosen experts add up to one."""
-    return bool(getattr(router, "norm_topk_prob", True))

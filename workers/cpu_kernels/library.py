@@ -44,17 +44,32 @@ class Matrix(Structure):
     ]
 
 
+class Choice(Structure):
+    """How a router chooses `chosen` of `count` experts, and weighs them (`experts.h`).
+
+    `count` is 0 without experts. `bias` is float32, (count,), or null.
+    """
+
+    _fields_: ClassVar[_Fields] = [
+        *((name, c_int32) for name in ("count", "chosen", "groups", "open_groups")),
+        *((name, c_int32) for name in ("is_sigmoid", "normalises")),
+        *((name, c_float) for name in ("least", "factor")),
+        ("bias", c_void_p),
+    ]
+
+
 class Experts(Structure):
     """The matrices of all experts of a layer, one expert after the other, each from a whole unit on.
 
-    `count` is 0 if there are none. A last row of the router is the gate of the layer's MLP if `gates_mlp`.
-    Biases are float32 in the columns of their products, or null. With a `limit`, the activation is gpt-oss's.
+    A further row of the router is the gate of the layer's MLP if `gates_mlp`. From row `rest` on, if it is
+    not 0, is what rounding took from the router's weights. Biases are float32 in the columns of their
+    products, or null. With a `limit`, the activation is gpt-oss's.
     """
 
     _fields_: ClassVar[_Fields] = [
         *((name, Matrix) for name in ("router", "gate_up", "down")),
         *((name, c_void_p) for name in ("router_bias", "gate_up_bias", "down_bias")),
-        *((name, c_int32) for name in ("count", "chosen", "normalises", "gates_mlp")),
+        *(("choice", Choice), ("gates_mlp", c_int32), ("rest", c_int32)),
         *((name, c_float) for name in ("limit", "slope")),
     ]
 
@@ -148,7 +163,9 @@ class Library:
         self.linear: Final = self._function(
             "linear", c_int, pointer, c_int, POINTER(Matrix), pointer, integer, pointer, c_int64
         )
-        self.choose: Final = self._function("choose", None, pointer, *(integer,) * 3, c_int, *(pointer,) * 2)
+        self.choose: Final = self._function(
+            "choose", None, pointer, integer, POINTER(Choice), *(pointer,) * 2
+        )
         self.body: Final = self._function("body", c_int, pointer, POINTER(Model), POINTER(Step))
 
     def _function(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:

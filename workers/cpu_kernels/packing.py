@@ -57,7 +57,7 @@ class MatrixPacker:
     def __init__(self, kernels: Library, context: Any, dtype: torch.dtype) -> None:
         self._kernels: Final = kernels
         self._context: Final = context
-        self._dtype: Final = dtype
+        self.dtype: Final = dtype
         self._memory: Final[list[Any]] = []
         self.nbytes = 0
 
@@ -129,13 +129,13 @@ class MatrixPacker:
         """Return the weights in the packed dtype, with the values that are multiplied."""
         weight = weight.with_integers()
         n, k = weight.shape
-        found = torch.empty(n, k, dtype=self._dtype)
+        found = torch.empty(n, k, dtype=self.dtype)
         parts = [
             part.contiguous() if part is not None else None
             for part in (weight.numbers, weight.factors, weight.scales, weight.minimums)
         ]
         self._kernels.dequantise(
-            *(self._context, DTYPES[self._dtype]),
+            *(self._context, DTYPES[self.dtype]),
             *(part.data_ptr() if part is not None else None for part in parts),
             *(weight.parts, n, k, found.data_ptr()),
         )
@@ -195,18 +195,18 @@ class MatrixPacker:
 
     def _zeros(self, n: int, k: int) -> tuple[Matrix, mmap.mmap]:
         """Allocate huge pages if the operating system has them: a step reads all of a matrix once."""
-        pages = memory.zeros(self._kernels.packed_bytes(DTYPES[self._dtype], n, k))
+        pages = memory.zeros(self._kernels.packed_bytes(DTYPES[self.dtype], n, k))
         return Matrix(data=_address(pages), n=n, k=k), pages
 
     def _pack(self, matrix: Matrix, weight: torch.Tensor, columns: _Columns, offset: int) -> None:
-        weight = weight.to(self._dtype).contiguous()
+        weight = weight.to(self.dtype).contiguous()
         n, k = weight.shape
-        dtype = DTYPES[self._dtype]
+        dtype = DTYPES[self.dtype]
         self._kernels.pack(self._context, dtype, matrix.data, weight.data_ptr(), n, k, k, columns, offset)
 
     def _finish(self, matrix: Matrix, pages: mmap.mmap) -> Matrix:
         """Return the matrix, squeezed if possible."""
-        squeezed = self._squeeze(matrix) if self._dtype == torch.bfloat16 else None
+        squeezed = self._squeeze(matrix) if self.dtype == torch.bfloat16 else None
         if squeezed is not None:
             return squeezed
         self._keep(pages)

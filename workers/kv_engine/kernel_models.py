@@ -74,8 +74,7 @@ class Kind:
         options: the names of further numbers in the config that it uses.
         turns_neighbours: angles turn neighbouring numbers of a head against each other, not its halves.
         has_half_angles: the angles are those of half a head, the same for the other half.
-        has_experts: layers may have experts (transformers' `experts` and their router, with a softmax over
-            scores).
+        has_experts: layers may have experts (transformers' `experts` and their router).
         is_on_gpu: the GPU kernels know it, too.
     """
 
@@ -128,6 +127,9 @@ _KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "Qwen2MoeModel": _EXPERTS,
         "Qwen3MoeModel": _EXPERTS,
         "Qwen3VLMoeTextModel": replace(_EXPERTS, window=lambda _: None),
+        "Glm4MoeModel": Kind(has_experts=True),
+        "Dots1Model": _EXPERTS,
+        "Ernie4_5_MoeModel": Kind(turns_neighbours=True, has_experts=True),
         "GptOssModel": replace(_EXPERTS, has_half_angles=True),
         "GemmaModel": Kind(norm_offset=1.0),
         "Gemma2Model": _GEMMA,

@@ -5,6 +5,10 @@ from typing import Any, Final
 
 import torch
 from transformers import (
+    Dots1Config,
+    Dots1ForCausalLM,
+    Ernie4_5_MoeConfig,
+    Ernie4_5_MoeForCausalLM,
     Ernie4_5Config,
     Ernie4_5ForCausalLM,
     Exaone4Config,
@@ -17,6 +21,8 @@ from transformers import (
     GemmaForCausalLM,
     Glm4Config,
     Glm4ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     GlmConfig,
     GlmForCausalLM,
     GptOssConfig,
@@ -191,6 +197,50 @@ MODELS: Final[dict[str, tuple[Any, Any]]] = {
         OlmoeForCausalLM,
         OlmoeConfig(**_COMMON | {"hidden_size": 128}, num_experts=6, num_experts_per_tok=2, pad_token_id=0),
     ),
+    "glm4_moe": (
+        Glm4MoeForCausalLM,
+        Glm4MoeConfig(
+            **_COMMON,
+            n_routed_experts=12,
+            num_experts_per_tok=3,
+            n_group=4,
+            topk_group=2,
+            moe_intermediate_size=48,
+            first_k_dense_replace=1,
+            routed_scaling_factor=1.7,
+            use_qk_norm=True,
+            partial_rotary_factor=0.5,
+            pad_token_id=0,
+        ),
+    ),
+    "dots1": (
+        Dots1ForCausalLM,
+        Dots1Config(
+            **_COMMON,
+            n_routed_experts=7,
+            num_experts_per_tok=3,
+            n_shared_experts=2,
+            moe_intermediate_size=48,
+            first_k_dense_replace=1,
+            norm_topk_prob=False,
+            routed_scaling_factor=2.5,
+            sliding_window=24,
+            layer_types=_TYPES,
+            pad_token_id=0,
+        ),
+    ),
+    "ernie4_5_moe": (
+        Ernie4_5_MoeForCausalLM,
+        Ernie4_5_MoeConfig(
+            **_COMMON,
+            moe_num_experts=6,
+            moe_k=3,
+            moe_intermediate_size=48,
+            moe_layer_start_index=1,
+            moe_num_shared_experts=1,
+            pad_token_id=0,
+        ),
+    ),
     "smollm3": (
         SmolLM3ForCausalLM,
         SmolLM3Config(**_COMMON, no_rope_layers=[1, 0, 1], pad_token_id=0),
@@ -199,7 +249,8 @@ MODELS: Final[dict[str, tuple[Any, Any]]] = {
 """Two, three, seven and four sharers of a head of keys; norms of queries, biases, windows, sinks; odd depths.
 
 Of those with experts, one has a layer without, one an MLP for all tokens beside them, one whole layers, one
-biases and another activation. The last ones have what `workers.kv_engine.kernel_models.Kind` lists.
+biases and another activation; three choose experts by biased probabilities, one of them from groups. The last
+ones have what `workers.kv_engine.kernel_models.Kind` lists.
 """
 
 
@@ -220,6 +271,9 @@ def node(name: str = "qwen3", *, dtype: torch.dtype = torch.float32, **changes: 
             parameter.normal_(std=2.0)
         else:
             parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    for name_of, buffer in model.named_buffers():
+        if name_of.endswith("e_score_correction_bias"):
+            buffer.normal_(std=0.3)
     attention = model.model.layers[0].self_attn
     return DecoderLM(
         model,

@@ -1,6 +1,7 @@
 """A decoder with CPU kernels answers like transformers' `generate`, and no answer depends on the batch."""
 
 import logging
+from ctypes import byref
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,7 @@ from tests.workers.kv_engine.oracle import ids, run
 from workers.cpu_kernels import decoder, layer_packing, quantisation
 from workers.cpu_kernels import library as kernels
 from workers.cpu_kernels.decoder import NativeDecoder, Quantisation, use_cpu_kernels
+from workers.cpu_kernels.library import Choice
 from workers.cpu_kernels.packing import MatrixPacker
 from workers.cpu_kernels.quantisation import Forms
 from workers.kv_engine import kernel_models
@@ -497,13 +499,56 @@ def test_gpt_oss_is_computed_from_mxfp4_and_leaves_its_files(tmp_path: Path) -> 
     engine(use_cpu_kernels(again, threads=2))  # passes the check at load
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "qwen2_moe", "mixtral"])
-def test_another_choice_of_experts_is_found_out_at_load(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    right = layer_packing._normalises
-    monkeypatch.setattr(layer_packing, "_normalises", lambda router: not right(router))
+_OTHER_CHOICES: Final[dict[str, dict[str, Any]]] = {
+    "qwen3_moe": {"normalises": 1},
+    "qwen2_moe": {"factor": 2.0},
+    "mixtral": {"is_sigmoid": 1},
+    "glm4_moe": {"groups": 1},
+    "dots1": {"factor": 1.0},
+    "ernie4_5_moe": {"bias": None},
+}
 
-    with pytest.raises(UnsupportedArchitectureError, match="TopKRouter weighs experts otherwise"):
+
+@pytest.mark.parametrize("name", _OTHER_CHOICES)
+def test_another_choice_of_experts_is_found_out_at_load(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    right = layer_packing.LayerPacker._choice
+
+    def wrong(packer: layer_packing.LayerPacker, router: Any) -> Choice:
+        choice = right(packer, router)
+        for field, value in _OTHER_CHOICES[name].items():
+            setattr(choice, field, value)
+        return choice
+
+    monkeypatch.setattr(layer_packing.LayerPacker, "_choice", wrong)
+
+    with pytest.raises(UnsupportedArchitectureError, match=r"Top[Kk]Router weighs experts otherwise"):
         NativeDecoder(models.node(name, dtype=torch.bfloat16), library(NAMES[-1]), threads=1)
+
+
+def test_a_router_of_more_bits_than_the_layers_keeps_them() -> None:
+    """Ernie's are float32; rounded to bfloat16 they choose other experts for some tokens."""
+    node = models.node("ernie4_5_moe", dtype=torch.bfloat16)
+    for layer in node.model.model.layers[1:]:
+        weight = layer.mlp.gate.weight
+        weight.data = weight.float() + torch.randn(weight.shape) * weight.float().abs() * 0.002
+    text = torch.arange(400) % models.VOCABULARY
+    states = node.model.model.embed_tokens(text)
+    router = node.model.model.layers[1].mlp.gate
+    exact = router(states)[0]
+    router.weight.data, kept = router.weight.bfloat16(), router.weight.data
+    rounded = router(states)[0]
+    router.weight.data = kept
+
+    native = NativeDecoder(node, library(NAMES[-1]), threads=1)
+    experts = native._layers[1].experts
+
+    inputs, found = states.float(), torch.empty(len(text), experts.router.n)
+    native._kernels.linear(
+        *(native._context, native._dtype, byref(experts.router), inputs.data_ptr()),
+        *(len(text), found.data_ptr(), found.shape[1]),
+    )
+    scores = found[:, : experts.choice.count] + found[:, experts.rest : experts.rest + experts.choice.count]
+    assert (scores - exact).abs().max() < (rounded - exact).abs().max() / 50
 
 
 @pytest.mark.parametrize("count", [2, 1025])
