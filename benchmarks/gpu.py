@@ -222,11 +222,11 @@ def measure(
         names = [name for name in CONTENDERS if not only or name in only]
         contenders: dict[str, Contender] = {}
         ours: float | None = None
-        for name in [*names, names[0]] if len(names) > 1 else names:
-            is_again = name == names[0] and ours is not None
+        for place, name in enumerate([*names, names[0]] if len(names) > 1 else names):
+            is_again = place == len(names)
             label = f"{what}: {name}{', again' if is_again else ''}"
             if label in kept:
-                yield kept[label]
+                yield _before(kept[label])
             elif time.perf_counter() > until_s:
                 yield Figure(label, math.nan, "tok/s", "left out: the time is used up")
                 continue
@@ -246,6 +246,10 @@ def measure(
                 yield kept[limit]
             elif ours is not None and not is_again:
                 yield Figure(f"{what}: ours / {name}", ours / kept[label].value, RATIO)
+
+
+def _before(figure: Figure) -> Figure:
+    return dataclasses.replace(figure, note=f"{figure.note}; measured before")
 
 
 def _timed(contender: Contender, shape: Shape, rows: int, load: Load) -> list[Timed]:

@@ -1,14 +1,14 @@
 """Figures kept in a file: a benchmark that was stopped goes on where it was, for machines lent for minutes.
 
-    {"name": "...", "value": 1.0, "unit": "tok/s", "note": ""}     a line for each figure, as they come
+    {"name": "...", "value": 1.0, "unit": "tok/s", "note": ""}     a line for each; the last of a name counts
 
 `--keep FILE` of a benchmark reads such a file, measures what is not in it, and adds that. Delete the file to
-measure anew, and after any change of the machine or of what is measured.
+measure anew, and after any change of the machine or of what is measured. A ratio may be of figures of two
+runs.
 """
 
 import argparse
 import math
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -47,18 +47,13 @@ class KeptFigures:
         return self._known[name]
 
     def keep(self, figure: Figure) -> Figure:
-        """Add a figure, unless it is NaN: then it is measured again next time."""
-        if not math.isnan(figure.value) and figure.name not in self._known:
+        """Add a figure, or replace it; NaN is not kept, and measured again next time."""
+        if not math.isnan(figure.value):
             self._known[figure.name] = figure
             if self._file is not None:
                 with self._file.open("ab") as lines:
                     lines.write(msgspec.json.encode(figure) + b"\n")
         return figure
-
-    def kept(self, figures: Iterable[Figure]) -> Iterator[Figure]:
-        """Yield figures as they come, each kept before."""
-        for figure in figures:
-            yield self.keep(figure)
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ for the added time. `--shape 3b` makes one of the published size with random wei
     python -m benchmarks.speech --shape 3b --ranks 1 --clients 1 16 --keep speech.jsonl
 
 With `--keep` a number of clients whose figures are in the file is not measured again, and none begins after
-nine minutes.
+nine minutes. Keep each shape in a file of its own.
 """
 
 import argparse
@@ -193,19 +193,24 @@ def _resume(
 ) -> None:
     """Print the figures of each number of clients as they come; those in the file are not measured again."""
     begun_s, kept = time.monotonic(), KeptFigures(file)
-    missing = [count for count in clients if _named(count) not in kept]
+    missing = [count for count in clients if not all(name in kept for name in _names(ranks, count))]
     with tempfile.TemporaryDirectory(prefix="dalsegno-orpheus-") as folder:
         found = _compared(make(Path(folder)), ranks, missing) if missing else iter(())
         for count in clients:
             if count not in missing:
                 print(f"  {count} at a time: measured before, see {file}")
                 continue
-            if time.monotonic() - begun_s > 60 * MINUTES:
+            if file is not None and time.monotonic() - begun_s > 60 * MINUTES:
                 print(f"  {count} at a time: not measured, the time is up; run it again")
                 continue
             for figure in next(found):
                 print(kept.keep(figure).line(), flush=True)
         del found
+
+
+def _names(ranks: Sequence[int], clients: int) -> list[str]:
+    """Names of figures that are there if, and only if, all of a number of clients are."""
+    return [*(f"{LAYOUTS[count][0]}, {clients} at a time: first audio" for count in ranks), _named(clients)]
 
 
 def _named(clients: int) -> str:

@@ -33,13 +33,14 @@ CLASSES: Final = frozenset(
         *("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GraniteForCausalLM"),
         *("Olmo2ForCausalLM", "Olmo3ForCausalLM", "Phi3ForCausalLM", "SmolLM3ForCausalLM"),
         *("GlmForCausalLM", "Glm4ForCausalLM", "Ernie4_5ForCausalLM", "HeliumForCausalLM"),
-        *("SeedOssForCausalLM", "Exaone4ForCausalLM", "OlmoeForCausalLM"),
+        *("SeedOssForCausalLM", "Exaone4ForCausalLM", "OlmoeForCausalLM", "Glm4MoeForCausalLM"),
+        *("Dots1ForCausalLM", "Ernie4_5_MoeForCausalLM"),
     }
 )
 """Those that the CPU kernels can compute. Of others, all weights are read when they are loaded."""
 _IN_LAYERS: Final = re.compile(
     r"model\.layers\.\d+\."
-    r"(self_attn\.(qkv|[qkvo])_proj|mlp\.(gate_up|(shared_expert\.)?(gate|up|down))_proj)"
+    r"(self_attn\.(qkv|[qkvo])_proj|mlp\.(gate_up|(shared_experts?\.)?(gate|up|down))_proj)"
 )
 _HEAD: Final = "lm_head"
 _MERGED: Final[Mapping[Part, str]] = MappingProxyType(

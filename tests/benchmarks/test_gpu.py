@@ -125,10 +125,11 @@ def test_a_run_goes_on_where_the_one_before_was_stopped(
     after = {figure.name: figure for figure in measured({1: 1.0}, only=names, kept=kept)}
     again = measured({1: 1.0}, only=names, kept=KeptFigures(tmp_path / "kept.jsonl"))
 
-    assert [after[figure.name] for figure in before] == before
+    assert [after[figure.name].value for figure in before] == [figure.value for figure in before]
+    assert after["tiny, 1 at a time: ours"].note.endswith("; measured before")
     mine, other = (after[f"tiny, 1 at a time: {name}"].value for name in names)
     assert after["tiny, 1 at a time: ours / ours, without CUDA graphs"].value == mine / other
-    assert again == list(after.values())
+    assert [figure.value for figure in again] == [figure.value for figure in after.values()]
     assert made == ["contenders"], "nothing is loaded if all is known"
 
 

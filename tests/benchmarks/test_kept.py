@@ -16,13 +16,14 @@ def test_figures_are_there_for_the_next_run(tmp_path: Path) -> None:
     kept = KeptFigures(file)
     kept.keep(Figure("one", 1.5, "tok/s", "1 to 2"))
     kept.keep(Figure("failed", math.nan, "tok/s", "failed: out of memory"))
-    kept.keep(Figure("one", 7.0, "tok/s"))
+    kept.keep(Figure("two", 7.0, "tok/s"))
+    kept.keep(Figure("two", 8.0, "tok/s"))
 
     again = KeptFigures(file)
 
     assert again["one"] == Figure("one", 1.5, "tok/s", "1 to 2")
+    assert again["two"].value == 8.0, "of a round that was half written, the second one counts"
     assert "failed" not in again
-    assert len(file.read_text().splitlines()) == 1
 
 
 def test_a_line_that_was_cut_off_is_measured_again(tmp_path: Path) -> None:
@@ -50,13 +51,10 @@ def test_speech_measures_only_missing_numbers_of_clients(
 ) -> None:
     asked: list[int] = []
 
-    def compared(_: Path, __: Sequence[int], clients: Sequence[int]) -> Iterator[list[Figure]]:
+    def compared(_: Path, ranks: Sequence[int], clients: Sequence[int]) -> Iterator[list[Figure]]:
         for count in clients:
             asked.append(count)
-            yield [
-                Figure(f"one rank, {count} at a time: tokens", 5.0, "/s"),
-                Figure(speech._named(count), 0, ""),
-            ]
+            yield [Figure(name, 5.0, "ms") for name in speech._names(ranks, count)]
 
     monkeypatch.setattr(speech, "_compared", compared)
     monkeypatch.setattr(speech, "MINUTES", 1.0)
@@ -64,8 +62,10 @@ def test_speech_measures_only_missing_numbers_of_clients(
 
     speech._resume(lambda folder: folder, [1], [1], file)
     speech._resume(lambda folder: folder, [1], [1, 16], file)
-
     assert asked == [1, 16]
+    speech._resume(lambda folder: folder, [1, 2], [1], file)
+
+    assert asked == [1, 16, 1], "of two ranks nothing was measured"
     assert "1 at a time: measured before" in capsys.readouterr().out
 
 

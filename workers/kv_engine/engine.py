@@ -16,7 +16,7 @@ from shared.errors import BugError, ClientError, DalSegnoError
 from shared.telemetry import timeline
 from workers.data_plane.port import Array
 from workers.kv_engine.adapters import Adapters
-from workers.kv_engine.attention.kernels import AttentionKernel, default_kernel
+from workers.kv_engine.attention.kernels import AttentionKernel
 from workers.kv_engine.attention.paged import ATTENTION, observed_windows
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.cache.blocks import BlockManager
@@ -25,6 +25,7 @@ from workers.kv_engine.config import KVEngineConfig
 from workers.kv_engine.counters import EngineStats, WorkCounters
 from workers.kv_engine.feeding.sequences import FedSequences
 from workers.kv_engine.gpu.cuda_graphs import GraphCapture
+from workers.kv_engine.gpu.fusion import prepare_kernels
 from workers.kv_engine.gpu.run_ahead import plan_step_ahead
 from workers.kv_engine.guide_state import GuideState
 from workers.kv_engine.kv_transfer import Allocate, KVTransfer
@@ -114,11 +115,11 @@ class KVEngine:
         states = config.max_sequences + config.state_snapshots
         self._pool = PagedPool.of(node, slots=slots, kernel=kernel, states=states)
         node.use_attention(ATTENTION)
+        prepare_kernels(self._pool, config.block_size)
         adapted = adapted_modules_of(node) if config.adapter_bytes else None
         observing = adapted.observing() if adapted is not None else nullcontext()
         with observing, observed_windows() as windows:
             check_node(node, kernel)
-        _prepare_kernels(self._pool, config.block_size)
         window = None if followers is not None else _window_of_all(node, windows)
         if window is not None:
             self._scheduler.free_before(window)
@@ -487,22 +488,6 @@ def _scheduler(node: KVNode, config: KVEngineConfig) -> Scheduler:
         has_bounds=node.layout.has_indexers,
         rotary_change=rotary_change_of(node),
     )
-
-
-def _prepare_kernels(pool: PagedPool, block_size: int) -> None:
-    """Check our GPU kernels on the device, and choose how they run.
-
-    Raises:
-        KernelCheckError: one is wrong.
-    """
-    device = pool.keys[0].device
-    if device.type == "cuda" and default_kernel("cuda") is not None:
-        from workers.kv_engine.gpu.kernel_checks import check_kernels  # noqa: PLC0415 - needs Triton
-        from workers.kv_engine.gpu.stages import choose_stages  # noqa: PLC0415 - the same
-
-        check_kernels(device)
-        if pool.kernel is default_kernel("cuda"):
-            choose_stages(pool, block_size)
 
 
 def _window_of_all(node: KVNode, windows: Mapping[int, int | None]) -> int | None:

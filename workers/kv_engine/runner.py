@@ -8,6 +8,7 @@ be launched before the replayed one is read: it takes its input tokens from the 
 one stream, so each one finds the results of the earlier ones. On a CPU a launch computes before it returns.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from contextlib import AbstractContextManager, nullcontext
@@ -45,6 +46,7 @@ from workers.kv_engine.sequence import Span
 from workers.kv_engine.step import Step, StepBuilder
 from workers.kv_engine.stream_nodes import sends_states
 
+_LOGGER: Final = logging.getLogger(__name__)
 _PLACEHOLDER: Final = 0
 """The id in a sequence of a token that is known only on the device."""
 
@@ -173,6 +175,7 @@ class Runner:
         if followers is not None:
             agree_on = followers.agree_on
             if not agree_on(capture is not None and pool.has_static_kernel):
+                _LOGGER.info("steps of the group are not recorded: not all members can, with this kernel")
                 capture = None
         if capture is not None:
             self._graphs = DecodeGraphs(
@@ -184,10 +187,10 @@ class Runner:
                 key=self._node_key,
                 agree_on=agree_on,
             )
-        if capture is not None and self._graphs and self._graphs.sizes and pool.has_static_kernel:
-            self._prompts = PromptGraphs(
-                node, pool, builder, capture, max_step_tokens=max_step_tokens, agree_on=agree_on
-            )
+            if self._graphs.sizes and pool.has_static_kernel:
+                self._prompts = PromptGraphs(
+                    node, pool, builder, capture, max_step_tokens=max_step_tokens, agree_on=agree_on
+                )
 
     def launch(self, spans: list[Span], passes: Items[PassSpan] = ()) -> LaunchedStep:
         """Launch one forward over spans of sequences and passes of programs; all earlier ones are read.

@@ -295,7 +295,8 @@ class StepBuilder:
         known = self._blocks[: len(tables), : tables.shape[1]]
         rows, columns = np.nonzero(known != tables)
         known[rows, columns] = tables[rows, columns]
-        self._table_changes.append((rows * self._blocks.shape[1] + columns).astype(np.int32))
+        if self._table.has_copy:
+            self._table_changes.append((rows * self._blocks.shape[1] + columns).astype(np.int32))
 
     def captured(self, rows: int, *, is_random: bool = False, is_filtered: bool = False) -> Step:
         """Return a step of `rows` sampled spans of one token each, at the addresses that `build` writes to.
@@ -440,7 +441,7 @@ class StepBuilder:
         """Write the block table of a row, from the `start`-th block on."""
         self._blocks[row, start : len(blocks)] = blocks[start:]
         self._written[row] = len(blocks)
-        if start < len(blocks):
+        if self._table.has_copy and start < len(blocks):
             first = row * self._blocks.shape[1]
             self._table_changes.append(np.arange(first + start, first + len(blocks), dtype=np.int32))
 
@@ -452,7 +453,7 @@ class StepBuilder:
         """
         changes, self._table_changes = self._table_changes, []
         count = sum(map(len, changes))
-        if not self._table.has_copy or not count:
+        if not count:
             return 0
         if count > _MOST_TABLE_CHANGES:
             return None

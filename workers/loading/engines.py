@@ -413,7 +413,7 @@ def _state_bytes(config: DeploymentConfig, settings: EngineSettings, node: "KVNo
 def _graph_capture(
     settings: EngineSettings, device: torch.device, node: "KVNode", kernel: AttentionKernel | None
 ) -> "GraphCapture | None":
-    """Return the recorder of decode steps. It needs a GPU and an attention kernel; torch's syncs."""
+    """Return the recorder of steps. It needs a GPU and an attention kernel; torch's syncs."""
     from workers.kv_engine.node import has_head  # noqa: PLC0415 - imports transformers
 
     if device.type != "cuda" or kernel is None or not settings.cuda_graphs:

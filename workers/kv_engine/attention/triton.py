@@ -77,7 +77,7 @@ def attend(
         softcap: limit of the scores' magnitude, applied with tanh; None is no limit.
         parts: the most splits of a decode's keys; None chooses for the step and the device.
         split_keys: the fewest keys of a split, rounded down to the keys of a turn of the kernel's loop.
-        stages: of the pipeline of decodes; None chooses the measured ones.
+        stages: of the pipeline of decodes; None chooses the measured ones, if they were measured.
     """
     if queries.stride(-1) != 1:
         queries = queries.contiguous()
@@ -92,12 +92,13 @@ def attend(
         reach = capacity if window is None else min(capacity, window)
         parts = parts or split_count(spans * kv_heads, reach, processors=_processors(queries.device))
         warps = 4
-        stages = stages or decode_stages.get((keys.device, keys.dtype, dim), DEFAULT_STAGES)
+        if stages is None and tile_rows == _MIN_TILE_ROWS:
+            stages = decode_stages.get((keys.device, keys.dtype, dim))
     else:
         # Products of float32 need many registers: larger tiles, or fewer threads, spill them.
         tile_rows, warps = (_PREFILL_TILE_ROWS_FLOAT32, 8) if is_float32 else (_PREFILL_TILE_ROWS, 4)
         tile_rows = max(tile_rows, triton.next_power_of_2(group))
-        tile_queries, parts, stages = tile_rows // group, 1, DEFAULT_STAGES
+        tile_queries, parts, stages = tile_rows // group, 1, None
         tiles = tokens // tile_queries + spans  # see `_span_of`
     out = torch.empty((tokens, heads, dim), dtype=queries.dtype, device=queries.device)
     cut = (tokens, heads, parts) if parts > 1 else (0,)
@@ -140,7 +141,7 @@ def attend(
             is_cut=parts > 1,
             split_turns=max(1, split_keys // tile_keys),
             num_warps=warps,
-            num_stages=stages,
+            num_stages=stages or DEFAULT_STAGES,
         )
     return out
 

@@ -141,6 +141,27 @@ def _first_cause(error: BaseException) -> BaseException:
     return error
 
 
+def agreed(compute: Callable[[], None], agree_on: Callable[[bool], bool]) -> Callable[[], None]:
+    """Return `compute` as a TP group records it: after each call, members say whether it succeeded.
+
+    A failure after the last sum of the call, such as of the leader's head for memory, is then one of all
+    members at the same place. One between two sums leaves the others in the next one.
+    """
+    if agree_on is bool:  # not in a group
+        return compute
+
+    def computed() -> None:
+        failure: RuntimeError | None = None
+        try:
+            compute()
+        except RuntimeError as error:
+            failure = error
+        if not agree_on(failure is None):
+            raise failure or torch.OutOfMemoryError("another member of the group could not compute the step")
+
+    return computed
+
+
 def record_each(
     sizes: Items[int],
     record: Callable[[int], _Recorded],
@@ -222,6 +243,7 @@ class DecodeGraphs:
         self._pool = pool
         self._builder = builder
         self._key = key
+        self._agree_on = agree_on
         self._hidden: torch.Tensor | None = None  # (max_sequences, hidden), in the node's dtype
         self._logits = torch.empty(max_sequences, node.vocab_size, dtype=torch.float32, device=node.device)
         self._tokens = torch.empty(max_sequences, dtype=torch.int64, device=node.device)
@@ -249,7 +271,7 @@ class DecodeGraphs:
             body = capture.capture(partial(self._run_body, rows, self._pool.with_kernel(kernel)))
             body = partial(self._plan_and_replay, rows, kernel, body)
         else:
-            body = capture.capture(partial(self._run_body, rows, self._pool))
+            body = capture.capture(agreed(partial(self._run_body, rows, self._pool), self._agree_on))
         samplers = {
             kind: capture.capture(partial(self._run_sampler, rows, *kind))
             for kind in ((True, True), (True, False), (False, False))

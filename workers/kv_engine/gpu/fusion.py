@@ -1,10 +1,11 @@
-"""The choice whether a node's layers are computed by the fused GPU kernels.
+"""Our GPU kernels, if the device can run them: their choice for a node's layers, and checks before their use.
 
-Otherwise transformers' modules compute the layers. The equivalent for CPUs is
+Without them transformers' modules compute the layers. The equivalent for CPUs is
 `workers.cpu_kernels.decoder.use_cpu_kernels`.
 """
 
 from workers.kv_engine.attention.kernels import default_kernel
+from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.node import KVNode
 
 
@@ -18,3 +19,22 @@ def use_gpu_kernels(node: KVNode) -> KVNode:
     from workers.kv_engine.gpu.decoder import fuse  # noqa: PLC0415 - needs Triton
 
     return fuse(node)
+
+
+def prepare_kernels(pool: PagedPool, block_size: int) -> None:
+    """Check our GPU kernels on the device, and choose how attention over the pool runs.
+
+    Call it before `workers.kv_engine.selfcheck.check_node`, which then checks what was chosen.
+
+    Raises:
+        KernelCheckError: a kernel is wrong.
+    """
+    device = pool.keys[0].device
+    if device.type != "cuda" or default_kernel("cuda") is None:
+        return
+    from workers.kv_engine.gpu.kernel_checks import check_kernels  # noqa: PLC0415 - needs Triton
+    from workers.kv_engine.gpu.stages import choose_stages  # noqa: PLC0415 - the same
+
+    check_kernels(device)
+    if pool.kernel is default_kernel("cuda"):
+        choose_stages(pool, block_size)

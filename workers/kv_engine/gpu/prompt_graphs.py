@@ -22,7 +22,7 @@ import torch
 
 from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
-from workers.kv_engine.gpu.cuda_graphs import GraphCapture, Replay, record_each, stands_for_media
+from workers.kv_engine.gpu.cuda_graphs import GraphCapture, Replay, agreed, record_each, stands_for_media
 from workers.kv_engine.node import KVNode
 from workers.kv_engine.sequence import Span
 from workers.kv_engine.step import StepBuilder
@@ -52,6 +52,7 @@ class PromptGraphs:
         self._node = node
         self._pool = pool
         self._builder = builder
+        self._agree_on = agree_on
         self._hidden: torch.Tensor | None = None  # (tokens, hidden) of the largest step, in the node's dtype
         self._bodies: Final[dict[int, Replay]] = record_each(
             token_sizes(max_step_tokens),
@@ -81,7 +82,7 @@ class PromptGraphs:
     @torch.inference_mode()
     def _record(self, capture: GraphCapture, size: int) -> Replay:
         self._builder.build([], tokens=size)  # padding only
-        return capture.capture(partial(self._run, size))
+        return capture.capture(agreed(partial(self._run, size), self._agree_on))
 
     def _run(self, size: int) -> None:
         step = self._builder.captured_prompt(size)

@@ -12,6 +12,7 @@ from workers.kv_engine.attention.kernels import AttentionKernel
 from workers.kv_engine.attention.paged import ATTENTION, attention_context
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.gpu.cuda_graphs import GraphCapture
+from workers.kv_engine.gpu.fusion import prepare_kernels
 from workers.kv_engine.node import KVNode, position_axes_of, position_dtype_of, rotary_change_of
 from workers.kv_engine.node_parts import inputs_of
 from workers.kv_engine.parallel.connection import GroupLostError
@@ -64,6 +65,7 @@ class FollowerEngine:
         # As many as the leader has: the last block is for padding.
         self._pool = PagedPool.of(node, slots=(num_blocks + 1) * block_size, kernel=kernel, states=states)
         node.use_attention(ATTENTION)
+        prepare_kernels(self._pool, block_size)
         check_node(node, kernel)
         self._graphs: FollowerGraphs | None = None
         if leader.agree_on(capture is not None and self._pool.has_static_kernel) and capture is not None:

@@ -5,8 +5,9 @@
     leader    replays a step  ──────>   follower writes the step into its buffers, and replays
 
 Sums over all members are part of a recording (NCCL can be recorded), so all members record the same sizes in
-the same order. If they fail at the same operation, as a model does that cannot be recorded, their answers
-say so. A member that fails alone, such as for memory, leaves the others in a sum, which fails after a minute.
+the same order. After each computation they say whether it succeeded: a model that cannot be recorded fails
+in all of them, and a leader's head that finds no memory in one. A failure between two sums leaves the others
+in the next one, which fails after a minute (`collectives`), and the group restarts.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import torch
 
 from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
-from workers.kv_engine.gpu.cuda_graphs import GraphCapture, Replay, buckets, record_each
+from workers.kv_engine.gpu.cuda_graphs import GraphCapture, Replay, agreed, buckets, record_each
 from workers.kv_engine.gpu.prompt_graphs import token_sizes
 from workers.kv_engine.node import KVNode
 from workers.kv_engine.parallel.connection import GroupLostError
@@ -53,6 +54,7 @@ class FollowerGraphs:
         self._pool = pool
         self._builder = builder
         self._capture = capture
+        self._agree_on = agree_on
         record = partial(record_each, architecture=node.architecture, agree_on=agree_on)
         by_rows = record(buckets(max_sequences), self._record_rows, unit="rows")
         # As the leader: without recorded decodes it records no prompts.
@@ -82,12 +84,15 @@ class FollowerGraphs:
     @torch.inference_mode()
     def _record_rows(self, rows: int) -> Replay:
         self._builder.build([], rows=rows)  # padding only
-        return self._capture.capture(lambda: self._run(self._builder.captured(rows)))
+        return self._captured(lambda: self._run(self._builder.captured(rows)))
 
     @torch.inference_mode()
     def _record_tokens(self, tokens: int) -> Replay:
         self._builder.build([], tokens=tokens)  # padding only
-        return self._capture.capture(lambda: self._run(self._builder.captured_prompt(tokens)))
+        return self._captured(lambda: self._run(self._builder.captured_prompt(tokens)))
+
+    def _captured(self, compute: Callable[[], None]) -> Replay:
+        return self._capture.capture(agreed(compute, self._agree_on))
 
     def _run(self, step: Step) -> None:
         with attention_context(self._pool, step):

@@ -104,8 +104,8 @@ class Followers:
 
     def agree_on(self, answer: bool) -> bool:
         """Return True if this member and all followers say True; they call their `agree_on` in turn."""
-        answers = [connection.receive() for connection in self.connections]
-        agreed = answer and all(map(any, answers))
+        answers = [_answer(connection.receive()) for connection in self.connections]
+        agreed = answer and all(answers)
         for connection in self.connections:
             connection.send(bytes([agreed]))
         return agreed
@@ -147,7 +147,7 @@ class Leader:
     def agree_on(self, answer: bool) -> bool:
         """Return True if all members say True, as in `Followers.agree_on`."""
         self.connection.send(bytes([answer]))
-        return any(self.connection.receive())
+        return _answer(self.connection.receive())
 
     def next(self, device: torch.device, dtype: torch.dtype) -> Step | ReplayedStep | CellOrder:
         """Wait for the next step or order. `dtype` is the node's, which rows of media have.
@@ -162,6 +162,20 @@ class Leader:
         if size:
             return ReplayedStep(unpack_step(data, torch.device("cpu"), dtype), size)
         return unpack_step(data, device, dtype)
+
+
+def _answer(data: bytearray) -> bool:
+    """Return a member's answer of `agree_on`.
+
+    Raises:
+        GroupLostError: it is none.
+    """
+    if len(data) != 1:
+        raise GroupLostError(
+            f"a member sent {len(data)} bytes for an answer of 1: members are not at the same place, and the "
+            "whole group restarts"
+        )
+    return bool(data[0])
 
 
 def pack_step(step: Step, size: RecordingSize = UNRECORDED) -> bytes:

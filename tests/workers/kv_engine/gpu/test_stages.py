@@ -6,6 +6,8 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is made for Linux only")
 
+from triton.runtime.errors import OutOfResources
+
 from workers.kv_engine.gpu import stages
 
 
@@ -33,3 +35,18 @@ def test_the_faster_number_of_stages_is_measured_once(
 
     assert asked == [3, 5]
     assert found == {(torch.device("cuda:0"), torch.bfloat16, 128): chosen}
+
+
+def test_a_gpu_without_memory_for_more_stages_keeps_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decode_us(*_: object, stages: int) -> float:
+        if stages > 3:
+            raise OutOfResources(165_184, 101_376, "shared memory")
+        return 20.0
+
+    found: dict[Any, int] = {}
+    monkeypatch.setattr(stages, "decode_us", decode_us)
+    monkeypatch.setattr(stages, "decode_stages", found)
+
+    stages.choose_stages(pool("cuda:0", 512), 16)
+
+    assert list(found.values()) == [3]

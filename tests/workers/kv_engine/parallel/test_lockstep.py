@@ -1,5 +1,6 @@
 """Engines that share a node give the same tokens as one engine with the whole node."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -263,13 +264,44 @@ def test_a_size_that_one_member_has_no_memory_for_is_replayed_by_none(halves: li
 
 
 @pytest.mark.usefixtures("static_kernels")
+def test_a_head_of_the_leader_without_memory_leaves_out_its_size_in_all_members(
+    halves: list[DecoderLM], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The followers have computed their layers by then, and have no head that could fail."""
+    head = halves[0].head
+
+    def without_room(hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        if len(indices) == 4:  # no other step has so many
+            raise torch.OutOfMemoryError("no room")
+        return head(hidden, indices)
+
+    leader, follower = Again(), Again()
+    with monkeypatch.context() as changed, caplog.at_level(logging.INFO):
+        changed.setattr(halves[0], "head", without_room)
+        found, _ = _replayed(halves, leader, follower)
+
+    assert found == [clear_text("qwen3", length, TOKENS)[1] for length in (6, 38, 66)]
+    assert caplog.text.count("recorded steps of 1, 2 rows") == 2
+    assert follower.replays > 0
+    assert leader.replays == 2 * follower.replays
+
+
+@pytest.mark.parametrize("data", [b"", b"ab", bytes(56)])
+def test_an_answer_that_is_none_ends_the_group(data: bytes) -> None:
+    with lines() as (to_follower, to_leader):
+        to_leader.send(data)
+        with pytest.raises(GroupLostError, match=f"sent {len(data)} bytes for an answer"):
+            Followers([to_follower]).agree_on(True)
+
+
+@pytest.mark.usefixtures("static_kernels")
 def test_a_replay_that_a_member_has_not_recorded_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.peers.PATIENCE_S", 0.5)  # of the leader, in a sum
     with shared(parts("qwen3"), SIZES | {"capture": Again(), "follower_capture": Again()}) as engines:
         follower: Any = engines.follower
         follower._graphs._replays.clear()
         engines.leader.add(SequenceSpec(key="x", prompt_ids=[1, 2, 3], max_tokens=4))
-        with pytest.raises(GroupLostError, match="the whole group restarts"):
+        with pytest.raises(GroupLostError, match="whole group restarts"):
             _run_out(engines.leader)
 
     assert "replays a step of 1 rows or 0 tokens, which this rank has not recorded" in str(engines.ended)
