@@ -169,7 +169,7 @@ _VARIANTS: Final = (_ALONE, "with a vocoder of lower priority", "with a vocoder 
 
 async def _measure(device: torch.device, kept: KeptFigures) -> list[Figure]:
     bench = _Bench(device)
-    low, same = (StatelessThread(partial(_nodes, device, is_low_priority=low)) for low in (True, False))
+    low, same = (StatelessThread(partial(_nodes, device, is_low_priority=lower)) for lower in (True, False))
     vocoders = dict(zip(_VARIANTS, (None, low, same), strict=True))
     threads: list[EngineThread | StatelessThread] = [bench.engine, low, same]
     missing = [number for number in range(ROUNDS) if _named(number, _VARIANTS[-1], "calls/s") not in kept]

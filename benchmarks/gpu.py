@@ -225,7 +225,8 @@ def measure(
         for place, name in enumerate([*names, names[0]] if len(names) > 1 else names):
             is_again = place == len(names)
             label = f"{what}: {name}{', again' if is_again else ''}"
-            if label in kept:
+            is_known = label in kept
+            if is_known:
                 yield _before(kept[label])
             elif time.perf_counter() > until_s:
                 yield Figure(label, math.nan, "tok/s", "left out: the time is used up")
@@ -243,7 +244,7 @@ def measure(
                 yield kept.keep(spread(label, [rows * load.answer / one.end_s for one in timed], "tok/s"))
             if name == _OURS and not is_again:
                 ours = kept[label].value
-                yield kept[limit]
+                yield _before(kept[limit]) if is_known else kept[limit]
             elif ours is not None and not is_again:
                 yield Figure(f"{what}: ours / {name}", ours / kept[label].value, RATIO)
 

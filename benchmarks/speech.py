@@ -20,8 +20,8 @@ import asyncio
 import tempfile
 import time
 from base64 import b64decode
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -90,7 +90,9 @@ def compare(checkpoint: Path, ranks: Sequence[int], clients: Sequence[int]) -> l
     return [figure for figures in _compared(checkpoint, ranks, clients) for figure in figures]
 
 
-def _compared(checkpoint: Path, ranks: Sequence[int], clients: Sequence[int]) -> Iterator[list[Figure]]:
+def _compared(
+    checkpoint: Path, ranks: Sequence[int], clients: Sequence[int]
+) -> Generator[list[Figure], None, None]:
     """Yield the figures of each number of clients when they are measured."""
     with ExitStack() as stack:
         loop = stack.enter_context(new_loop())
@@ -195,22 +197,25 @@ def _resume(
     begun_s, kept = time.monotonic(), KeptFigures(file)
     missing = [count for count in clients if not all(name in kept for name in _names(ranks, count))]
     with tempfile.TemporaryDirectory(prefix="dalsegno-orpheus-") as folder:
-        found = _compared(make(Path(folder)), ranks, missing) if missing else iter(())
-        for count in clients:
-            if count not in missing:
-                print(f"  {count} at a time: measured before, see {file}")
-                continue
-            if file is not None and time.monotonic() - begun_s > 60 * MINUTES:
-                print(f"  {count} at a time: not measured, the time is up; run it again")
-                continue
-            for figure in next(found):
-                print(kept.keep(figure).line(), flush=True)
-        del found
+        made = make(Path(folder)) if missing else Path(folder)
+        # Closing it ends the servers, which begin with the first figure.
+        with closing(_compared(made, ranks, missing)) as found:
+            for count in clients:
+                if count not in missing:
+                    print(f"  {count} at a time: measured before, see {file}")
+                    continue
+                if file is not None and time.monotonic() - begun_s > 60 * MINUTES:
+                    print(f"  {count} at a time: not measured, the time is up; run it again")
+                    continue
+                for figure in next(found):
+                    print(kept.keep(figure).line(), flush=True)
 
 
 def _names(ranks: Sequence[int], clients: int) -> list[str]:
-    """Names of figures that are there if, and only if, all of a number of clients are."""
-    return [*(f"{LAYOUTS[count][0]}, {clients} at a time: first audio" for count in ranks), _named(clients)]
+    """Names of figures that are there only if a number of clients was measured with these ranks."""
+    first, *others = (LAYOUTS[count][0] for count in ranks)
+    ratios = [f"first audio: {other} / {first}, {clients} at a time" for other in others]
+    return [f"{first}, {clients} at a time: first audio", *ratios, _named(clients)]
 
 
 def _named(clients: int) -> str:

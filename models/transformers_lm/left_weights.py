@@ -42,6 +42,7 @@ _IN_LAYERS: Final = re.compile(
     r"model\.layers\.\d+\."
     r"(self_attn\.(qkv|[qkvo])_proj|mlp\.(gate_up|(shared_experts?\.)?(gate|up|down))_proj)"
 )
+_LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
 _HEAD: Final = "lm_head"
 _MERGED: Final[Mapping[Part, str]] = MappingProxyType(
     {"gate": "gate_up_proj", "up": "gate_up_proj", "down": "down_proj"}
@@ -55,7 +56,18 @@ def is_packed(module: str, config: Any) -> bool:
     """
     if module == _HEAD:
         return not config.tie_word_embeddings
+    if not is_in_model(module, config):
+        return False
     return bool(_IN_LAYERS.fullmatch(module)) or name_in_files(module) is not None
+
+
+def is_in_model(module: str, config: Any) -> bool:
+    """False for a module of a layer behind the last one: of a head that predicts further tokens.
+
+    Files of GLM-4.5, for example, have one; transformers does not compute it.
+    """
+    layer = _LAYER.match(module)
+    return layer is None or int(layer[1]) < config.num_hidden_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +131,15 @@ def _common_shape(name: str, shapes: _Shapes) -> tuple[int, int, int]:
     return count, inner, hidden
 
 
-def floats_of_experts(slices: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Callable[[], torch.Tensor]]:
+def floats_of_experts(
+    slices: Mapping[str, Any], dtype: torch.dtype, config: Any
+) -> dict[str, Callable[[], torch.Tensor]]:
     """Return what reads the matrices of experts that are stored one by one, by the names of modules."""
     modules = {name.removesuffix(".weight"): one for name, one in slices.items() if name.endswith(".weight")}
     return {
-        name: partial(_read, one, dtype) for name, one in modules.items() if name_in_files(name) is not None
+        name: partial(_read, one, dtype)
+        for name, one in modules.items()
+        if name_in_files(name) is not None and is_in_model(name, config)
     }
 
 

@@ -100,10 +100,10 @@ def _readers(
 ) -> tuple[Integers, Floats]:
     """Return readers of weights that the CPU kernels pack: integers as stored, and all experts as floats."""
     if quantised is None:
-        return {}, floats_of_experts(slices, dtype)
+        return {}, floats_of_experts(slices, dtype, config)
     stored = quantised.grouped(slices)
     integers = {name: read for name, read in stored.items() if is_packed(name, config)}
-    return integers, as_floats(integers, dtype) | floats_of_experts(quantised.slices(slices), dtype)
+    return integers, as_floats(integers, dtype) | floats_of_experts(quantised.slices(slices), dtype, config)
 
 
 def examine_decoder(checkpoint: Path, *, members: int = 1, published: Published | None = None) -> int:

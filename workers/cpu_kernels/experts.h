@@ -15,7 +15,7 @@ namespace dalsegno {
 
 constexpr int MOST_EXPERTS = 1024;
 
-// How a router chooses. The probabilities of experts are a softmax over their scores, or the sigmoid of each.
+// The choice of a router. The probabilities of experts are a softmax over their scores, or the sigmoid of each.
 struct Choice {
   int32_t count, chosen;         // 0 without experts; how many of them see a token
   int32_t groups, open_groups;   // experts are chosen from the groups with the largest sums of two; 1: from all

@@ -27,6 +27,8 @@ from workers.cpu_kernels.quantisation import Forms
 from workers.kv_engine.kernel_models import TextModel
 
 _ROWS_OF_CHOICE: Final = 16
+_LEAST_SUM: Final = 1e-20
+"""Added by transformers to the sum of sigmoids that weights are divided by."""
 _TOLERANCE_OF_CHOICE: Final = 0.01
 """Of the weight of an expert, whose rounding to bfloat16 is below."""
 
@@ -173,7 +175,10 @@ class LayerPacker:
             choice=choice,
             gates_mlp=opener is not None,
         )
-        if has_biases(experts):  # gpt-oss, which also has its own activation
+        if has_biases(
+            experts
+        ):  # gpt-oss, whose router has as many bits as its layers, and which also has its own activation
+            assert not rest, "biases are those of the router's own rows"
             bias = partial(bias_of, experts)
             packed.router_bias = self._packer.biases(router.bias[None])
             packed.gate_up_bias = self._packer.biases(bias("gate"), bias("up"))
@@ -185,14 +190,16 @@ class LayerPacker:
         """Return how a router chooses: by transformers' names of the properties of routers."""
         statics = getattr(router, "moe_statics", router)
         bias = getattr(statics, "e_score_correction_bias", None)
+        # Routers of DeepSeek-V3's kind alone multiply weights, and take sigmoids; `_check_choice` compares.
+        is_sigmoid = hasattr(router, "routed_scaling_factor")
         return library.Choice(
             count=router.num_experts,
             chosen=self._chosen[router],
             groups=getattr(router, "num_group", 1),
             open_groups=getattr(router, "topk_group", 1),
-            is_sigmoid=hasattr(router, "routed_scaling_factor"),
+            is_sigmoid=is_sigmoid,
             normalises=bool(getattr(router, "norm_topk_prob", True)),
-            least=getattr(router, "norm_min", 0.0),
+            least=getattr(router, "norm_min", _LEAST_SUM if is_sigmoid else 0.0),
             factor=getattr(router, "routed_scaling_factor", 1.0),
             bias=self._packer.floats(bias.flatten()) if bias is not None else None,
         )

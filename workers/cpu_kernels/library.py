@@ -45,7 +45,7 @@ class Matrix(Structure):
 
 
 class Choice(Structure):
-    """How a router chooses `chosen` of `count` experts, and weighs them (`experts.h`).
+    """The choice of `chosen` of `count` experts by a router, and their weights (`experts.h`).
 
     `count` is 0 without experts. `bias` is float32, (count,), or null.
     """

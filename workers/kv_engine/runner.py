@@ -32,7 +32,7 @@ from workers.kv_engine.gpu.token_sampler import sample
 from workers.kv_engine.node import KVNode, head_of, vocab_size_of
 from workers.kv_engine.node_parts import forward_with_states, inputs_of
 from workers.kv_engine.outputs import StateOutput, TokenScore, as_dalsegno_error
-from workers.kv_engine.parallel.lockstep import UNRECORDED, Followers, RecordingSize
+from workers.kv_engine.parallel.lockstep import CAN_RECORD, UNRECORDED, Followers, RecordingSize
 from workers.kv_engine.programs.passes import PassSpan, add_passes, results_of
 from workers.kv_engine.programs.towers import Towers
 from workers.kv_engine.sampling.grammar_masks import GuideThread, StepMasks
@@ -170,12 +170,14 @@ class Runner:
         self._arrivals = _Arrivals(max(max_sequences, max_step_tokens), node.device)
         self._graphs: DecodeGraphs | None = None
         self._prompts: PromptGraphs | None = None
-        agree_on: Callable[[bool], bool] = bool
         capture = capture if fed is None else None
         if followers is not None:
-            agree_on = followers.agree_on
-            if not agree_on(capture is not None and pool.has_static_kernel):
-                _LOGGER.info("steps of the group are not recorded: not all members can, with this kernel")
+            can = capture is not None and pool.has_static_kernel
+            if not followers.ask(CAN_RECORD, can).are_all and capture is not None:
+                _LOGGER.info(
+                    "steps of the group are not recorded: %s",
+                    "another member cannot" if can else "its attention kernel plans on the host",
+                )
                 capture = None
         if capture is not None:
             self._graphs = DecodeGraphs(
@@ -185,11 +187,11 @@ class Runner:
                 capture,
                 max_sequences=max_sequences,
                 key=self._node_key,
-                agree_on=agree_on,
+                group=followers,
             )
             if self._graphs.sizes and pool.has_static_kernel:
                 self._prompts = PromptGraphs(
-                    node, pool, builder, capture, max_step_tokens=max_step_tokens, agree_on=agree_on
+                    node, pool, builder, capture, max_step_tokens=max_step_tokens, group=followers
                 )
 
     def launch(self, spans: list[Span], passes: Items[PassSpan] = ()) -> LaunchedStep:

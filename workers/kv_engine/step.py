@@ -69,7 +69,7 @@ class StateMoves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTokens:
-    """The tokens of a step on the host, until the next step is built."""
+    """The tokens of a step on the host, until the next step is built; ids that are not read yet are 0."""
 
     token_ids: Int32s  # (T,)
     positions: Int32s  # (axes, T); the bits of float32 for a node with such positions
@@ -232,15 +232,9 @@ class StepBuilder:
         ]
         self._write_positions(indices, with_parts, width=max(rows, tokens, total))
         sampled = self._write_sampled(spans, offsets)
-        if rows > batch:
-            self._pad(batch, rows)
-        if tokens:
-            self._pad_tokens(batch, total, tokens)
         if unread is not None:
             host["places"][:batch] = unread.places
-        table_changes = self._write_table_changes()
-        self._step.upload()
-        self._send_table(table_changes)
+        self._upload(batch, total, rows, tokens)
         if unread is not None:
             self._feed(unread.tokens, batch)
         scored = self._scored(spans, offsets, sampled)
@@ -282,6 +276,10 @@ class StepBuilder:
         positions = host["positions"][: self._axes * width].reshape(self._axes, width)
         positions[:, :total] = step.positions.view(torch.int32).numpy().reshape(self._axes, total)
         self._adopt_blocks(spans.block_tables)
+        self._upload(batch, total, rows, tokens)
+
+    def _upload(self, batch: int, total: int, rows: int, tokens: int) -> None:
+        """Pad what was written for a replay, and start its copy to the device."""
         if rows > batch:
             self._pad(batch, rows)
         if tokens:

@@ -23,7 +23,7 @@ def upload(values: npt.NDArray[np.generic], device: torch.device) -> torch.Tenso
 
 
 def begin_download(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Start a copy of the tensor to the host, and return a function that waits for it; on a CPU, itself."""
+    """Start a copy of the tensor to the host, and return a function that waits for it and returns it."""
     if not tensor.is_cuda:
         return lambda: tensor
     copied = torch.cuda.Event()  # type: ignore[no-untyped-call]

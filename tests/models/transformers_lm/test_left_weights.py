@@ -113,7 +113,7 @@ def test_some_experts_may_be_stored_as_floats(tmp_path: Path, stays_float: str) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3_moe", "qwen2_moe", "mixtral"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe", "ernie4_5_moe"])
 def test_experts_of_floats_are_not_merged_before_they_are_needed(tmp_path: Path, family: Family) -> None:
     folder = written(tmp_path / "it", family)
     expected = load_decoder(folder, "llm").model.state_dict()
@@ -130,7 +130,24 @@ def test_experts_of_floats_are_not_merged_before_they_are_needed(tmp_path: Path,
 
 
 def test_of_classes_without_kernels_everything_is_read(tmp_path: Path) -> None:
-    assert load_decoder(written(tmp_path / "it", "ernie4_5_moe"), "llm", leaves_weights=True).is_filled
+    assert load_decoder(written(tmp_path / "it", "deepseek_v3"), "llm", leaves_weights=True).is_filled
+
+
+def test_a_layer_that_predicts_further_tokens_is_not_read(tmp_path: Path) -> None:
+    """Published files of GLM-4.5 Air have one behind the last of 46 layers, which transformers ignores."""
+    folder = written(tmp_path / "it", "glm4_moe")
+    file = folder / "model.safetensors"
+    tensors, config = load_file(file), json.loads((folder / "config.json").read_text())
+    last, further = f"model.layers.{config['num_hidden_layers'] - 1}.", "model.layers.46."
+    more = {name.replace(last, further): one.clone() for name, one in tensors.items() if last in name}
+    assert any(".experts." in name for name in more)
+    save_file(tensors | more, file, {"format": "pt"})
+
+    node = load_decoder(folder, "llm", leaves_weights=True)
+
+    assert node.left_floats
+    assert not [name for name in node.left_floats if further in name]
+    node.fill()
 
 
 def test_a_head_that_is_the_embeddings_too_is_read(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ def test_two_ranks_replay_their_parts_of_fused_layers(found: dict[str, Any]) -> 
 
 
 def test_decodes_are_measured_by_stages(found: dict[str, Any]) -> None:
+    """That it runs; what it measures has no meaning in an interpreter."""
     assert len(found["decode_times"]) == 2
     assert min(found["decode_times"]) > 0
 

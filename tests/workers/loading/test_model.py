@@ -22,7 +22,7 @@ from workers.data_plane.port import Array
 from workers.generation.engine_client import EngineClient
 from workers.kv_engine.parallel import collectives
 from workers.kv_engine.parallel.connection import GroupLostError
-from workers.kv_engine.parallel.lockstep import Leader
+from workers.kv_engine.parallel.lockstep import CAN_RECORD, Leader
 from workers.kv_engine.parallel.rendezvous import Rendezvous
 from workers.loading.model import PROCESSING_MEMBERS, Loaded, LocalModel
 from workers.machine import read_ahead
@@ -162,7 +162,7 @@ async def test_a_member_that_is_gone_ends_the_wait_though_nothing_is_computed(
             weights = model._weights.digest_of("LLM")
             follower.send((10_000).to_bytes(8, "little") + f"torch.float32 {weights}".encode())
             follower.receive()
-            Leader(follower).agree_on(False)  # to record steps
+            Leader(follower).ask(CAN_RECORD, False)
 
         model = LocalModel(config, settings.of(config), 0, gather=gather)
         loading = asyncio.create_task(model.load(EngineClient()))

@@ -141,13 +141,76 @@ def _first_cause(error: BaseException) -> BaseException:
     return error
 
 
-def agreed(compute: Callable[[], None], agree_on: Callable[[bool], bool]) -> Callable[[], None]:
-    """Return `compute` as a TP group records it: after each call, members say whether it succeeded.
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The answers of all members of a TP group to a question.
 
-    A failure after the last sum of the call, such as of the leader's head for memory, is then one of all
-    members at the same place. One between two sums leaves the others in the next one.
+    Attributes:
+        yes: how many said yes.
+        members: how many there are.
     """
-    if agree_on is bool:  # not in a group
+
+    yes: int
+    members: int
+
+    @property
+    def are_all(self) -> bool:
+        return self.yes == self.members
+
+    @property
+    def differ(self) -> bool:
+        return 0 < self.yes < self.members
+
+
+class Group(Protocol):
+    """The other members of a TP group, which record the same steps."""
+
+    def ask(self, question: str, answer: bool) -> Answers:
+        """Exchange answers with all members, which ask the same question.
+
+        Raises:
+            GroupLostError: a member is lost, or asks another question.
+        """
+        ...
+
+    def lost(self, why: str) -> Exception:
+        """Return the error that restarts all members."""
+        ...
+
+
+class OtherMemberError(RuntimeError):
+    """Another member of the group could not compute or record a step."""
+
+
+def layers_with(group: Group | None, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Return the states that `forward` computes; members tell each other whether they could.
+
+    Raises:
+        GroupLostError: some members could not: from now on their sums would belong to other operations.
+    """
+    if group is None:
+        return forward()
+    failure: RuntimeError | None = None
+    try:
+        hidden = forward()
+    except RuntimeError as error:
+        failure = error
+    if group.ask("are the layers computed", failure is None).differ:
+        raise group.lost(
+            f"some members could not compute a step to record it ({failure or 'this one could'}); a smaller "
+            "kv_tokens or max_sequences frees memory"
+        ) from failure
+    if failure is not None:
+        raise failure
+    return hidden
+
+
+def agreed(compute: Callable[[], None], group: Group | None) -> Callable[[], None]:
+    """Return `compute` as a group records it: after each call, members say whether it succeeded.
+
+    So a head of the leader that finds no memory stops all members at the same place.
+    """
+    if group is None:
         return compute
 
     def computed() -> None:
@@ -156,8 +219,8 @@ def agreed(compute: Callable[[], None], agree_on: Callable[[bool], bool]) -> Cal
             compute()
         except RuntimeError as error:
             failure = error
-        if not agree_on(failure is None):
-            raise failure or torch.OutOfMemoryError("another member of the group could not compute the step")
+        if not group.ask("is the step computed", failure is None).are_all:
+            raise failure or OtherMemberError("another member of the group could not compute the step")
 
     return computed
 
@@ -167,7 +230,7 @@ def record_each(
     record: Callable[[int], _Recorded],
     architecture: str,
     unit: str,
-    agree_on: Callable[[bool], bool] = bool,
+    group: Group | None = None,
 ) -> dict[int, _Recorded]:
     """Record steps of each size, the largest first, because the others then fit into its memory.
 
@@ -179,7 +242,7 @@ def record_each(
         record: records one size.
         architecture: of the model, for the log.
         unit: of the sizes, for the log.
-        agree_on: returns whether all members of a TP group have recorded a size; the others are left out.
+        group: the other members of a TP group: what one of them could not record is left out by all.
     """
     begun_s = time.perf_counter()
     recorded: dict[int, _Recorded] = {}
@@ -194,15 +257,22 @@ def record_each(
                 size,
                 unit,
             )
+        except OtherMemberError:
+            _LOGGER.warning(
+                "another member of the group could not record steps of %d %s: its log says why", size, unit
+            )
         except RuntimeError as error:
             why = str(_first_cause(error)).partition("\n")[0]
             _LOGGER.warning(
                 "steps of %s cannot be recorded (%s): they run unrecorded, which is slower", architecture, why
             )
             is_possible = False
-        if agree_on(made is not None) and made is not None:
+        if group is not None:
+            made = made if group.ask("is the step recorded", made is not None).are_all else None
+            is_possible = group.ask("can others be recorded", is_possible).are_all
+        if made is not None:
             recorded[size] = made
-        if not agree_on(is_possible):
+        if not is_possible:
             break
     said, took_s = ", ".join(map(str, sorted(recorded))) or "no", time.perf_counter() - begun_s
     _LOGGER.info("recorded steps of %s %s in %.1f s", said, unit, took_s)
@@ -222,7 +292,7 @@ class DecodeGraphs:
 
     Args:
         key: the node's part of the random key.
-        agree_on: as in `record_each`.
+        group: as in `record_each`.
 
     Attributes:
         sizes: the rows of the recorded steps, ascending.
@@ -237,18 +307,18 @@ class DecodeGraphs:
         *,
         max_sequences: int,
         key: int,
-        agree_on: Callable[[bool], bool] = bool,
+        group: Group | None = None,
     ) -> None:
         self._node = node
         self._pool = pool
         self._builder = builder
         self._key = key
-        self._agree_on = agree_on
+        self._group = group
         self._hidden: torch.Tensor | None = None  # (max_sequences, hidden), in the node's dtype
         self._logits = torch.empty(max_sequences, node.vocab_size, dtype=torch.float32, device=node.device)
         self._tokens = torch.empty(max_sequences, dtype=torch.int64, device=node.device)
         self._recorded: Final[dict[int, RecordedStep]] = record_each(
-            buckets(max_sequences), partial(self._record, capture), node.architecture, "rows", agree_on
+            buckets(max_sequences), partial(self._record, capture), node.architecture, "rows", group
         )
         self.sizes: Final = sorted(self._recorded)
 
@@ -271,7 +341,7 @@ class DecodeGraphs:
             body = capture.capture(partial(self._run_body, rows, self._pool.with_kernel(kernel)))
             body = partial(self._plan_and_replay, rows, kernel, body)
         else:
-            body = capture.capture(agreed(partial(self._run_body, rows, self._pool), self._agree_on))
+            body = capture.capture(agreed(partial(self._run_body, rows, self._pool), self._group))
         samplers = {
             kind: capture.capture(partial(self._run_sampler, rows, *kind))
             for kind in ((True, True), (True, False), (False, False))
@@ -295,7 +365,9 @@ class DecodeGraphs:
         """Compute a step's hidden states and logits into the buffers."""
         step = self._builder.captured(rows)
         with attention_context(pool, step):
-            hidden = self._node.forward(self._node.embed(step.token_ids), step)
+            hidden = layers_with(
+                self._group, lambda: self._node.forward(self._node.embed(step.token_ids), step)
+            )
         logits = self._node.head(hidden, step.logit_indices)
         if self._hidden is None:
             self._hidden = hidden.new_empty(len(self._tokens), hidden.shape[-1])

@@ -13,7 +13,6 @@ Recordings share the memory of the decodes' (`workers.kv_engine.gpu.cuda_graphs`
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
 from collections.abc import Sequence as Items
 from functools import partial
 from typing import Final
@@ -22,7 +21,15 @@ import torch
 
 from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
-from workers.kv_engine.gpu.cuda_graphs import GraphCapture, Replay, agreed, record_each, stands_for_media
+from workers.kv_engine.gpu.cuda_graphs import (
+    GraphCapture,
+    Group,
+    Replay,
+    agreed,
+    layers_with,
+    record_each,
+    stands_for_media,
+)
 from workers.kv_engine.node import KVNode
 from workers.kv_engine.sequence import Span
 from workers.kv_engine.step import StepBuilder
@@ -33,7 +40,7 @@ _LEAST_TOKENS: Final = 16
 
 
 class PromptGraphs:
-    """The recorded steps with prompts of one engine; `agree_on` is as in `record_each`.
+    """The recorded steps with prompts of one engine; `group` is as in `record_each`.
 
     Attributes:
         sizes: the numbers of tokens of the recorded steps, ascending.
@@ -47,19 +54,19 @@ class PromptGraphs:
         capture: GraphCapture,
         *,
         max_step_tokens: int,
-        agree_on: Callable[[bool], bool] = bool,
+        group: Group | None = None,
     ) -> None:
         self._node = node
         self._pool = pool
         self._builder = builder
-        self._agree_on = agree_on
+        self._group = group
         self._hidden: torch.Tensor | None = None  # (tokens, hidden) of the largest step, in the node's dtype
         self._bodies: Final[dict[int, Replay]] = record_each(
             token_sizes(max_step_tokens),
             partial(self._record, capture),
             node.architecture,
             "tokens",
-            agree_on,
+            group,
         )
         self.sizes: Final = sorted(self._bodies)
 
@@ -82,12 +89,14 @@ class PromptGraphs:
     @torch.inference_mode()
     def _record(self, capture: GraphCapture, size: int) -> Replay:
         self._builder.build([], tokens=size)  # padding only
-        return capture.capture(agreed(partial(self._run, size), self._agree_on))
+        return capture.capture(agreed(partial(self._run, size), self._group))
 
     def _run(self, size: int) -> None:
         step = self._builder.captured_prompt(size)
         with attention_context(self._pool, step):
-            hidden = self._node.forward(self._node.embed(step.token_ids), step)
+            hidden = layers_with(
+                self._group, lambda: self._node.forward(self._node.embed(step.token_ids), step)
+            )
         if self._hidden is None:
             self._hidden = hidden.new_empty(size, hidden.shape[-1])
         self._hidden[:size].copy_(hidden)

@@ -35,11 +35,17 @@ _ROUNDS: Final = 5
 def choose_stages(pool: PagedPool, block_size: int) -> None:
     """Let `attend` use the faster number of stages for decodes over such a pool, measured once.
 
-    It reads the memory of the pool's first layer, and writes nothing. On a CPU there is nothing to choose.
+    It reads the memory of the first layer with attention, and writes nothing. On a CPU there is nothing to
+    choose.
     """
-    keys, values = pool.keys[0], pool.values[0]
+    layers = zip(pool.keys, pool.values, pool.is_latent, strict=True)
+    # Layers with recurrent states have no keys.
+    found = next((layer for layer in layers if layer[0].shape[1] and not layer[2]), None)
+    if found is None:
+        return
+    keys, values, _ = found
     shape = (keys.device, keys.dtype, keys.shape[-1])
-    if keys.device.type != "cuda" or pool.is_latent[0] or shape in decode_stages:
+    if keys.device.type != "cuda" or shape in decode_stages:
         return
     default_us = decode_us(keys, values, block_size, stages=DEFAULT_STAGES)
     try:

@@ -17,7 +17,7 @@ from workers.kv_engine.node import KVNode, position_axes_of, position_dtype_of, 
 from workers.kv_engine.node_parts import inputs_of
 from workers.kv_engine.parallel.connection import GroupLostError
 from workers.kv_engine.parallel.follower_graphs import FollowerGraphs
-from workers.kv_engine.parallel.lockstep import Leader, ReplayedStep
+from workers.kv_engine.parallel.lockstep import CAN_RECORD, Leader, ReplayedStep
 from workers.kv_engine.parallel.shared_cells import CellOrder, carry_out
 from workers.kv_engine.selfcheck import check_node
 from workers.kv_engine.step import StepBuilder
@@ -68,7 +68,8 @@ class FollowerEngine:
         prepare_kernels(self._pool, block_size)
         check_node(node, kernel)
         self._graphs: FollowerGraphs | None = None
-        if leader.agree_on(capture is not None and self._pool.has_static_kernel) and capture is not None:
+        can_record = capture is not None and self._pool.has_static_kernel
+        if leader.ask(CAN_RECORD, can_record).are_all and capture is not None:
             builder = StepBuilder(
                 max_sequences=max_sequences,
                 max_step_tokens=max_step_tokens,
@@ -87,7 +88,7 @@ class FollowerEngine:
                 capture,
                 max_sequences=max_sequences,
                 max_step_tokens=max_step_tokens,
-                agree_on=leader.agree_on,
+                group=leader,
             )
 
     @torch.inference_mode()

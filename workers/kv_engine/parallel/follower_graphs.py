@@ -1,13 +1,14 @@
 """The recorded steps of a follower of a tensor-parallel group: those of its leader, without head and sampler.
 
-    leader    records a size  ──sums──  follower records it
-    leader    could I?        ──────>   follower: could I? All use it, or none does
-    leader    replays a step  ──────>   follower writes the step into its buffers, and replays
+    leader    records a size          ──sums──   follower records it
+    leader    are the layers computed? <──────>  follower: the same; if some could not, the group restarts
+    leader    is it recorded?          <──────>  follower: the same; all use it, or none does
+    leader    replays a step           ──────>   follower writes the step into its buffers, and replays
 
 Sums over all members are part of a recording (NCCL can be recorded), so all members record the same sizes in
-the same order. After each computation they say whether it succeeded: a model that cannot be recorded fails
-in all of them, and a leader's head that finds no memory in one. A failure between two sums leaves the others
-in the next one, which fails after a minute (`collectives`), and the group restarts.
+the same order. Members that fail at the same operation, of a model that cannot be recorded, go on without
+recordings. So they do if the leader's head finds no memory: that is after the last sum. A member that fails
+alone between two sums would leave the others one sum behind, so the group restarts.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,15 @@ import torch
 
 from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
-from workers.kv_engine.gpu.cuda_graphs import GraphCapture, Replay, agreed, buckets, record_each
+from workers.kv_engine.gpu.cuda_graphs import (
+    GraphCapture,
+    Group,
+    Replay,
+    agreed,
+    buckets,
+    layers_with,
+    record_each,
+)
 from workers.kv_engine.gpu.prompt_graphs import token_sizes
 from workers.kv_engine.node import KVNode
 from workers.kv_engine.parallel.connection import GroupLostError
@@ -36,7 +45,7 @@ class FollowerGraphs:
         capture: records the steps.
         max_sequences: of the leader's engine.
         max_step_tokens: of the leader's engine.
-        agree_on: returns whether all members say True (`workers.kv_engine.parallel.lockstep.Leader`).
+        group: the connection to the leader (`workers.kv_engine.parallel.lockstep.Leader`).
     """
 
     def __init__(
@@ -48,14 +57,14 @@ class FollowerGraphs:
         *,
         max_sequences: int,
         max_step_tokens: int,
-        agree_on: Callable[[bool], bool],
+        group: Group,
     ) -> None:
         self._node = node
         self._pool = pool
         self._builder = builder
         self._capture = capture
-        self._agree_on = agree_on
-        record = partial(record_each, architecture=node.architecture, agree_on=agree_on)
+        self._group = group
+        record = partial(record_each, architecture=node.architecture, group=group)
         by_rows = record(buckets(max_sequences), self._record_rows, unit="rows")
         # As the leader: without recorded decodes it records no prompts.
         by_tokens = (
@@ -84,16 +93,16 @@ class FollowerGraphs:
     @torch.inference_mode()
     def _record_rows(self, rows: int) -> Replay:
         self._builder.build([], rows=rows)  # padding only
-        return self._captured(lambda: self._run(self._builder.captured(rows)))
+        return self._captured(partial(self._builder.captured, rows))
 
     @torch.inference_mode()
     def _record_tokens(self, tokens: int) -> Replay:
         self._builder.build([], tokens=tokens)  # padding only
-        return self._captured(lambda: self._run(self._builder.captured_prompt(tokens)))
+        return self._captured(partial(self._builder.captured_prompt, tokens))
 
-    def _captured(self, compute: Callable[[], None]) -> Replay:
-        return self._capture.capture(agreed(compute, self._agree_on))
+    def _captured(self, step_of: Callable[[], Step]) -> Replay:
+        return self._capture.capture(agreed(lambda: self._run(step_of()), self._group))
 
     def _run(self, step: Step) -> None:
         with attention_context(self._pool, step):
-            self._node.forward(self._node.embed(step.token_ids), step)
+            layers_with(self._group, lambda: self._node.forward(self._node.embed(step.token_ids), step))

@@ -2,7 +2,8 @@
 
     leader    number of blocks, dtype, weights  ─┐
     follower  number of blocks, dtype, weights  ─┴─> the smallest number, for all; the others must be equal
-    leader    can steps be recorded?   <──> follower: only if all can, and after each size: if all could
+    leader    can steps be recorded?   <──> follower: only if all can; questions follow at each recording
+                                                      (`workers.kv_engine.parallel.follower_graphs`)
     leader    a step                    ──> follower: the same forward, over the same blocks of its pool
     leader    an order                  ──> follower: keys and values of its pool are read or written
                                                       (`workers.kv_engine.parallel.shared_cells`)
@@ -25,6 +26,7 @@ import numpy.typing as npt
 import torch
 
 from configs.deployment import ConfigError
+from workers.kv_engine.gpu.cuda_graphs import Answers
 from workers.kv_engine.parallel.connection import Connection, GroupLostError
 from workers.kv_engine.parallel.shared_cells import CellOrder, order_of
 from workers.kv_engine.sampling.sampling_rows import SamplingRows
@@ -54,6 +56,8 @@ class RecordingSize:
 
 
 UNRECORDED: Final = RecordingSize()
+CAN_RECORD: Final = "can steps be recorded"
+"""The first question of a group (`Followers.ask`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +106,17 @@ class Followers:
             connection.send(least.to_bytes(_COUNT, "little"))
         return least
 
-    def agree_on(self, answer: bool) -> bool:
-        """Return True if this member and all followers say True; they call their `agree_on` in turn."""
-        answers = [_answer(connection.receive()) for connection in self.connections]
-        agreed = answer and all(answers)
+    def ask(self, question: str, answer: bool) -> Answers:
+        """See `workers.kv_engine.gpu.cuda_graphs.Group`; the followers ask by their `Leader`."""
+        answers = [answer, *(_answer(one.receive(), question, one.peer) for one in self.connections)]
+        found = Answers(sum(answers), len(answers))
         for connection in self.connections:
-            connection.send(bytes([agreed]))
-        return agreed
+            connection.send(bytes([found.yes, found.members]) + question.encode())
+        return found
+
+    def lost(self, why: str) -> GroupLostError:
+        """See `Group`."""
+        return _lost(why)
 
     @contextmanager
     def computing(self, step: Step, size: RecordingSize = UNRECORDED) -> Iterator[None]:
@@ -144,10 +152,16 @@ class Leader:
         self.connection.send(blocks.to_bytes(_COUNT, "little") + f"{dtype} {weights}".encode())
         return int.from_bytes(self.connection.receive(), "little")
 
-    def agree_on(self, answer: bool) -> bool:
-        """Return True if all members say True, as in `Followers.agree_on`."""
-        self.connection.send(bytes([answer]))
-        return _answer(self.connection.receive())
+    def ask(self, question: str, answer: bool) -> Answers:
+        """See `Group`."""
+        self.connection.send(bytes([answer]) + question.encode())
+        reply = self.connection.receive()
+        _answer(reply[1:], question, self.connection.peer)
+        return Answers(reply[0], reply[1])
+
+    def lost(self, why: str) -> GroupLostError:
+        """See `Group`."""
+        return _lost(why)
 
     def next(self, device: torch.device, dtype: torch.dtype) -> Step | ReplayedStep | CellOrder:
         """Wait for the next step or order. `dtype` is the node's, which rows of media have.
@@ -164,16 +178,19 @@ class Leader:
         return unpack_step(data, device, dtype)
 
 
-def _answer(data: bytearray) -> bool:
-    """Return a member's answer of `agree_on`.
+def _lost(why: str) -> GroupLostError:
+    return GroupLostError(f"{why}: the whole group restarts")
+
+
+def _answer(data: bytearray, question: str, peer: str) -> bool:
+    """Return a member's answer to a question.
 
     Raises:
-        GroupLostError: it is none.
+        GroupLostError: it is one to another question, or none.
     """
-    if len(data) != 1:
-        raise GroupLostError(
-            f"a member sent {len(data)} bytes for an answer of 1: members are not at the same place, and the "
-            "whole group restarts"
+    if data[1:] != question.encode():
+        raise _lost(
+            f"{peer} sent {len(data)} bytes where this rank asks {question!r}; they are not at the same place"
         )
     return bool(data[0])
 

@@ -12,8 +12,12 @@ from workers.kv_engine.gpu import stages
 
 
 def pool(device: str, head: int) -> Any:
-    cells = SimpleNamespace(device=torch.device(device), dtype=torch.bfloat16, shape=(512, 8, head))
-    return SimpleNamespace(keys=[cells], values=[cells], is_latent=[False])
+    """A pool whose first layer is recurrent."""
+    none, cells = (
+        SimpleNamespace(device=torch.device(device), dtype=torch.bfloat16, shape=shape)
+        for shape in ((512, 0, 0), (512, 8, head))
+    )
+    return SimpleNamespace(keys=[none, cells], values=[none, cells], is_latent=[False, False])
 
 
 @pytest.mark.parametrize(("default_us", "more_us", "chosen"), [(20.0, 30.0, 3), (30.0, 20.0, 5)])

@@ -20,14 +20,21 @@ from tests.workers.kv_engine.oracle import clear_text, ids, run
 from tests.workers.kv_engine.recorder import Again
 from tests.workers.kv_engine.shared_node import lines, parts, shared
 from workers.kv_engine.engine import KVEngine
-from workers.kv_engine.gpu.cuda_graphs import GraphCapture, Replay
+from workers.kv_engine.gpu.cuda_graphs import Answers, GraphCapture, Replay
 from workers.kv_engine.parallel.connection import GroupLostError
-from workers.kv_engine.parallel.lockstep import Followers, Leader, RecordingSize, pack_step, unpack_step
+from workers.kv_engine.parallel.lockstep import (
+    CAN_RECORD,
+    Followers,
+    Leader,
+    RecordingSize,
+    pack_step,
+    unpack_step,
+)
 from workers.kv_engine.prompt_parts import PromptParts
 from workers.kv_engine.sequence import Sequence as Row
 from workers.kv_engine.sequence import Span
 from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
-from workers.kv_engine.step import StepBuilder
+from workers.kv_engine.step import Step, StepBuilder
 
 pytestmark = pytest.mark.processes
 
@@ -140,7 +147,7 @@ def test_a_forward_that_fails_ends_the_copy_and_not_just_its_requests(
         raise MemoryError("no room")
 
     with lines() as (to_follower, to_leader):
-        to_leader.send(bytes([False]))  # it cannot record steps
+        to_leader.send(bytes([False]) + CAN_RECORD.encode())
         engine = _alone_with(halves[0], Followers([to_follower]), monkeypatch)
         engine.add(SequenceSpec(key="x", prompt_ids=[1, 2, 3], max_tokens=8))
         monkeypatch.setattr(halves[0], "forward", stumble)
@@ -173,21 +180,20 @@ def test_all_have_the_blocks_of_whom_has_room_for_the_fewest() -> None:
 # ---- recorded steps --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("answers", "agreed"),
-    [((True, True, True), True), ((True, False, True), False), ((False, True, True), False)],
-)
-def test_all_members_have_to_say_yes(answers: tuple[bool, bool, bool], agreed: bool) -> None:
+@pytest.mark.parametrize("answers", [(True, True, True), (True, False, True), (False, True, False)])
+def test_all_members_get_the_answers_of_all(answers: tuple[bool, bool, bool]) -> None:
     with lines() as (one, to_one), lines() as (other, to_other):
         found = together(
             [
-                partial(Followers([one, other]).agree_on, answers[0]),
-                partial(Leader(to_one).agree_on, answers[1]),
-                partial(Leader(to_other).agree_on, answers[2]),
+                partial(Followers([one, other]).ask, "is it", answers[0]),
+                partial(Leader(to_one).ask, "is it", answers[1]),
+                partial(Leader(to_other).ask, "is it", answers[2]),
             ]
         )
 
-    assert found == [agreed] * 3
+    assert found == [Answers(sum(answers), 3)] * 3
+    assert found[0].are_all == all(answers)
+    assert found[0].differ == (len(set(answers)) > 1)
 
 
 @pytest.fixture
@@ -286,12 +292,36 @@ def test_a_head_of_the_leader_without_memory_leaves_out_its_size_in_all_members(
     assert leader.replays == 2 * follower.replays
 
 
-@pytest.mark.parametrize("data", [b"", b"ab", bytes(56)])
-def test_an_answer_that_is_none_ends_the_group(data: bytes) -> None:
+@pytest.mark.usefixtures("static_kernels")
+def test_layers_that_one_member_alone_cannot_compute_restart_the_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From then on its sums would be those of other operations."""
+    monkeypatch.setattr("tests.peers.PATIENCE_S", 5.0)
+    nodes = parts("qwen3")
+    forward, calls = nodes[1].forward, iter(range(100))
+
+    def without_room(inputs: torch.Tensor, step: Step) -> torch.Tensor:
+        states = forward(inputs, step)
+        if next(calls) == 3:  # the first after the three of the self-check
+            raise torch.OutOfMemoryError("no room")
+        return states
+
+    monkeypatch.setattr(nodes[1], "forward", without_room)
+
+    with (
+        pytest.raises(GroupLostError, match=r"record it \(.*\); .* frees memory: the whole group restarts"),
+        shared(nodes, SIZES | {"capture": Again(), "follower_capture": Again()}),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("data", [b"", b"\1", b"\1is that", bytes(56)])
+def test_an_answer_to_another_question_ends_the_group(data: bytes) -> None:
     with lines() as (to_follower, to_leader):
         to_leader.send(data)
-        with pytest.raises(GroupLostError, match=f"sent {len(data)} bytes for an answer"):
-            Followers([to_follower]).agree_on(True)
+        with pytest.raises(GroupLostError, match=f"sent {len(data)} bytes where this rank asks 'is it'"):
+            Followers([to_follower]).ask("is it", True)
 
 
 @pytest.mark.usefixtures("static_kernels")
