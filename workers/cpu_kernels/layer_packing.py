@@ -175,9 +175,7 @@ class LayerPacker:
             choice=choice,
             gates_mlp=opener is not None,
         )
-        if has_biases(
-            experts
-        ):  # gpt-oss, whose router has as many bits as its layers, and which also has its own activation
+        if has_biases(experts):  # gpt-oss, which also has its own activation
             assert not rest, "biases are those of the router's own rows"
             bias = partial(bias_of, experts)
             packed.router_bias = self._packer.biases(router.bias[None])

@@ -230,14 +230,14 @@ def test_where_there_is_rounding_all_experts_are_checked_at_load(
     right, chosen = by.forward, set()
 
     def forward(inputs: Any, step: Any) -> torch.Tensor:
-        chosen.add(by._layers[0].experts.chosen)
+        chosen.add(by._layers[0].experts.choice.chosen)
         return right(inputs, step)
 
     monkeypatch.setattr(by, "forward", forward)
     engine(by)
 
     assert chosen == {seen}
-    assert [layer.experts.chosen for layer in by._layers] == [3, 0, 3]
+    assert [layer.experts.choice.chosen for layer in by._layers] == [3, 0, 3]
 
 
 def test_a_router_of_no_numbers_is_told(caplog: pytest.LogCaptureFixture) -> None:
