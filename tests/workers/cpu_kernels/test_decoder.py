@@ -270,17 +270,24 @@ def test_in_bfloat16_logits_are_nearer_to_the_exact_ones_than_transformers_are()
     [text] = prompts(60)
     asked = torch.tensor(text)
     expected, theirs = (node.reference(asked).log_softmax(-1)[-1] for node in (exact, rounded))
-    by_kernels = engine(NativeDecoder(rounded, library(NAMES[-1]), threads=1))
+    by_kernels = NativeDecoder(rounded, library(NAMES[-1]), threads=1)
 
+    error, places = _error_of_scores(engine(by_kernels), text, expected)
+
+    assert error < (theirs[places] - expected[places]).square().mean()
+
+
+def _error_of_scores(
+    by_kernels: KVEngine, text: list[int], expected: torch.Tensor
+) -> tuple[float, torch.Tensor]:
+    """The mean squared error of log probabilities after a text, and the tokens that have them."""
     [[first]] = run(
         by_kernels, [SequenceSpec(key="0", prompt_ids=text, max_tokens=1, logprobs=200, ignore_eos=True)]
     ).values()
-
     assert isinstance(first, TokenOutput)
     assert first.score is not None
-    places, ours = (torch.tensor(column) for column in zip(*first.score.top, strict=True))
-    error = (ours - expected[places]).square().mean()
-    assert error < (theirs[places] - expected[places]).square().mean()
+    places, found = (torch.tensor(column) for column in zip(*first.score.top, strict=True))
+    return float((found - expected[places]).square().mean()), places
 
 
 def test_packed_weights_are_let_go_of() -> None:
@@ -537,25 +544,16 @@ def test_a_router_of_more_bits_than_the_layers_keeps_them() -> None:
     [text] = prompts(60)
     expected = by_torch.reference(torch.tensor(text)).log_softmax(-1)[-1]
 
-    errors = [_error_of_scores(one, text, expected, with_rest=one is whole) for one in (whole, rounded)]
+    errors = []
+    for node in (whole, rounded):
+        native = NativeDecoder(node, library(NAMES[-1]), threads=1)
+        by_kernels = engine(native)
+        for layer in native._layers:
+            assert (layer.experts.rest > 0) == (layer.experts.choice.count > 0)
+            layer.experts.rest *= node is whole
+        errors.append(_error_of_scores(by_kernels, text, expected)[0])
 
     assert errors[0] < errors[1] / 4
-
-
-def _error_of_scores(node: DecoderLM, text: list[int], expected: torch.Tensor, *, with_rest: bool) -> float:
-    """The mean squared error of log probabilities after a text by the kernels."""
-    native = NativeDecoder(node, library(NAMES[-1]), threads=1)
-    by_kernels = engine(native)
-    for layer in native._layers:
-        assert (layer.experts.rest > 0) == (layer.experts.choice.count > 0)
-        layer.experts.rest *= with_rest
-    [[first]] = run(
-        by_kernels, [SequenceSpec(key="0", prompt_ids=text, max_tokens=1, logprobs=200, ignore_eos=True)]
-    ).values()
-    assert isinstance(first, TokenOutput)
-    assert first.score is not None
-    places, found = (torch.tensor(column) for column in zip(*first.score.top, strict=True))
-    return float((found - expected[places]).square().mean())
 
 
 @pytest.mark.parametrize("count", [2, 1025])

@@ -36,7 +36,7 @@ from workers.kv_engine.gpu.token_sampler import sample
 from workers.kv_engine.node import KVNode
 from workers.kv_engine.sampling.sampling_rows import SamplingRows
 from workers.kv_engine.sequence import Span
-from workers.kv_engine.step import StepBuilder
+from workers.kv_engine.step import Step, StepBuilder
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -93,6 +93,24 @@ class CudaCapture:
                 torch.cuda.set_stream(outside)
                 raise
         return graph.replay
+
+
+def fastest_s(replays: Items[Replay], device: torch.device, *, rounds: int = 5) -> list[float]:
+    """Return the fastest seconds of each; rounds go in turns, so that all see the same clocks."""
+    taken_s: list[list[float]] = [[] for _ in replays]
+    for _ in range(rounds):
+        for replay, taken in zip(replays, taken_s, strict=True):
+            _wait(device)
+            begun_s = time.perf_counter()
+            replay()
+            _wait(device)
+            taken.append(time.perf_counter() - begun_s)
+    return list(map(min, taken_s))
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def buckets(most: int) -> list[int]:
@@ -182,20 +200,19 @@ class OtherMemberError(RuntimeError):
     """Another member of the group could not compute or record a step."""
 
 
-def layers_with(group: Group | None, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """Return the states that `forward` computes; members tell each other whether they could.
+def computed_layers(node: KVNode, pool: PagedPool, step: Step, group: Group | None) -> torch.Tensor:
+    """Return the hidden states of a step, (T, hidden); members of a group tell each other whether they could.
 
     Raises:
         GroupLostError: some members could not: from now on their sums would belong to other operations.
     """
-    if group is None:
-        return forward()
     failure: RuntimeError | None = None
     try:
-        hidden = forward()
+        with attention_context(pool, step):
+            hidden = node.forward(node.embed(step.token_ids), step)
     except RuntimeError as error:
         failure = error
-    if group.ask("are the layers computed", failure is None).differ:
+    if group is not None and group.ask("are the layers computed", failure is None).differ:
         raise group.lost(
             f"some members could not compute a step to record it ({failure or 'this one could'}); a smaller "
             "kv_tokens or max_sequences frees memory"
@@ -364,10 +381,7 @@ class DecodeGraphs:
     def _run_body(self, rows: int, pool: PagedPool) -> None:
         """Compute a step's hidden states and logits into the buffers."""
         step = self._builder.captured(rows)
-        with attention_context(pool, step):
-            hidden = layers_with(
-                self._group, lambda: self._node.forward(self._node.embed(step.token_ids), step)
-            )
+        hidden = computed_layers(self._node, pool, step, self._group)
         logits = self._node.head(hidden, step.logit_indices)
         if self._hidden is None:
             self._hidden = hidden.new_empty(len(self._tokens), hidden.shape[-1])

@@ -16,7 +16,6 @@ Of a node that a tensor-parallel group shares, a member's part is computed in th
 """
 
 import logging
-import time
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,16 +26,13 @@ from models.base import TokenStep
 from models.transformers_lm.sharding import is_part, joins_parts
 from workers.kv_engine import kernel_models
 from workers.kv_engine.attention import paged
-from workers.kv_engine.gpu.cuda_graphs import CudaCapture
+from workers.kv_engine.gpu.cuda_graphs import CudaCapture, fastest_s
 from workers.kv_engine.gpu.triton_layers import add_rms_norm, rotate_and_store, row_product, silu_and_mul
 from workers.kv_engine.kernel_models import Inputs, Kind, LlamaLike, SplicedInputs, TextModel
 from workers.kv_engine.node import KVNode
 from workers.kv_engine.selfcheck import masked_logits
 
 _LOGGER: Final = logging.getLogger(__name__)
-
-_ROUNDS: Final = 5
-"""Of measured products; the fastest counts."""
 
 
 def fuse(node: KVNode) -> KVNode:
@@ -172,17 +168,8 @@ def _are_rows_faster(layers: list[_Layer], eps: float) -> bool:
             normed = add_rms_norm(states, linear(attended, layer.out.weight), layer.norm_post, eps)
             linear(silu_and_mul(linear(normed, layer.gate_up)), layer.down.weight)
 
-    # Recorded, as they run in a step; in turns, so that both see the same clocks.
-    replays = [CudaCapture(device).capture(work) for work in (ours, theirs)]
-    taken_s: list[list[float]] = [[], []]
-    for _ in range(_ROUNDS):
-        for replay, taken in zip(replays, taken_s, strict=True):
-            torch.cuda.synchronize(device)
-            begun_s = time.perf_counter()
-            replay()
-            torch.cuda.synchronize(device)
-            taken.append(time.perf_counter() - begun_s)
-    own_s, cublas_s = map(min, taken_s)
+    # Recorded, as they run in a step.
+    own_s, cublas_s = fastest_s([CudaCapture(device).capture(work) for work in (ours, theirs)], device)
     _LOGGER.info(
         "layers of one row without attention: %.2f ms by our products, %.2f ms by cuBLAS; the faster serve",
         1e3 * own_s,

@@ -19,14 +19,13 @@ from typing import Final
 
 import torch
 
-from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.gpu.cuda_graphs import (
     GraphCapture,
     Group,
     Replay,
     agreed,
-    layers_with,
+    computed_layers,
     record_each,
     stands_for_media,
 )
@@ -93,10 +92,7 @@ class PromptGraphs:
 
     def _run(self, size: int) -> None:
         step = self._builder.captured_prompt(size)
-        with attention_context(self._pool, step):
-            hidden = layers_with(
-                self._group, lambda: self._node.forward(self._node.embed(step.token_ids), step)
-            )
+        hidden = computed_layers(self._node, self._pool, step, self._group)
         if self._hidden is None:
             self._hidden = hidden.new_empty(size, hidden.shape[-1])
         self._hidden[:size].copy_(hidden)

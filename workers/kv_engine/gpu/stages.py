@@ -7,7 +7,6 @@ Which is faster depends on the GPU and the size of heads.
 
 import logging
 import math
-import time
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
@@ -17,7 +16,7 @@ from triton.runtime.errors import OutOfResources
 
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.attention.triton import DEFAULT_STAGES, attend, decode_stages
-from workers.kv_engine.gpu.cuda_graphs import CudaCapture
+from workers.kv_engine.gpu.cuda_graphs import CudaCapture, fastest_s
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -27,8 +26,6 @@ _KEYS: Final = 1024
 _GROUP: Final = 4
 """Heads that share keys: up to 16 take the same tile, and only these use what is chosen."""
 _REPEATS: Final = 10
-_ROUNDS: Final = 5
-"""The fastest counts."""
 
 
 @torch.inference_mode()
@@ -90,15 +87,5 @@ def decode_us(keys: torch.Tensor, values: torch.Tensor, block_size: int, *, stag
         for _ in range(_REPEATS):
             work()
 
-    is_gpu = device.type == "cuda"
-    replay = CudaCapture(device).capture(repeated) if is_gpu else repeated
-    taken_s = []
-    for _ in range(_ROUNDS):
-        if is_gpu:
-            torch.cuda.synchronize(device)
-        begun_s = time.perf_counter()
-        replay()
-        if is_gpu:
-            torch.cuda.synchronize(device)
-        taken_s.append(time.perf_counter() - begun_s)
-    return 1e6 * min(taken_s) / _REPEATS
+    replay = CudaCapture(device).capture(repeated) if device.type == "cuda" else repeated
+    return 1e6 * fastest_s([replay], device)[0] / _REPEATS

@@ -17,7 +17,6 @@ from typing import Final
 
 import torch
 
-from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.gpu.cuda_graphs import (
     GraphCapture,
@@ -25,7 +24,7 @@ from workers.kv_engine.gpu.cuda_graphs import (
     Replay,
     agreed,
     buckets,
-    layers_with,
+    computed_layers,
     record_each,
 )
 from workers.kv_engine.gpu.prompt_graphs import token_sizes
@@ -101,8 +100,7 @@ class FollowerGraphs:
         return self._captured(partial(self._builder.captured_prompt, tokens))
 
     def _captured(self, step_of: Callable[[], Step]) -> Replay:
-        return self._capture.capture(agreed(lambda: self._run(step_of()), self._group))
+        def compute() -> None:
+            computed_layers(self._node, self._pool, step_of(), self._group)
 
-    def _run(self, step: Step) -> None:
-        with attention_context(self._pool, step):
-            layers_with(self._group, lambda: self._node.forward(self._node.embed(step.token_ids), step))
+        return self._capture.capture(agreed(compute, self._group))
