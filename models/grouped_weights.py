@@ -1,11 +1,14 @@
-"""Weights of four to eight bits in groups of 32, as the CPU kernels multiply them.
+"""Weights of four to eight bits in groups of 32, as our kernels multiply them.
 
 A weight is `scale * (number - zero)`, with a zero of 8, 16, 32 or 128, or `scale * number + minimum`, or
 `scale * values[number]`, with a table of sixteen values. Numbers are unsigned. Scale and minimum belong to
 an output and to 32 consecutive inputs. Weights of four bits without minimums may have a scale for each half
 of such a group, and those of six bits always do. Formats with larger groups (GPTQ, AWQ) repeat theirs.
+
+Floats of eight bits (E4M3) are numbers of eight bits with a table, `FLOAT8`. The GPU kernels alone know them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
@@ -15,6 +18,8 @@ import torch
 GROUP: Final = 32
 """Inputs of a group. The last group of a row may be smaller."""
 _LARGEST: Final = 127
+FLOAT8: Final = tuple(torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().tolist())
+"""What the numbers of a float of eight bits stand for (Micikevicius et al. 2022); two are NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,7 @@ class GroupedWeight:
         numbers: (n, k) uint8, one number in each.
         scales: (n, groups) float32, or (n, 2 * groups).
         minimums: (n, groups) float32; None if weights are `scale * (number - zero)`, as with two scales.
-        values: what each number of four bits stands for; such weights have no minimums.
+        values: what each number of four bits stands for, or `FLOAT8`; such weights have no minimums.
     """
 
     bits: int
@@ -40,6 +45,16 @@ class GroupedWeight:
         return self.numbers.shape
 
     @property
+    def is_float(self) -> bool:
+        """True if numbers are floats of eight bits."""
+        return self.values is FLOAT8
+
+    @property
+    def kind(self) -> tuple[int, int, tuple[float, ...] | None]:
+        """Bits, parts and values. Matrices of one kind can be multiplied together (`alike`)."""
+        return self.bits, self.parts, self.values
+
+    @property
     def zero(self) -> int:
         """The number of the weight 0, unless there are minimums or values."""
         return int(2 ** (self.bits - 1))
@@ -47,15 +62,23 @@ class GroupedWeight:
     @property
     def factors(self) -> torch.Tensor:
         """The factor of the scale for each number, (2**bits,) float32."""
+        device = self.numbers.device
         if self.values is not None:
-            return torch.tensor(self.values, dtype=torch.float32)
-        numbers = torch.arange(2**self.bits, dtype=torch.float32)
+            return torch.tensor(self.values, dtype=torch.float32, device=device)
+        numbers = torch.arange(2**self.bits, dtype=torch.float32, device=device)
         return numbers if self.minimums is not None else numbers - self.zero
 
     @property
     def parts(self) -> int:
         """The number of scales of a group."""
         return self.scales.shape[1] // -(-self.numbers.shape[1] // GROUP)
+
+    def to(self, device: torch.device) -> "GroupedWeight":
+        """Return the same weight with its tensors on a device."""
+        minimums = self.minimums.to(device) if self.minimums is not None else None
+        return replace(
+            self, numbers=self.numbers.to(device), scales=self.scales.to(device), minimums=minimums
+        )
 
     def outputs(self, start: int, end: int) -> "GroupedWeight":
         """Return the rows of some outputs."""
@@ -82,7 +105,7 @@ class GroupedWeight:
 
         Those with values or two scales get eight bits, to which they are rounded.
         """
-        if self.parts > 1:
+        if self.parts > 1 or self.is_float:
             return rounded(self.floats())
         if self.values is not None:
             whole = self.with_integers()
@@ -108,6 +131,21 @@ class GroupedWeight:
         if self.minimums is not None:
             floats.add_(self.minimums[:, :, None])
         return floats.flatten(1)
+
+
+def alike(weights: Sequence[GroupedWeight]) -> list[GroupedWeight]:
+    """Return weights as ones of the same kind, all with minimums or none: that of the most bits.
+
+    They are the same weights if they have one kind, or if none has values or two scales. Others are rounded.
+    """
+    found = list(weights)
+    if len({weight.kind for weight in found}) > 1:
+        is_plain = all(weight.values is None and weight.parts == 1 for weight in found)
+        most = max(weight.bits for weight in found) if is_plain else 8
+        found = [weight.widened(most) for weight in found]
+    if any(weight.minimums is not None for weight in found):
+        found = [weight.with_minimums() for weight in found]
+    return found
 
 
 def rounded(weight: torch.Tensor) -> GroupedWeight:

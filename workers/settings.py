@@ -20,6 +20,8 @@ from shared.validation_errors import validation_problem
 from workers.kv_engine.config import MAX_PASS_TOKENS
 
 _LOGGER: Final = logging.getLogger(__name__)
+_CHOSEN: Final = ("int8", "int4")
+"""Values of `quantize` whose numbers are chosen by their errors."""
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,8 +51,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             and processor; `torch` is torch.
         attention: the attention kernel over the KV pool of a GPU, whatever computes the layers: `triton` is
             our kernel, `flashinfer` is FlashInfer; `auto` is our kernel where it is supported, else torch.
-        quantize: the bits of the weights that our CPU kernels multiply: `int8` and `int4` quantise the
-            checkpoint's while it is loaded; `auto` keeps what it stores; `none` makes floats of it.
+        quantize: the bits of the weights that our kernels multiply: `int8`, `int4` and, on a GPU, `fp8`
+            quantise the checkpoint's while it is loaded; `auto` keeps what it stores; `none` makes floats of
+            it.
         kv_cache: `int8` keeps keys and values in eight bits, which needs our CPU kernels; `auto` is `dtype`.
         calibration_text: a text file; weights are quantised so that the results for it change least.
         keep_quantised: keep what was quantised beside the checkpoint, for the next start.
@@ -71,16 +74,16 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     draft_model: str | None = None
     kernels: Literal["auto", "torch"] = "auto"
     attention: Literal["auto", "triton", "flashinfer"] = "auto"
-    quantize: Literal["auto", "int8", "int4", "none"] = "auto"
+    quantize: Literal["auto", "int8", "int4", "fp8", "none"] = "auto"
     kv_cache: Literal["auto", "int8"] = "auto"
     calibration_text: str | None = None
     keep_quantised: bool = True
     cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
-        if self.kernels == "torch" and (wanted := self.of_cpu_kernels):
+        if self.kernels == "torch" and (wanted := self.of_kernels):
             raise ValueError(f"{wanted[0]}: expected kernels auto with {wanted[1]}, found torch")
-        if self.calibration_text is not None and not self.quantises:
+        if self.calibration_text is not None and self.quantize not in _CHOSEN:
             raise ValueError("calibration_text: expected none without quantize: int8 or int4")
         if self.warm_prefixes and not self.prefix_cache:
             raise ValueError("warm_prefixes: expected none with prefix_cache false: nothing would be kept")
@@ -93,11 +96,16 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def quantises(self) -> bool:
         """True if weights are quantised while they are loaded."""
-        return self.quantize in ("int8", "int4")
+        return self.quantize in (*_CHOSEN, "fp8")
 
     @property
-    def of_cpu_kernels(self) -> tuple[str, str] | None:
-        """A key and its value that nothing but our CPU kernels computes; None if there is none."""
+    def keeps_quantised(self) -> bool:
+        """True if what is quantised is kept beside the checkpoint; floats of eight bits are not chosen."""
+        return self.keep_quantised and self.quantize in _CHOSEN
+
+    @property
+    def of_kernels(self) -> tuple[str, str] | None:
+        """A key and its value that nothing but our kernels computes; None if there is none."""
         if self.quantises:
             return "quantize", self.quantize
         return ("kv_cache", self.kv_cache) if self.kv_cache != "auto" else None
@@ -137,19 +145,19 @@ def of(config: DeploymentConfig) -> EngineSettings:
     """
     graph = registry.graph(config.model)
     found = parse(config.model_kwargs, graph.kwargs)
-    if (wanted := found.of_cpu_kernels) and (reason := _without_cpu_kernels(config, graph)):
+    if (wanted := found.of_kernels) and (reason := _without_kernels(config, graph)):
         raise ConfigError(f"model_kwargs.{wanted[0]} is {wanted[1]}, but the model {reason}: leave it out")
     return found
 
 
-def _without_cpu_kernels(config: DeploymentConfig, graph: ModelGraph) -> str | None:
-    """The reason why no CPU kernel computes a model, whatever its device; None if one may."""
+def _without_kernels(config: DeploymentConfig, graph: ModelGraph) -> str | None:
+    """The reason why none of our kernels computes what is wanted of a model; None if one may."""
     if EngineKind.KV not in graph.nodes.values():
         return "has no node with layers of a language model"
     if config.takes_adapters:
         return "takes adapters, which torch computes"
     if any(group.followers for group in config.groups):
-        return "is shared by ranks (tp_size), which compute with torch"
+        return "is shared by ranks (tp_size), which compute with floats"
     return None
 
 

@@ -12,7 +12,7 @@ from dalsegno.hub.progress import in_words
 from models.checkpoints import hub_cache
 
 _BYTES: Final = {"float32": 4, "float16": 2, "bfloat16": 2}
-_QUANTISED_BITS: Final = {"int8": 8.5, "int4": 4.5}
+_QUANTISED_BITS: Final = {"int8": 8.5, "int4": 4.5, "fp8": 8}
 """Of a weight, by `model_kwargs.quantize`, with its share of a scale (`models.grouped_weights`)."""
 
 

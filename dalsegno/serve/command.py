@@ -14,7 +14,7 @@ from dalsegno.config import options
 @options.of_serve
 @click.option(
     "--quantize",
-    type=click.Choice(("int8", "int4")),
+    type=click.Choice(("int8", "int4", "fp8")),
     help="Round the weights to so many bits while they are loaded, on a CPU: less memory, faster answers, "
     "other ones.",
 )

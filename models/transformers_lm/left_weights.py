@@ -1,8 +1,9 @@
-"""Weights that are left in the files until they are packed: by the CPU kernels, matrix by matrix.
+"""Weights that are left in the files until our kernels pack them, matrix by matrix.
 
-These multiply integers as they are stored, and matrices of experts one by one, whereas transformers merges
-those of a layer into a copy. So the model has placeholders for both, which take no memory. Whatever computes
-with floats in another way fills them first.
+Kernels multiply integers as they are stored, and those of CPUs matrices of experts one by one, whereas
+transformers merges those of a layer into a copy. On a GPU, floats that are to be quantised would take memory
+that the quantised model does not need. So the model has placeholders for all these, which take no memory.
+Whatever computes with floats in another way fills them first.
 """
 
 import re
@@ -38,19 +39,24 @@ CLASSES: Final = frozenset(
     }
 )
 """Those that the CPU kernels can compute. Of others, all weights are read when they are loaded."""
+CLASSES_ON_GPU: Final = frozenset(
+    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+)
+"""Likewise, the GPU kernels."""
 _IN_LAYERS: Final = re.compile(
     r"model\.layers\.\d+\."
     r"(self_attn\.(qkv|[qkvo])_proj|mlp\.(gate_up|(shared_experts?\.)?(gate|up|down))_proj)"
 )
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
 _HEAD: Final = "lm_head"
+_CPU: Final = torch.device("cpu")
 _MERGED: Final[Mapping[Part, str]] = MappingProxyType(
     {"gate": "gate_up_proj", "up": "gate_up_proj", "down": "down_proj"}
 )
 
 
 def is_packed(module: str, config: Any) -> bool:
-    """True if the CPU kernels pack the weight of a module, so that nothing else needs it as floats.
+    """True if our kernels pack the weight of a module, so that nothing else needs it as floats.
 
     A head that shares its weight with the embeddings is looked up there.
     """
@@ -76,15 +82,18 @@ class _Placeholder:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    device: torch.device
 
     def get_shape(self) -> list[int]:
         return list(self.shape)
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        return torch.zeros((), dtype=self.dtype).expand(self.shape)[index]
+        return torch.zeros((), dtype=self.dtype, device=self.device).expand(self.shape)[index]
 
 
-def with_placeholders(slices: Mapping[str, Any], left: Iterable[str], dtype: torch.dtype) -> dict[str, Any]:
+def with_placeholders(
+    slices: Mapping[str, Any], left: Iterable[str], dtype: torch.dtype, device: torch.device = _CPU
+) -> dict[str, Any]:
     """Return a checkpoint's tensors with placeholders for the weights of the modules `left`.
 
     The matrices of a layer's experts become the two tensors that transformers has for them, as which they may
@@ -99,17 +108,17 @@ def with_placeholders(slices: Mapping[str, Any], left: Iterable[str], dtype: tor
         found = name_in_files(name)
         if found is not None and f"{name}.weight" not in kept:
             merged = f"{found.layer}.mlp.experts.{_MERGED[found.part]}"
-            kept[merged] = _Placeholder(tuple(kept[merged].get_shape()), dtype)
+            kept[merged] = _Placeholder(tuple(kept[merged].get_shape()), dtype, device)
             continue
         shape = tuple(kept.pop(f"{name}.weight").get_shape())
         if found is not None:
             experts.setdefault(f"{found.layer}.mlp.experts", {})[found.number, found.part] = shape
         else:
-            kept[f"{name}.weight"] = _Placeholder(shape, dtype)
+            kept[f"{name}.weight"] = _Placeholder(shape, dtype, device)
     for name, shapes in experts.items():
         count, inner, hidden = _common_shape(name, shapes)
-        kept[f"{name}.{_MERGED['up']}"] = _Placeholder((count, 2 * inner, hidden), dtype)
-        kept[f"{name}.{_MERGED['down']}"] = _Placeholder((count, hidden, inner), dtype)
+        kept[f"{name}.{_MERGED['up']}"] = _Placeholder((count, 2 * inner, hidden), dtype, device)
+        kept[f"{name}.{_MERGED['down']}"] = _Placeholder((count, hidden, inner), dtype, device)
     return kept
 
 
@@ -143,20 +152,35 @@ def floats_of_experts(
     }
 
 
-def as_floats(integers: Integers, dtype: torch.dtype) -> dict[str, Callable[[], torch.Tensor]]:
-    """Return what reads matrices of experts as floats that are stored as integers."""
-
-    def floats_from(read: Callable[[], GroupedWeight]) -> torch.Tensor:
-        return read().floats().to(dtype)
-
+def floats_of_linears(
+    slices: Mapping[str, Any], dtype: torch.dtype, config: Any, device: torch.device
+) -> dict[str, Callable[[], torch.Tensor]]:
+    """Return what reads the weights that our kernels pack onto a device, by the names of modules."""
+    modules = {name.removesuffix(".weight"): one for name, one in slices.items() if name.endswith(".weight")}
     return {
-        name: partial(floats_from, read) for name, read in integers.items() if name_in_files(name) is not None
+        name: partial(_read, one, dtype, device) for name, one in modules.items() if is_packed(name, config)
     }
 
 
-def _read(slice: Any, dtype: torch.dtype) -> torch.Tensor:
+def as_floats(
+    integers: Integers, dtype: torch.dtype, device: torch.device = _CPU
+) -> dict[str, Callable[[], torch.Tensor]]:
+    """Return what reads matrices onto a device as floats that are stored as numbers of few bits."""
+
+    def floats_from(read: Callable[[], GroupedWeight]) -> torch.Tensor:
+        return read().to(device).floats().to(dtype)
+
+    return {name: partial(floats_from, read) for name, read in integers.items()}
+
+
+def of_experts(integers: Integers) -> Integers:
+    """Return those that read matrices of experts."""
+    return {name: read for name, read in integers.items() if name_in_files(name) is not None}
+
+
+def _read(slice: Any, dtype: torch.dtype, device: torch.device = _CPU) -> torch.Tensor:
     found: torch.Tensor = slice[...]
-    return found.to(dtype)
+    return found.to(device, dtype)
 
 
 def fill(model: Any, readers: Readers) -> None:
@@ -168,7 +192,7 @@ def fill(model: Any, readers: Readers) -> None:
             _allocate(matrix.experts)
             matrix.weight.copy_(floats)
         else:
-            matrix.weight.data = floats.to(matrix.weight.dtype)
+            matrix.weight.data = floats.to(matrix.weight.device, matrix.weight.dtype)
 
 
 def _allocate(experts: Any) -> None:

@@ -18,11 +18,14 @@ from models.transformers_lm.architecture import choose_dtype, config_of, max_pos
 from models.transformers_lm.attention_forms import attach_forms
 from models.transformers_lm.left_weights import (
     CLASSES,
+    CLASSES_ON_GPU,
     Floats,
     Integers,
     as_floats,
     floats_of_experts,
+    floats_of_linears,
     is_packed,
+    of_experts,
 )
 from models.transformers_lm.longrope import rotary_change_of
 from models.transformers_lm.node import DecoderLM
@@ -53,7 +56,8 @@ def load_decoder(
     stored in it and the processor has instructions for it. `progress` is called for every tensor that is
     read. Of a tensor-parallel group, `peers`, only this member's part is loaded. `published` describes a
     checkpoint whose class transformers has under another name. With `leaves_weights`, those that the
-    CPU kernels read themselves are not read until `DecoderLM.fill`, on a CPU and of a whole model.
+    kernels read themselves are not read until `DecoderLM.fill`, of a whole model: on a GPU what is stored as
+    numbers of few bits, or of a checkpoint of floats all that the kernels pack.
 
     Raises:
         CheckpointError: a file of the folder is missing, damaged or unsupported.
@@ -74,9 +78,11 @@ def load_decoder(
     floats: Floats = {}
     left: set[str] = set()
     # Published models have other names of tensors in the files.
-    is_plain = peers is None and published is None and model_class.__name__ in CLASSES
-    if on.type == "cpu" and is_plain:
-        integers, floats = _readers(slices_of(shards), quantised, config, chosen)
+    is_on_gpu = _has_gpu_kernels(on)
+    classes = CLASSES_ON_GPU if is_on_gpu else CLASSES if on.type == "cpu" else frozenset()
+    if peers is None and published is None and model_class.__name__ in classes:
+        readers = _readers_for_gpu if is_on_gpu else _readers
+        integers, floats = readers(slices_of(shards), quantised, config, chosen, on)
     if leaves_weights:
         left = {*integers, *floats}
     model = load_weights(part, config, shards, on, chosen, progress, quantised, renamed, left)
@@ -95,15 +101,34 @@ def load_decoder(
     )
 
 
+def _has_gpu_kernels(on: torch.device) -> bool:
+    return on.type == "cuda"
+
+
 def _readers(
-    slices: Mapping[str, Any], quantised: Quantised | None, config: Any, dtype: torch.dtype
+    slices: Mapping[str, Any], quantised: Quantised | None, config: Any, dtype: torch.dtype, _: torch.device
 ) -> tuple[Integers, Floats]:
     """Return readers of weights that the CPU kernels pack: integers as stored, and all experts as floats."""
     if quantised is None:
         return {}, floats_of_experts(slices, dtype, config)
     stored = quantised.grouped(slices)
     integers = {name: read for name, read in stored.items() if is_packed(name, config)}
-    return integers, as_floats(integers, dtype) | floats_of_experts(quantised.slices(slices), dtype, config)
+    floats = floats_of_experts(quantised.slices(slices), dtype, config)
+    return integers, as_floats(of_experts(integers), dtype) | floats
+
+
+def _readers_for_gpu(
+    slices: Mapping[str, Any], quantised: Quantised | None, config: Any, dtype: torch.dtype, on: torch.device
+) -> tuple[Integers, Floats]:
+    """Return readers of weights that the GPU kernels pack: of those of few bits as stored, if there are any.
+
+    Each is read as floats, too.
+    """
+    if quantised is None:
+        return {}, floats_of_linears(slices, dtype, config, on)
+    stored = quantised.grouped(slices, with_floats=True)
+    integers = {name: read for name, read in stored.items() if is_packed(name, config)}
+    return integers, as_floats(integers, dtype, on)
 
 
 def examine_decoder(checkpoint: Path, *, members: int = 1, published: Published | None = None) -> int:

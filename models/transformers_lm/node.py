@@ -85,7 +85,8 @@ class DecoderLM:
         """Let the pages of the files go: forget what reads them, and copy the tensors that are in them."""
         self.stored_weights, self.left_floats = {}, {}
         for tensor in (*self._model.parameters(), *self._model.buffers()):
-            tensor.data = tensor.data.clone()
+            if tensor.device.type == "cpu":
+                tensor.data = tensor.data.clone()
 
     @cached_property
     def adapted_modules(self) -> AdaptedModules:

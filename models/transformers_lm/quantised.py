@@ -116,9 +116,12 @@ class Quantised:
         }
         return {name: one for name, one in files.items() if name not in self.spare} | whole
 
-    def grouped(self, files: Mapping[str, Any]) -> dict[str, Callable[[], GroupedWeight]]:
-        """Return readers of the weights that are integers in groups of 32, as they are stored.
+    def grouped(
+        self, files: Mapping[str, Any], *, with_floats: bool = False
+    ) -> dict[str, Callable[[], GroupedWeight]]:
+        """Return readers of the weights that are numbers in groups of 32, as they are stored.
 
+        Floats of eight bits are among them only `with_floats`: the CPU kernels do not multiply them.
         They have the names of modules: `q` of `q.weight`. Matrices of merged experts have names of their own.
         """
 
@@ -130,7 +133,9 @@ class Quantised:
         for name, parts in self.weights.items():
             if isinstance(parts, Mxfp4Parts):
                 readers |= parts.grouped(name, files)
-            elif name.endswith(".weight") and parts.is_grouped(read):
+            elif name.endswith(".weight") and (
+                parts.is_grouped(read) or (with_floats and isinstance(parts, ScaledParts) and parts.is_float8)
+            ):
                 readers[name.removesuffix(".weight")] = partial(parts.grouped, read)
         return readers
 
@@ -262,6 +267,7 @@ def _parts_of(
         _block((rows, columns), tensors[scale].shape, config),
         divisor=_LARGEST_INT8 if method == "bitsandbytes" else 1,
         bits=8 if tensor.dtype == "I8" else None,
+        is_e4m3=tensor.dtype == "F8_E4M3",
     )
     high, wide = parts.block
     for part in parts.names[1:]:

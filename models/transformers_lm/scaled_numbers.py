@@ -7,7 +7,7 @@ from math import ceil
 import torch
 
 from models.checkpoints.files import CheckpointError
-from models.grouped_weights import GROUP, GroupedWeight, per_group
+from models.grouped_weights import FLOAT8, GROUP, GroupedWeight, per_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,7 @@ class ScaledParts:
         divisor: of the scales.
         bits: of its numbers, which are integers of at most so many bits, one in a byte; None if they are
             floats of eight bits.
+        is_e4m3: they are floats of this kind.
     """
 
     weight: str
@@ -29,6 +30,7 @@ class ScaledParts:
     block: tuple[int, int]
     divisor: int = 1
     bits: int | None = None
+    is_e4m3: bool = False
 
     @property
     def blocks(self) -> int:
@@ -49,8 +51,17 @@ class ScaledParts:
 
     def is_grouped(self, _: Callable[[str], torch.Tensor]) -> bool:
         """True if its numbers are integers, and its scales are those of whole groups."""
+        return self.bits is not None and self._has_whole_groups
+
+    @property
+    def is_float8(self) -> bool:
+        """True if its numbers are `FLOAT8`, and its scales are those of whole groups."""
+        return self.is_e4m3 and self.zeros is None and self._has_whole_groups
+
+    @property
+    def _has_whole_groups(self) -> bool:
         wide = self.block[1]
-        return self.bits is not None and (wide >= self.shape[1] or not wide % GROUP)
+        return wide >= self.shape[1] or not wide % GROUP
 
     def grouped(self, read: Callable[[str], torch.Tensor]) -> GroupedWeight:
         """Return the weight as it is stored.
@@ -69,6 +80,8 @@ class ScaledParts:
             )
         )
         assert scale is not None
+        if self.is_e4m3:
+            return GroupedWeight(8, read(self.weight).view(torch.uint8), scale, values=FLOAT8)
         bits = 4 if self.bits is not None and self.bits <= 4 else 8
         zero = 2 ** (bits - 1)
         numbers = read(self.weight).to(torch.int16) + zero

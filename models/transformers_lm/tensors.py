@@ -7,7 +7,7 @@ converted, or moved to a GPU, one by one, so the model is never in memory twice.
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Final
@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 from safetensors import safe_open
 from transformers import core_model_loading as transformers_loading
+from transformers import modeling_utils as transformers_modeling
 from transformers.integrations import accelerate as transformers_accelerate
 from transformers.utils import logging as transformers_logging
 
@@ -98,7 +99,7 @@ def load_weights(
     if quantised is not None:
         sizes, slices = quantised.sizes(sizes), quantised.slices(slices)
     if left:
-        slices = with_placeholders(slices, left, dtype)
+        slices = with_placeholders(slices, left, dtype, device)
         sizes = {name: sizes.get(name, 0) for name in slices}
     cuts = cuts_of(model_class, config, sizes)
     misfit = _undescribed_code(model_class, config, shards, quantised) or _indivisible(slices, cuts)
@@ -110,7 +111,8 @@ def load_weights(
         name: _CountedSlice(name, sizes[name], one, counter, cuts.get(name)) for name, one in slices.items()
     }
     try:
-        with _without_accelerate(in_turn=any(_MERGED.search(name) for name in sizes)):
+        in_turn = any(_MERGED.search(name) for name in sizes)
+        with _without_accelerate(in_turn=in_turn), nullcontext() if not left else _without_reserve():
             model, info = model_class.from_pretrained(
                 None,
                 config=config,
@@ -200,3 +202,14 @@ def _without_accelerate(*, in_turn: bool) -> Iterator[None]:
         yield
     finally:
         placing.is_accelerate_available, loading.is_env_variable_true = has_accelerate, says
+
+
+@contextmanager
+def _without_reserve() -> Iterator[None]:
+    """Let transformers not allocate a GPU's memory for all floats of a model before it loads them."""
+    reserve = transformers_modeling.caching_allocator_warmup
+    transformers_modeling.caching_allocator_warmup = lambda *_: None
+    try:
+        yield
+    finally:
+        transformers_modeling.caching_allocator_warmup = reserve

@@ -215,6 +215,7 @@ def _parts_of(told: _Told, names: Mapping[str, str], tensors: Mapping[str, Tenso
         shape,
         (high, wide),
         bits=_bits_of(attributes) if numbers.dtype == "I8" else None,
+        is_e4m3=numbers.dtype == "F8_E4M3",
     )
 
 

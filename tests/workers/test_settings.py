@@ -57,9 +57,13 @@ def test_many_rows_raise_the_budget_of_a_step() -> None:
         ({"warm_prefixes": [""]}, r"model_kwargs.warm_prefixes\[0\]"),
         (
             {"quantize": "int3"},
-            r"model_kwargs\.quantize: expected one of auto, int4, int8, none, found 'int3'",
+            r"model_kwargs\.quantize: expected one of auto, fp8, int4, int8, none, found 'int3'",
         ),
         ({"quantize": "int4", "kernels": "torch"}, "quantize: expected kernels auto with int4, found torch"),
+        (
+            {"quantize": "fp8", "calibration_text": "a.txt"},
+            "calibration_text: expected none without quantize",
+        ),
         ({"kv_cache": "int4"}, "kv_cache: expected one of auto, int8, found 'int4'"),
         ({"kv_cache": "int8", "kernels": "torch"}, "kv_cache: expected kernels auto with int8, found torch"),
         ({"calibration_text": "a.txt"}, "calibration_text: expected none without quantize: int8 or int4"),

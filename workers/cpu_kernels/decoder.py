@@ -3,7 +3,7 @@
 It is made from a loaded node, and packs the weights layer by layer. Transformers' modules still compute the
 embedding, and the angles of positions of one or more axes. Everything from there to the last norm is one
 call per step, whatever the number of layers and requests. No result depends on the other sequences in the
-step. Weights may have four or eight bits (`workers.cpu_kernels.quantisation`).
+step. Weights may have four or eight bits (`workers.kv_engine.quantisation`).
 
 `workers.kv_engine.kernel_models` lists the supported models. As for every node, the results are checked
 at load against transformers' model (`workers.kv_engine.selfcheck`).
@@ -11,40 +11,34 @@ at load against transformers' model (`workers.kv_engine.selfcheck`).
 
 import ctypes
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 
 from models.base import KVLayout, TokenStep
-from models.checkpoints.files import UnsupportedArchitectureError
-from models.transformers_lm.expert_layers import all_chosen, has_biases, matrix_named
-from shared.errors import BugError, WorkerError
+from models.transformers_lm.expert_layers import all_chosen, has_biases
+from shared.errors import WorkerError
 from workers.cpu_kernels import library
-from workers.cpu_kernels.kept_weights import KeptWeights, Origin
-from workers.cpu_kernels.layer_packing import LayerPacker, experts_of, inner_width_of, linears_of, names_of
+from workers.cpu_kernels.layer_packing import LayerPacker, inner_width_of
 from workers.cpu_kernels.library import Library
 from workers.cpu_kernels.packing import DTYPES, LANES, MatrixPacker
-from workers.cpu_kernels.quantisation import (
-    Forms,
-    Left,
-    float_experts,
-    observed_inputs,
-    quantised_layers,
-)
 from workers.kv_engine import kernel_models
 from workers.kv_engine.attention import paged
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.kernel_models import Inputs, LlamaLike, SplicedInputs, TextModel
-from workers.kv_engine.node import FULL, KVNode, fill, token_programs_of, towers_of
+from workers.kv_engine.node import KVNode, fill, towers_of
 from workers.kv_engine.programs.towers import shares_cells
-from workers.kv_engine.selfcheck import is_exact, masked_logits, text_for
+from workers.kv_engine.quantisation.forms import forms_of
+from workers.kv_engine.quantisation.kept_weights import KeptWeights
+from workers.kv_engine.quantisation.matrices import experts_of
+from workers.kv_engine.quantisation.measured import measured
+from workers.kv_engine.quantisation.references import References
+from workers.kv_engine.quantisation.wanted import AS_STORED, Quantisation, refuse
+from workers.kv_engine.selfcheck import is_exact
 from workers.kv_engine.step import Step
-from workers.kv_engine.text_logits import Comparison, Predictions, predictions
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -57,39 +51,6 @@ _BYTES_OF_SCALE: Final = 4  # as in `dalsegno.check.command`
 _MAX_HEADS_PER_KV_HEAD: Final = 32
 """The most heads that share one head of keys."""
 _MAX_EXPERTS: Final = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quantisation:
-    """The wanted number of bits of a model's weights, and of its keys and values.
-
-    Attributes:
-        bits: of weights, 4 or 8; None is as the checkpoint stores them.
-        keeps_stored: keep numbers of few bits as the checkpoint stores them, rather than as floats.
-        calibration: token ids of a text; squared errors of weights are weighted by the inputs that it causes.
-        measured: token ids of another text, for which the predictions with floats and with few bits are
-            compared.
-        rounds_cells: keys and values have eight bits.
-        kept_beside: the folder of the checkpoint, beside which chosen numbers are kept (`kept_weights`); None
-            keeps none.
-    """
-
-    bits: int | None = None
-    keeps_stored: bool = True
-    calibration: Sequence[int] = ()
-    measured: Sequence[int] = ()
-    rounds_cells: bool = False
-    kept_beside: Path | None = None
-
-    @property
-    def wanted(self) -> str:
-        """The key and the value in `model_kwargs` that nothing but the CPU kernels computes; or empty."""
-        if self.bits is not None:
-            return f"quantize is int{self.bits}"
-        return "kv_cache is int8" if self.rounds_cells else ""
-
-
-AS_STORED: Final = Quantisation()
 
 
 def use_cpu_kernels(node: KVNode, *, threads: int, quantisation: Quantisation = AS_STORED) -> KVNode:
@@ -105,72 +66,21 @@ def use_cpu_kernels(node: KVNode, *, threads: int, quantisation: Quantisation = 
     if quantisation.rounds_cells and any(map(shares_cells, towers_of(node).values())):
         reason = reason or "a tower that reads the node's keys and values"
     kernels = None if reason else library.load()
-    if kernels is None and quantisation.wanted:
-        raise UnsupportedArchitectureError(
-            f"model_kwargs.{quantisation.wanted}, but the CPU kernels "
-            + (
-                f"do not support {reason} of {node.architecture}"
-                if reason
-                else "are not available here (see above)"
-            )
-            + ": leave it out"
-        )
+    if kernels is None:
+        does_not = f"do not support {reason} of {node.architecture}" if reason else "are not available here"
+        refuse(quantisation, f"the CPU kernels {does_not}" + ("" if reason else " (see above)"))
     if reason:
         _LOGGER.info("%s is computed by torch: the CPU kernels do not support %s", node.name, reason)
     if kernels is None:
         fill(node)
         return node
-    kept = _kept_weights_of(node, quantisation)
-    is_known = kept is not None and kept.is_whole
-    if (quantisation.bits is not None and not is_known) or not quantisation.keeps_stored:
-        fill(node, but=getattr(node, "left_floats", {}))  # integers are computed with as floats
     many = "1 thread" if threads == 1 else f"{threads} threads"
     _LOGGER.info("%s is computed by the CPU kernels for %s, %s", node.name, kernels.variant, many)
-    text = list(quantisation.measured)
-    if len(text) < 2 or token_programs_of(node):  # these do not predict the next token of a text
-        text = []
-    floats = None
-    if text and quantisation.bits is not None and not is_known:
-        with float_experts(experts_of(TextModel.of(node)), _left_in(node)):
-            floats = Predictions.of(node.reference(torch.tensor(text)), text)
-    decoder = NativeDecoder(node, kernels, threads=threads, quantisation=quantisation, kept=kept)
-    error = kept.error if kept is not None else None
-    few = None
-    if floats is not None or (text and quantisation.rounds_cells):
-        with decoder.exact_cells():
-            few = predictions(decoder, text)
-    if floats is not None and few is not None:
-        error = Comparison.of(few, floats)
-    if error is not None:
-        _LOGGER.info("%s: weights of int%d: %s", node.name, quantisation.bits, error)
-    if few is not None and quantisation.rounds_cells:
-        _LOGGER.info(
-            "%s: keys and values of int8: %s", node.name, Comparison.of(predictions(decoder, text), few)
-        )
-    if kept is not None:
-        kept.finish(error)
-    return decoder
-
-
-def _kept_weights_of(node: Any, quantisation: Quantisation) -> KeptWeights | None:
-    """The node's quantised weights in files; None if nothing is quantised, or nothing kept."""
-    if quantisation.bits is None or quantisation.kept_beside is None:
-        return None
-    origin = Origin(
-        checkpoint=quantisation.kept_beside,
-        node=node.name,
-        weights=node.weights_digest,
-        dtype=node.dtype,
-        bits=quantisation.bits,
-        calibration=tuple(quantisation.calibration),
-        measured=tuple(quantisation.measured),
+    return measured(
+        node,
+        quantisation,
+        lambda kept: NativeDecoder(node, kernels, threads=threads, quantisation=quantisation, kept=kept),
     )
-    shapes = {name: tuple(matrix.weight.shape) for matrix, name in names_of(TextModel.of(node)).items()}
-    try:
-        return KeptWeights(origin, shapes)
-    except OSError as error:  # the weights are loaded, so this is a link to nowhere, for example
-        _LOGGER.warning("quantised weights are neither read nor kept: %s", error)
-        return None
 
 
 def _unsupported(node: Any) -> str:
@@ -224,32 +134,21 @@ class NativeDecoder(LlamaLike):
         model = TextModel.of(node)
         body, config = model.body, model.config
         packer = MatrixPacker(kernels, self._context, node.dtype)
-        forms = _forms_of(node, packer, quantisation, kept)
+        forms = forms_of(node, packer, quantisation, kept)
         layers = LayerPacker(kernels, packer, model, forms)
         self._angle_sets: Final = layers.angles
         self._packed: Final = packer  # keeps the memory
         self._has_few_bits: Final = forms.has_few_bits
         self._rounds_cells: bool = quantisation.rounds_cells
-        text = text_for(node)
-        self._masked_reference: torch.Tensor | None = None
         self._layers: Final = (library.Layer * self.layout.layers)()
         inner = inner_width_of(model)
 
         def pack(number: int) -> None:
             self._layers[number] = layers.packed(body.layers[number])
-            forms.forget()
 
-        # Computed now, because packing frees weights: those of a layer after its last use.
-        with (
-            quantised_layers(linears_of(model), experts_of(model), forms),
-            nullcontext() if is_exact(self) else all_chosen(body.layers),
-        ):
-            if FULL in self.masks:
-                node.use_attention(paged.ATTENTION)
-                with _called_after(body.layers, lambda _: forms.forget()):
-                    self._masked_reference = masked_logits(node)
-            with _called_after(body.layers, pack):
-                self._reference: Final[tuple[torch.Tensor, torch.Tensor]] = (text, node.reference(text))
+        # Computed now, because packing frees weights.
+        with nullcontext() if is_exact(self) else all_chosen(body.layers):
+            self._references: Final = References.while_packing(node, forms, pack)
         self._head: Final = packer.stack([forms.of(model.head)])
         forms.forget()
         if model.head.weight is not self._embed.weight:
@@ -364,17 +263,11 @@ class NativeDecoder(LlamaLike):
                 layer.experts.choice.chosen = chosen
 
     def reference(self, token_ids: torch.Tensor) -> torch.Tensor:
-        text, logits = self._reference
-        if not torch.equal(text, token_ids):
-            raise BugError(
-                "the reference logits exist for the text of the self-check only: the weights are packed"
-            )
-        return logits
+        return self._references.of(token_ids)
 
     def masked_reference(self) -> torch.Tensor:
         """Return the logits for the mask `full` in the self-check, (T, vocab_size), computed by torch."""
-        assert self._masked_reference is not None, "the node declares the mask"
-        return self._masked_reference
+        return self._references.of_mask
 
     def _all_angles_of(self, states: torch.Tensor, step: TokenStep) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin of all sets of angles, (sets, T, turned)."""
@@ -399,47 +292,6 @@ class NativeDecoder(LlamaLike):
     def _check(status: int) -> None:
         if status:
             raise WorkerError("out of memory: the activations of a step could not be allocated")
-
-
-@contextmanager
-def _called_after(layers: Sequence[Any], call: Callable[[int], None]) -> Iterator[None]:
-    """Within this context, `call` gets the number of each layer after its forward pass."""
-
-    def after(number: int, *_: Any) -> None:
-        with torch.inference_mode(mode=False), torch.no_grad():  # what it makes stays in use
-            call(number)
-
-    with ExitStack() as hooks:
-        for number, layer in enumerate(layers):
-            hooks.enter_context(layer.register_forward_hook(partial(after, number)))
-        yield
-
-
-def _left_in(node: Any) -> Left:
-    """Return what reads the floats that are still in the node's files."""
-    readers = getattr(node, "left_floats", {})
-    return {matrix_named(node.model, name): read for name, read in readers.items()}
-
-
-def _forms_of(node: Any, packer: MatrixPacker, quantisation: Quantisation, kept: KeptWeights | None) -> Forms:
-    model, left = TextModel.of(node), _left_in(node)
-    importance: dict[Any, torch.Tensor] = {}
-    is_known = kept is not None and kept.is_whole
-    if quantisation.bits is not None and quantisation.calibration and not is_known:
-        with observed_inputs(linears_of(model), experts_of(model), left) as importance:
-            node.reference(torch.tensor(quantisation.calibration, device=node.device))
-    readers = getattr(node, "stored_weights", {}) if quantisation.keeps_stored else {}
-    stored = {matrix_named(node.model, name): read for name, read in readers.items()}
-    return Forms(
-        packer,
-        bits=quantisation.bits,
-        stored=stored,
-        left=left,
-        head=model.head,
-        importance=importance,
-        kept=kept,
-        names=names_of(model) if kept is not None else {},
-    )
 
 
 class _AddedRows:

@@ -1,10 +1,8 @@
 """The packing of decoder layers: from transformers' modules to the structures that the kernels read."""
 
-from collections.abc import Iterator
 from ctypes import byref
 from dataclasses import asdict
 from functools import partial
-from itertools import product
 from typing import Any, Final
 
 import torch
@@ -22,52 +20,16 @@ from models.transformers_lm.expert_layers import (
 )
 from workers.cpu_kernels import library
 from workers.cpu_kernels.library import Library, Matrix
-from workers.cpu_kernels.packing import MatrixPacker, Weight, kind_of
-from workers.cpu_kernels.quantisation import Forms
+from workers.cpu_kernels.packing import MatrixPacker, kind_of
 from workers.kv_engine.kernel_models import TextModel
+from workers.kv_engine.quantisation.forms import Forms, Weight
+from workers.kv_engine.quantisation.matrices import experts_of, gate_and_up, projections
 
 _ROWS_OF_CHOICE: Final = 16
 _LEAST_SUM: Final = 1e-20
 """Added by transformers to the sum of sigmoids that weights are divided by."""
 _TOLERANCE_OF_CHOICE: Final = 0.01
 """Of the weight of an expert, whose rounding to bfloat16 is below."""
-
-
-def linears_of(model: TextModel) -> Iterator[Any]:
-    """Yield the linear layers that the kernels compute."""
-    for layer in model.body.layers:
-        own, mlp = layer.self_attn, mlp_in(layer)
-        yield from (*_projections(own), own.o_proj)
-        if mlp is not None:
-            yield from (*_gate_and_up(mlp), mlp.down_proj)
-    yield model.head
-
-
-def _projections(attention: Any) -> tuple[Any, ...]:
-    """The linear layers to queries, keys and values: one, or one for each."""
-    if hasattr(attention, "qkv_proj"):
-        return (attention.qkv_proj,)
-    return attention.q_proj, attention.k_proj, attention.v_proj
-
-
-def _gate_and_up(mlp: Any) -> tuple[Any, ...]:
-    """The linear layers to gate and up: one, or one for each."""
-    return (mlp.gate_up_proj,) if hasattr(mlp, "gate_up_proj") else (mlp.gate_proj, mlp.up_proj)
-
-
-def experts_of(model: TextModel) -> list[Any]:
-    """Return the modules of experts, one for each layer that has them."""
-    return [found for layer in model.body.layers if (found := experts_in(layer)) is not None]
-
-
-def names_of(model: TextModel) -> dict[Any, str]:
-    """Return a name for each linear layer and each expert's matrix that the kernels compute."""
-    modules = {module: name for name, module in model.body.named_modules()}
-    names = {linear: modules.get(linear, "head") for linear in linears_of(model)}
-    for experts in experts_of(model):
-        for number, part in product(range(experts.num_experts), PARTS):
-            names[ExpertMatrix(experts, number, part)] = f"{modules[experts]}.{number}.{part}"
-    return names
 
 
 def inner_width_of(model: TextModel) -> int:
@@ -108,9 +70,9 @@ class LayerPacker:
         """
         own, form = layer.self_attn, self._forms.of
         stack, floats = self._packer.stack, self._packer.floats
-        projections = _projections(own)
-        biases = [projection.bias for projection in projections]
-        *others, last = (form(projection) for projection in projections)
+        linears = projections(own)
+        biases = [linear.bias for linear in linears]
+        *others, last = (form(linear) for linear in linears)
         alone = bool(others) and len({*map(kind_of, others)}) == 1 and kind_of(last) != kind_of(others[0])
         angles = self._angles(layer)
         packed = library.Layer(
@@ -129,7 +91,7 @@ class LayerPacker:
             angles=self.angles.index(angles) if angles is not None else -1,
         )
         if (mlp := mlp_in(layer)) is not None:
-            weights = [form(linear) for linear in _gate_and_up(mlp)]
+            weights = [form(linear) for linear in gate_and_up(mlp)]
             gate, up = weights if len(weights) == 2 else _halves(weights[0])
             packed.gate_up = self._packer.interleave(gate, up)
             packed.down = stack([form(mlp.down_proj)])

@@ -10,22 +10,20 @@ import mmap
 from collections.abc import Sequence
 from ctypes import byref, c_int32
 from enum import IntEnum
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, cast
 
 import torch
 
-from models.grouped_weights import GROUP, GroupedWeight
+from models.grouped_weights import GROUP, GroupedWeight, alike
 from workers.cpu_kernels.library import BFLOAT16, FLOAT32, Library, Matrix, Patch
+from workers.kv_engine.quantisation.forms import Weight, relative
 from workers.machine import memory
 
 DTYPES: Final = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 LANES: Final = 16
-Weight: TypeAlias = torch.Tensor | GroupedWeight
 _UNIT: Final = 64  # columns computed together
 _LARGEST_EXPONENT: Final = 15
 """Of scales in float16, whose largest number is just below 2**16."""
-_MOST_IMPORTANT: Final = 1e4
-"""The largest factor of a squared error, and one divided by the smallest."""
 _MIN_WEIGHTS_PER_PATCH: Final = 256
 """Squeezing is worthwhile with at most one patch per this many weights."""
 
@@ -39,8 +37,8 @@ class _Columns(IntEnum):
 
 
 def kind_of(weight: Weight) -> tuple[int, int, tuple[float, ...] | None] | None:
-    """Return bits, parts and values of numbers; None of floats. Those of one kind are packed together."""
-    return (weight.bits, weight.parts, weight.values) if isinstance(weight, GroupedWeight) else None
+    """Return `GroupedWeight.kind`; None of floats."""
+    return weight.kind if isinstance(weight, GroupedWeight) else None
 
 
 class MatrixPacker:
@@ -52,7 +50,10 @@ class MatrixPacker:
 
     Attributes:
         nbytes: total size of all packed matrices.
+        rounds_inputs: see `workers.kv_engine.quantisation.forms.Quantiser`.
     """
+
+    rounds_inputs: Final = True
 
     def __init__(self, kernels: Library, context: Any, dtype: torch.dtype) -> None:
         self._kernels: Final = kernels
@@ -107,18 +108,12 @@ class MatrixPacker:
     def quantised(
         self, weight: torch.Tensor, bits: int, importance: torch.Tensor | None = None
     ) -> GroupedWeight:
-        """Return a matrix in numbers of few bits, with the least squared error.
-
-        Args:
-            weight: (n, k) floats.
-            bits: of a number, 4 or 8.
-            importance: (k,) float32: factors of the squared errors of an input, relative to each other.
-        """
+        """See `workers.kv_engine.quantisation.forms.Quantiser`."""
         weight = weight.to(weight.dtype if weight.dtype in DTYPES else torch.float32).contiguous()
         n, k = weight.shape
         numbers = torch.empty(n, k, dtype=torch.uint8)
         scales = torch.empty(n, -(-k // GROUP))
-        factors = _relative(importance) if importance is not None else None
+        factors = relative(importance) if importance is not None else None
         self._kernels.quantise(
             *(self._context, DTYPES[weight.dtype], weight.data_ptr(), n, k, bits),
             *(factors.data_ptr() if factors is not None else None, numbers.data_ptr(), scales.data_ptr()),
@@ -126,7 +121,7 @@ class MatrixPacker:
         return GroupedWeight(bits, numbers, scales)
 
     def dequantised(self, weight: GroupedWeight) -> torch.Tensor:
-        """Return the weights in the packed dtype, with the values that are multiplied."""
+        """See `workers.kv_engine.quantisation.forms.Quantiser`."""
         weight = weight.with_integers()
         n, k = weight.shape
         found = torch.empty(n, k, dtype=self.dtype)
@@ -156,13 +151,7 @@ class MatrixPacker:
     def _in_groups(
         self, weights: Sequence[GroupedWeight], places: Sequence[tuple[_Columns, int]], *, columns: int
     ) -> Matrix:
-        if len({kind_of(weight) for weight in weights}) > 1:
-            is_plain = all(weight.values is None and weight.parts == 1 for weight in weights)
-            most = max(weight.bits for weight in weights) if is_plain else 8
-            weights = [weight.widened(most) for weight in weights]
-        if any(weight.minimums is not None for weight in weights):
-            weights = [weight.with_minimums() for weight in weights]
-        weights = [weight.with_integers() for weight in weights]
+        weights = [weight.with_integers() for weight in alike(weights)]
         first, values = weights[0], weights[0].values
         tables = [part for one in weights for part in (one.scales, one.minimums) if part is not None]
         factor = _factor_of(tables)
@@ -244,12 +233,6 @@ def _filled(count: int, multiple: int) -> int:
 def _padded(rows: torch.Tensor, multiple: int) -> torch.Tensor:
     """Rows with zeros behind them, up to a multiple of numbers."""
     return torch.nn.functional.pad(rows, (0, -rows.shape[1] % multiple))
-
-
-def _relative(importance: torch.Tensor) -> torch.Tensor:
-    """Factors near 1. An input without importance has a little, so that its weights do not become zero."""
-    relative = (importance / importance.mean()).nan_to_num(1.0, _MOST_IMPORTANT, 1.0)
-    return relative.clamp(1 / _MOST_IMPORTANT, _MOST_IMPORTANT).contiguous()
 
 
 def _factor_of(tables: Sequence[torch.Tensor]) -> float:

@@ -130,7 +130,8 @@ def _load_served(
         # stock modules.
         has_kernels = (group is None or share.device.type == "cuda") and not config.takes_adapters
         node = node_loading.load_kv_node(
-            config, name, settings, share.device, progress, group, leaves_weights=has_kernels
+            *(config, name, settings, share.device, progress, group),
+            leaves_weights=has_kernels and node_loading.can_leave_weights(config, settings, share.device),
         )
         kernel = choose_attention(node, settings.attention)
         if has_kernels:

@@ -15,6 +15,7 @@ import torch
 from configs.deployment import ConfigError, DeploymentConfig
 from models import registry
 from models.base import EngineKind, Peers
+from models.checkpoints.files import CONFIG, read_json_if_present
 from workers.loading import device_share
 from workers.loading.device_share import DeviceShare
 from workers.loading.lean_transformers import import_transformers
@@ -113,7 +114,8 @@ def load_draft_model(
     if settings.draft_model is None:
         return None
     smaller = msgspec.structs.replace(config, checkpoint=settings.draft_model)
-    loaded = load_node(smaller, served.name, settings, share.device, progress, leaves_weights=True)
+    leaves = can_leave_weights(smaller, settings, share.device)
+    loaded = load_node(smaller, served.name, settings, share.device, progress, leaves_weights=leaves)
     draft = with_kernels(loaded, settings, share, quantised_from=smaller)
     if draft.vocab_size != served.vocab_size:
         raise ConfigError(
@@ -144,23 +146,44 @@ def with_kernels(
 
         fill(node)
         return node
+    from workers.loading.quantised_loading import quantisation_of  # noqa: PLC0415 - imports transformers
+
+    quantisation = quantisation_of(quantised_from, settings)
     if share.device.type == "cuda":
-        if wanted := settings.of_cpu_kernels:
+        if settings.kv_cache != "auto":
             raise ConfigError(
-                f"model_kwargs.{wanted[0]} is {wanted[1]}, but the model is on a GPU, whose kernels compute "
-                "with floats: leave it out"
+                f"model_kwargs.kv_cache is {settings.kv_cache}, but the model is on a GPU, which keeps keys "
+                "and values as floats: leave it out"
             )
         from workers.kv_engine.gpu.fusion import use_gpu_kernels  # noqa: PLC0415 - needs CUDA
 
-        return use_gpu_kernels(node)
+        return use_gpu_kernels(node, quantisation)
+    if settings.quantize == "fp8":
+        raise ConfigError(
+            "model_kwargs.quantize is fp8, which our kernels for GPUs multiply, but the model is on a CPU: "
+            "expected int8 or int4"
+        )
     from workers.cpu_kernels.decoder import use_cpu_kernels  # noqa: PLC0415 - imports transformers
-    from workers.loading.quantised_loading import quantisation_of  # noqa: PLC0415 - the same
 
     return use_cpu_kernels(
-        node,
-        threads=kernel_threads(node.parameters, share.cores),
-        quantisation=quantisation_of(quantised_from, settings),
+        node, threads=kernel_threads(node.parameters, share.cores), quantisation=quantisation
     )
+
+
+def can_leave_weights(config: DeploymentConfig, settings: EngineSettings, device: torch.device) -> bool:
+    """Return whether weights can be left in the files for our kernels.
+
+    On a GPU only those of few bits, or that are to have few: others are loaded as they are computed with.
+
+    Raises:
+        CheckpointError: the checkpoint's configuration is damaged.
+    """
+    if device.type != "cuda":
+        return True
+    if settings.kernels == "torch":
+        return False
+    is_stored = "quantization_config" in read_json_if_present(Path(config.checkpoint) / CONFIG)
+    return settings.quantises or (is_stored and settings.quantize == "auto")
 
 
 def check_kv_nodes(config: DeploymentConfig) -> bool:

@@ -7,11 +7,11 @@ from typing import Final
 from configs.deployment import ConfigError, DeploymentConfig
 from models.checkpoints.files import CheckpointError
 from models.text.tokenizer import load_tokenizer
-from workers.cpu_kernels.decoder import Quantisation
+from workers.kv_engine.quantisation.wanted import Quantisation
 from workers.settings import EngineSettings
 
 _LOGGER: Final = logging.getLogger(__name__)
-_BITS: Final = {"int4": 4, "int8": 8}
+_BITS: Final = {"int4": 4, "int8": 8, "fp8": 8}
 _MOST_CALIBRATION_TOKENS: Final = 2048
 _MOST_MEASURED_TOKENS: Final = 384
 
@@ -55,11 +55,12 @@ def quantisation_of(config: DeploymentConfig | None, settings: EngineSettings) -
             )
     return Quantisation(
         bits=bits,
+        is_float=settings.quantize == "fp8",
         keeps_stored=settings.quantize != "none",
         calibration=calibration,
         measured=_ids(config, _MEASURED_TEXT, _MOST_MEASURED_TOKENS),
         rounds_cells=rounds_cells,
-        kept_beside=Path(config.checkpoint) if settings.keep_quantised else None,
+        kept_beside=Path(config.checkpoint) if settings.keeps_quantised else None,
     )
 
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import modeling_utils
 
 from models.checkpoints.files import CheckpointError
+from models.transformers_lm import loader
 from models.transformers_lm.expert_layers import ExpertMatrix, matrix_named
 from models.transformers_lm.left_weights import with_placeholders
 from models.transformers_lm.loader import load_decoder
@@ -20,8 +22,11 @@ from tests.models.transformers_lm.quantised_checkpoints import (
     NF4_CONFIG,
     Stored,
     awq,
+    compressed,
+    float8_by_rows,
     four_bits,
     gptq,
+    int8_with_zeros,
     quantised,
     written,
 )
@@ -250,3 +255,89 @@ def test_experts_that_do_not_fit_each_other_are_told(change: dict[str, _Slice | 
 
     with pytest.raises(CheckpointError, match=why):
         with_placeholders(slices, _modules(slices), torch.bfloat16)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are left in the files as they are for a GPU, although the device is a CPU."""
+    monkeypatch.setattr(loader, "_has_gpu_kernels", lambda _: True)
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_on_a_gpu_all_that_is_quantised_is_left(tmp_path: Path) -> None:
+    folder = written(tmp_path / "it", "qwen3")
+    expected = load_decoder(folder, "llm").model.state_dict()
+
+    node = load_decoder(folder, "llm", leaves_weights=True)
+
+    assert not node.stored_weights
+    for name, parameter in node.model.named_parameters():
+        is_left = "_proj" in name or name == "lm_head.weight"
+        assert (parameter.untyped_storage().nbytes() == 4) == is_left, name
+        assert (name.removesuffix(".weight") in node.left_floats) == is_left, name
+    node.fill()
+    for name, tensor in node.model.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize(
+    ("config", "store", "bits"),
+    [
+        (AWQ, awq, 4),
+        ({"quant_method": "fbgemm_fp8"}, float8_by_rows, 8),
+        (compressed("int-quantized", symmetric=False), int8_with_zeros, 8),
+    ],
+)
+def test_on_a_gpu_numbers_are_left_and_can_be_read_as_floats(
+    tmp_path: Path, config: Mapping[str, Any], store: Callable[[torch.Tensor], Stored], bits: int
+) -> None:
+    _, folder = quantised(tmp_path, config, store)
+    expected = load_decoder(folder, "llm").model.state_dict()
+
+    node = load_decoder(folder, "llm", leaves_weights=True)
+
+    assert node.left_floats.keys() == node.stored_weights.keys()
+    assert len(node.stored_weights) == 14
+    for name, read in node.stored_weights.items():
+        weight = read()
+        assert (weight.bits, weight.is_float) == (bits, store is float8_by_rows)
+        assert torch.allclose(weight.floats(), expected[f"{name}.weight"], rtol=1e-6, atol=1e-6)
+        assert torch.equal(node.left_floats[name](), weight.floats())
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_on_a_gpu_nothing_is_left_of_classes_that_its_kernels_do_not_know(tmp_path: Path) -> None:
+    node = load_decoder(written(tmp_path / "it", "qwen3_moe"), "llm", leaves_weights=True)
+
+    assert node.is_filled
+    assert not node.left_floats
+
+
+def test_floats_of_eight_bits_are_not_left_for_the_kernels_of_cpus(tmp_path: Path) -> None:
+    _, folder = quantised(tmp_path, {"quant_method": "fbgemm_fp8"}, float8_by_rows)
+
+    assert load_decoder(folder, "llm", leaves_weights=True).is_filled
+
+
+def test_placeholders_are_on_the_device_of_the_model() -> None:
+    slices = {"lm_head.weight": _Slice(8, 4)}
+
+    [found] = with_placeholders(slices, ["lm_head"], torch.bfloat16, torch.device("meta")).values()
+
+    assert found[...].device.type == "meta"
+    assert found[...].stride() == (0, 0)
+
+
+def test_a_gpus_memory_is_not_taken_for_floats_that_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transformers would allocate it at once, and the allocator would keep it."""
+    taken: list[object] = []
+    monkeypatch.setattr(modeling_utils, "caching_allocator_warmup", lambda *of: taken.append(of))
+    _, folder = quantised(tmp_path, AWQ, awq)
+
+    load_decoder(folder, "llm", leaves_weights=True)
+    assert not taken
+    load_decoder(folder, "llm")
+    assert len(taken) == 1

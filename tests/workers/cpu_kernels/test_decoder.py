@@ -19,18 +19,20 @@ from tests.workers.cpu_kernels import models
 from tests.workers.cpu_kernels.libraries import NAMES, library
 from tests.workers.kv_engine.engines import make_engine
 from tests.workers.kv_engine.oracle import ids, run
-from workers.cpu_kernels import decoder, layer_packing, quantisation
+from workers.cpu_kernels import decoder, layer_packing
 from workers.cpu_kernels import library as kernels
-from workers.cpu_kernels.decoder import NativeDecoder, Quantisation, use_cpu_kernels
+from workers.cpu_kernels.decoder import NativeDecoder, use_cpu_kernels
 from workers.cpu_kernels.library import Choice
 from workers.cpu_kernels.packing import MatrixPacker
-from workers.cpu_kernels.quantisation import Forms
 from workers.kv_engine import kernel_models
 from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.node import KVNode
 from workers.kv_engine.outputs import TokenOutput
+from workers.kv_engine.quantisation import forms as quantisation_forms
+from workers.kv_engine.quantisation.forms import Forms
+from workers.kv_engine.quantisation.wanted import Quantisation
 from workers.kv_engine.sequence import Sequence, Span
 from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.kv_engine.step import StepBuilder
@@ -399,8 +401,8 @@ def test_eight_bits_are_nearer_to_the_floats_than_four() -> None:
 
 
 def test_a_wrong_number_is_found_out_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = quantisation.rounded
-    monkeypatch.setattr(quantisation, "rounded", lambda x: right(x) * 1.5)
+    right = quantisation_forms.rounded
+    monkeypatch.setattr(quantisation_forms, "rounded", lambda x: right(x) * 1.5)
 
     with pytest.raises(UnsupportedArchitectureError, match="differ from its own"):
         engine(quantised("qwen3", bits=8))
@@ -583,7 +585,7 @@ def test_experts_that_saw_no_token_have_no_importance() -> None:
     model = models.node("qwen3_moe").model
     experts = model.model.layers[0].mlp.experts
 
-    with quantisation.observed_inputs([], [experts], {}) as found:
+    with quantisation_forms.observed_inputs([], [experts], {}) as found:
         model(torch.tensor([[1]]))
 
     assert len(found) == 9  # three experts saw the token

@@ -11,8 +11,8 @@ import torch
 from models.grouped_weights import GROUP, GroupedWeight
 from tests.workers.cpu_kernels.libraries import NAMES, library
 from workers.cpu_kernels.library import Library, Matrix
-from workers.cpu_kernels.packing import DTYPES, MatrixPacker, Weight
-from workers.cpu_kernels.quantisation import rounded
+from workers.cpu_kernels.packing import DTYPES, MatrixPacker
+from workers.kv_engine.quantisation.forms import Weight, rounded
 
 ROWS = (1, 2, 3, 4, 5, 9, 13, 14, 16, 17, 24, 31, 40, 200)
 SHAPES = [(64, 32), (200, 96), (517, 80), (70, 3008), (17, 1104)]

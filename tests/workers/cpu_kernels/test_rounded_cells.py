@@ -14,10 +14,11 @@ from tests.workers.cpu_kernels.libraries import NAMES, library
 from tests.workers.cpu_kernels.test_decoder import NEW_TOKENS, engine, prompts
 from tests.workers.kv_engine.oracle import ids, run
 from tests.workers.kv_engine.test_kv_transfer import EXPORT, Slots
-from workers.cpu_kernels.decoder import NativeDecoder, Quantisation, use_cpu_kernels
+from workers.cpu_kernels.decoder import NativeDecoder, use_cpu_kernels
 from workers.kv_engine.attention import paged
 from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
+from workers.kv_engine.quantisation.wanted import Quantisation
 from workers.kv_engine.sequence import Sequence, Span
 from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.kv_engine.step import StepBuilder

@@ -12,6 +12,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Lock
 from types import SimpleNamespace
 from typing import Any, Final
@@ -168,9 +171,9 @@ def replays() -> dict[str, Any]:
     with ExitStack() as stack:
         stack.enter_context(_as_on_a_gpu(recorder.watched(attend)))
         stack.enter_context(patch.object(PromptGraphs, "forward", counted))
-        for name in ("add_rms_norm", "rotate_and_store", "row_product", "silu_and_mul"):
-            watched = recorder.watched(getattr(decoder, name))
-            stack.enter_context(patch.object(decoder, name, watched))
+        for module, name in _launches():
+            watched = recorder.watched(getattr(module, name))
+            stack.enter_context(patch.object(module, name, watched))
         found["modules"] = answers(node, recorder)
         found["kernels"] = answers(decoder.fuse(node), recorder)
     # Of the last engine: bodies of two rows and of one, each before three samplers; two sizes of prompts.
@@ -227,8 +230,8 @@ def shared_decoder() -> dict[str, Any]:
     specs = [SequenceSpec(key=str(n), prompt_ids=text, max_tokens=8) for n, text in enumerate(texts)]
     with ExitStack() as stack:
         stack.enter_context(_as_on_a_gpu(one_at_a_time(attend)))
-        for name in ("add_rms_norm", "rotate_and_store", "row_product", "silu_and_mul"):
-            stack.enter_context(patch.object(decoder, name, one_at_a_time(getattr(decoder, name))))
+        for module, name in _launches():
+            stack.enter_context(patch.object(module, name, one_at_a_time(getattr(module, name))))
         halves: Any = [decoder.fuse(part) for part in parts("qwen3")]
         recorders = {"capture": leader, "follower_capture": follower}
         engines = stack.enter_context(shared(halves, sizes | recorders))
@@ -267,6 +270,102 @@ def products() -> dict[str, float]:
             ("added", row_product(row, weight, added_to=more.clone(), tile=(8, 128)), plain + more),
         ):
             found[f"{name}, {outs} x {width}"] = float((got - expected).abs().max() / expected.abs().max())
+    return found
+
+
+def few_bits() -> dict[str, float]:
+    """The largest error of products of matrices of few bits, relative to the largest result."""
+    from torch.nn.functional import silu  # noqa: PLC0415 - only where it is interpreted
+
+    from tests.workers.kv_engine.gpu.few_bits_cases import CASES, case  # noqa: PLC0415 - likewise
+    from workers.kv_engine.gpu.few_bits import packed  # noqa: PLC0415 - likewise
+    from workers.kv_engine.gpu.matrices import FewBitsMatrix, Scratch  # noqa: PLC0415 - likewise
+    from workers.kv_engine.gpu.triton_few_bits import dequantised  # noqa: PLC0415 - likewise
+
+    found: dict[str, float] = {}
+    device, generator = torch.device("cpu"), torch.Generator().manual_seed(0)
+    for name, (outs, width) in product(CASES, ((70, 96), (18, 1120))):
+        weight = case(name, outs, width)
+        matrix = packed([weight], device, torch.float32)
+        bias, more = torch.randn(outs, generator=generator), torch.randn(1, outs, generator=generator)
+        rows = torch.randn(130, width, generator=generator)
+        scratch = Scratch(device, torch.float32)
+        plain, biased = (FewBitsMatrix([matrix], one, scratch) for one in (None, bias))
+        exact, row = weight.floats().double(), rows[:1]
+        scale = torch.rand(width, generator=generator) / weight.floats().norm(dim=1).max()
+        normed = row.double() * (row.double().square().mean() + 1e-3).rsqrt() * scale
+        gate, up = torch.split(normed @ exact.T, outs // 2, 1)
+        products, norm = rows.double() @ exact.T + bias, (scale, 1e-3)
+        for what, got, expected in (
+            ("weights", dequantised(matrix, torch.empty(outs * width + 3)), exact),
+            ("a row", plain.row_product(row), products[:1] - bias),
+            ("a row, added", biased.row_product(row, added_to=more.clone()), products[:1] + more),
+            ("a row, gated", plain.row_product(row, norm=norm, is_gated=True), silu(gate) * up),
+            ("some rows", biased.products(rows[:19]), products[:19]),
+            ("many rows", biased.products(rows), products),
+        ):
+            found[f"{name}, {outs} x {width}, {what}"] = float(
+                (got - expected).abs().max() / expected.abs().max()
+            )
+    return found
+
+
+def few_bits_decoders() -> dict[str, dict[str, float]]:
+    """Errors of models of few bits against transformers', whose weights were in the files until then.
+
+    They are in standard deviations of the logits: of layers of the same weights, and of those of floats.
+    """
+    from models.transformers_lm import loader  # noqa: PLC0415 - takes seconds
+    from tests.models.transformers_lm import quantised_checkpoints as published  # noqa: PLC0415
+    from tests.tiny import tiny_checkpoint  # noqa: PLC0415
+    from workers.kv_engine import selfcheck  # noqa: PLC0415
+    from workers.kv_engine.attention import paged  # noqa: PLC0415
+    from workers.kv_engine.attention.triton import attend  # noqa: PLC0415 - only where it is interpreted
+    from workers.kv_engine.gpu.decoder import fuse  # noqa: PLC0415 - only where it is interpreted
+    from workers.kv_engine.quantisation.wanted import Quantisation  # noqa: PLC0415 - likewise
+
+    found: dict[str, dict[str, float]] = {}
+    with TemporaryDirectory() as folder:
+
+        def written(name: str, config: Any, store: Any) -> tuple[Path, Path]:
+            place = Path(folder, name)
+            place.mkdir()
+            return published.quantised(place, config, store)
+
+        stored = {
+            name: written(name, config, store)
+            for name, (config, store) in {
+                "AWQ": (published.AWQ, published.awq),
+                "GPTQ": (published.GPTQ, published.gptq()),
+                "NF4": (published.NF4_CONFIG, published.four_bits(is_nested=False)),
+                "FP8": ({"quant_method": "fbgemm_fp8"}, published.float8_by_rows),
+            }.items()
+        }
+        plain = {name: tiny_checkpoint(name) for name in ("qwen3", "qwen2_window")}
+        wanted = {
+            **{f"{name} as stored": (*pair, Quantisation()) for name, pair in stored.items()},
+            "int4": (plain["qwen3"], plain["qwen3"], Quantisation(bits=4)),
+            "int8 with biases": (plain["qwen2_window"], plain["qwen2_window"], Quantisation(bits=8)),
+            "fp8": (plain["qwen3"], plain["qwen3"], Quantisation(bits=8, is_float=True)),
+            "int4 of AWQ": (*stored["AWQ"], Quantisation(bits=4, calibration=tuple(range(5, 40)))),
+        }
+        for name, (of_floats, checkpoint, quantisation) in wanted.items():
+            stock = loader.load_decoder(of_floats, "llm", dtype="float32")
+            with patch.object(loader, "_has_gpu_kernels", lambda _: True):
+                node: Any = loader.load_decoder(checkpoint, "llm", dtype="float32", leaves_weights=True)
+            left = sum(not any(parameter.stride()) for parameter in node.model.parameters())
+            node.use_attention(paged.ATTENTION)
+            text = selfcheck.text_for(node)
+            with torch.inference_mode(), _as_on_a_gpu(attend):
+                by_kernels: Any = fuse(node, quantisation)
+                logits = selfcheck._paged_logits(by_kernels, text.tolist())
+                expected, floats = by_kernels.reference(text), stock.reference(text)
+            found[name] = {
+                "left": left,
+                "in memory": sum(one.numel() for one in node.model.parameters() if one.ndim > 1),
+                "own": float((logits - expected).abs().max() / expected.std()),
+                "floats": float((logits - floats).abs().max() / floats.std()),
+            }
     return found
 
 
@@ -328,7 +427,29 @@ def device_checks() -> dict[str, str]:
         "products": said(row_product=lambda *given, **how: row_product(*given, **how) * 1.02),
         "attention": said(attend=lambda *given, parts: attend(*given, parts=parts) * 1.01),
         "sampler": said(sample_rows=lambda *given: sample_rows(*given).clamp(max=2000)),
+        "few bits": _said_of_few_bits(1.0),
+        "wrong few bits": _said_of_few_bits(1.05),
     }
+
+
+def _said_of_few_bits(factor: float) -> str:
+    """The message of the check for a matrix whose products of one row are wrong by a factor."""
+    from tests.workers.kv_engine.gpu.few_bits_cases import case  # noqa: PLC0415 - only where interpreted
+    from workers.kv_engine.gpu import kernel_checks, matrices  # noqa: PLC0415 - likewise
+    from workers.kv_engine.gpu.triton_few_bits import few_bits_row  # noqa: PLC0415 - likewise
+
+    maker = matrices.MatrixMaker(torch.device("cpu"), torch.float16)
+    matrix: Any = maker.stacked([case("4"), case("6 in halves")])
+
+    def changed(*given: Any, **how: Any) -> torch.Tensor:
+        return few_bits_row(*given, **how).mul_(factor)
+
+    with patch.object(matrices, "few_bits_row", changed):
+        try:
+            kernel_checks.check_few_bits([matrix])
+        except kernel_checks.KernelCheckError as error:
+            return str(error)
+    return ""
 
 
 def decode_times() -> list[float]:
@@ -337,6 +458,16 @@ def decode_times() -> list[float]:
 
     keys, values = torch.zeros(2, 40, 2, 16)
     return [decode_us(keys, values, 4, stages=stages) for stages in (3, MORE_STAGES)]
+
+
+def _launches() -> list[tuple[Any, str]]:
+    """The modules and names by which fused layers launch kernels of floats."""
+    from workers.kv_engine.gpu import decoder, matrices  # noqa: PLC0415 - only where it is interpreted
+
+    return [
+        *((decoder, name) for name in ("add_rms_norm", "rotate_and_store", "silu_and_mul")),
+        (matrices, "row_product"),
+    ]
 
 
 @contextmanager
@@ -352,6 +483,8 @@ CHECKS: Final[dict[str, Callable[[], Any]]] = {
     "shared_decoder": shared_decoder,
     "decode_times": decode_times,
     "decoders": decoders,
+    "few_bits": few_bits,
+    "few_bits_decoders": few_bits_decoders,
     "device_checks": device_checks,
     "products": products,
     "samplers": samplers,

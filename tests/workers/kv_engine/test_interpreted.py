@@ -58,6 +58,28 @@ def test_products_of_one_row_are_exact_to_rounding(found: dict[str, Any]) -> Non
     assert max(found["products"].values()) < 1e-6
 
 
+def test_products_of_few_bits_are_exact_to_rounding(found: dict[str, Any]) -> None:
+    """Of one row, of some and of many, in all forms; the bits of numbers are read as those of floats."""
+    assert len(found["few_bits"]) == 11 * 2 * 6
+    assert max(found["few_bits"].values()) < 1e-5
+
+
+FEW_BITS = ("AWQ as stored", "GPTQ as stored", "NF4 as stored", "FP8 as stored", "int4", "int8 with biases")
+
+
+@pytest.mark.parametrize("name", [*FEW_BITS, "fp8", "int4 of AWQ"])
+def test_weights_of_few_bits_are_computed_without_being_in_memory_as_floats(
+    found: dict[str, Any], name: str
+) -> None:
+    """Logits are those of transformers' layers with the same weights; published ones are not rounded."""
+    case = found["few_bits_decoders"][name]
+
+    assert case["left"] >= 14  # two layers, perhaps a head
+    assert case["in memory"] == 512 * 64  # the embeddings
+    assert case["own"] < 1e-3  # standard deviations
+    assert (case["floats"] < 1e-3) == name.endswith("as stored")
+
+
 def test_a_replayed_step_launches_what_was_recorded_over_the_same_memory(found: dict[str, Any]) -> None:
     """Whatever the order of arrival and the length of the sequences."""
     replays = found["replays"]
@@ -84,3 +106,6 @@ def test_the_checks_at_the_start_find_a_kernel_that_is_wrong(found: dict[str, An
     assert "attention is wrong on cpu" in said["attention"]
     assert "products is wrong on cpu" in said["products"]
     assert "sampler gives" in said["sampler"]
+    assert said["few bits"] == ""
+    assert "few bits differ by 0.0" in said["wrong few bits"]
+    assert "140 x 96 weights of 4 bits and 6 bits" in said["wrong few bits"]

@@ -19,11 +19,13 @@ from workers import settings
 from workers.cpu_kernels import library
 from workers.cpu_kernels.decoder import NativeDecoder
 from workers.cpu_kernels.packing import MatrixPacker
+from workers.kv_engine.gpu import fusion
 from workers.kv_engine.node import kv_dtype_of
+from workers.kv_engine.quantisation.wanted import Quantisation
 from workers.kv_engine.text_logits import Predictions, logits_of
 from workers.loading.device_share import DeviceShare
 from workers.loading.engines import make_kv_engines
-from workers.loading.node_loading import with_kernels
+from workers.loading.node_loading import can_leave_weights, with_kernels
 
 
 def node(model: str = "demo", **kwargs: Any) -> Any:
@@ -139,12 +141,68 @@ def test_keys_and_values_of_eight_bits_are_half_as_large(caplog: pytest.LogCaptu
     assert check_command._kv_bytes(told) == rounded
 
 
-@pytest.mark.parametrize("key", ["quantize", "kv_cache"])
-def test_on_a_gpu_nothing_is_quantised(key: str) -> None:
-    share = DeviceShare(device=torch.device("cuda"), other_ranks=(), kv_pools=1)
+ON_GPU = DeviceShare(device=torch.device("cuda"), other_ranks=(), kv_pools=1)
+ON_CPU = DeviceShare(device=torch.device("cpu"), other_ranks=(), kv_pools=1)
 
-    with pytest.raises(ConfigError, match=f"{key} is int8, but the model is on a GPU"):
-        with_kernels(object(), settings.parse({key: "int8"}), share)  # type: ignore[arg-type] # not reached
+
+def test_on_a_gpu_keys_and_values_are_floats() -> None:
+    wanted = settings.parse({"kv_cache": "int8"})
+
+    with pytest.raises(ConfigError, match="kv_cache is int8, but the model is on a GPU"):
+        with_kernels(object(), wanted, ON_GPU)  # type: ignore[arg-type] # not reached
+
+
+def test_on_a_cpu_no_weights_become_floats_of_eight_bits() -> None:
+    with pytest.raises(ConfigError, match=r"quantize is fp8, .* on a CPU: expected int8 or int4"):
+        with_kernels(object(), settings.parse({"quantize": "fp8"}), ON_CPU)  # type: ignore[arg-type] # likewise
+
+
+@pytest.mark.parametrize(
+    ("quantize", "bits", "is_float"), [("fp8", 8, True), ("int8", 8, False), ("int4", 4, False)]
+)
+def test_on_a_gpu_the_kernels_get_what_is_wanted(
+    quantize: str, bits: int, is_float: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got: list[Quantisation] = []
+
+    def use(node: Any, quantisation: Quantisation) -> Any:
+        got.append(quantisation)
+        return node
+
+    monkeypatch.setattr(fusion, "use_gpu_kernels", use)
+    config, found = resolve("demo"), object()
+
+    served = with_kernels(
+        found,  # type: ignore[arg-type] # nothing else is done with it
+        settings.parse({"quantize": quantize}),
+        ON_GPU,
+        quantised_from=config,
+    )
+
+    assert served is found
+    [wanted] = got
+    assert (wanted.bits, wanted.is_float) == (bits, is_float)
+    assert wanted.measured
+    # There is nothing to choose in floats of eight bits that the next start could save.
+    assert wanted.kept_beside == (None if is_float else Path(config.checkpoint))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "can"), [({}, False), ({"quantize": "int4"}, True), ({"kernels": "torch"}, False)]
+)
+def test_on_a_gpu_floats_are_left_in_the_files_only_to_be_quantised(
+    kwargs: dict[str, Any], can: bool
+) -> None:
+    assert can_leave_weights(resolve("demo"), settings.parse(kwargs), ON_GPU.device) is can
+    assert can_leave_weights(resolve("demo"), settings.parse(kwargs), ON_CPU.device)
+
+
+@pytest.mark.parametrize(("quantize", "can"), [("auto", True), ("none", False), ("int4", True)])
+def test_on_a_gpu_numbers_of_few_bits_are_left_in_the_files(tmp_path: Path, quantize: str, can: bool) -> None:
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "awq"}}')
+    config = msgspec.structs.replace(resolve("demo"), checkpoint=str(tmp_path))
+
+    assert can_leave_weights(config, settings.parse({"quantize": quantize}), ON_GPU.device) is can
 
 
 @pytest.mark.parametrize(

@@ -13,35 +13,53 @@ lists the supported models. As for every node, the results are checked at load
 
 Of a node that a tensor-parallel group shares, a member's part is computed in the same way. Its `out` and
 `down` add up what all members have, so they are called, for one row, too.
+
+Weights may have four to eight bits (`workers.kv_engine.quantisation`). Then they are packed layer by layer,
+and freed in the model.
 """
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch.nn.functional import linear
 
 from models.base import TokenStep
 from models.transformers_lm.sharding import is_part, joins_parts
 from workers.kv_engine import kernel_models
 from workers.kv_engine.attention import paged
 from workers.kv_engine.gpu.cuda_graphs import CudaCapture, fastest_s
-from workers.kv_engine.gpu.triton_layers import add_rms_norm, rotate_and_store, row_product, silu_and_mul
+from workers.kv_engine.gpu.few_bits import GpuQuantiser
+from workers.kv_engine.gpu.kernel_checks import check_few_bits
+from workers.kv_engine.gpu.matrices import FloatMatrix, Matrix, MatrixMaker, ModuleMatrix
+from workers.kv_engine.gpu.triton_layers import add_rms_norm, rotate_and_store, silu_and_mul
 from workers.kv_engine.kernel_models import Inputs, Kind, LlamaLike, SplicedInputs, TextModel
-from workers.kv_engine.node import KVNode
+from workers.kv_engine.node import KVNode, fill
+from workers.kv_engine.quantisation.forms import Forms, forms_of
+from workers.kv_engine.quantisation.kept_weights import KeptWeights
+from workers.kv_engine.quantisation.matrices import gate_and_up, projections
+from workers.kv_engine.quantisation.measured import measured
+from workers.kv_engine.quantisation.references import References
+from workers.kv_engine.quantisation.wanted import AS_STORED, Quantisation, refuse
 from workers.kv_engine.selfcheck import masked_logits
 
 _LOGGER: Final = logging.getLogger(__name__)
 
 
-def fuse(node: KVNode) -> KVNode:
-    """Return the node with fused layers, or the node itself if the kernels do not support it; log which."""
+def fuse(node: KVNode, quantisation: Quantisation = AS_STORED) -> KVNode:
+    """Return the node with fused layers, or the node itself if the kernels do not support it; log which.
+
+    Raises:
+        UnsupportedArchitectureError: weights shall be quantised, and the kernels do not support the node.
+    """
     if reason := _unsupported(node):
+        refuse(quantisation, f"the GPU kernels do not support {reason} of {node.architecture}")
         _LOGGER.info("%s is computed by torch: the GPU kernels do not support %s", node.name, reason)
+        fill(node)
         return node
     _LOGGER.info("%s is computed by the GPU kernels", node.name)
-    return FusedDecoder(node)
+    return measured(node, quantisation, lambda kept: FusedDecoder(node, quantisation=quantisation, kept=kept))
 
 
 def _unsupported(node: Any) -> str:
@@ -69,30 +87,76 @@ class _Layer:
     """The weights of one layer, as they are multiplied."""
 
     norm_in: torch.Tensor
-    qkv: torch.Tensor  # ((H + 2K) * D, C)
-    qkv_bias: torch.Tensor | None
+    qkv: Matrix  # (H + 2K) * D outputs
     norms: tuple[torch.Tensor, torch.Tensor] | None
-    out: torch.nn.Linear
+    out: Matrix
     norm_post: torch.Tensor
-    gate_up: torch.Tensor  # (2 * inner, C)
-    down: torch.nn.Linear
+    gate_up: Matrix  # 2 * inner outputs
+    down: Matrix
     window: int | None
     scaling: float
 
 
 class FusedDecoder(LlamaLike):
-    """A `workers.kv_engine.node.KVNode` with the same results as `node`, computed by the fused kernels."""
+    """A `workers.kv_engine.node.KVNode` with the same results as `node`, computed by the fused kernels.
 
-    def __init__(self, node: Any) -> None:
+    Args:
+        node: of a model of floats, whose weights stay in it; or with weights of few bits, in its files or as
+            `quantisation` says, which are packed and freed.
+        quantisation: see `Quantisation`.
+        kept: quantised matrices that are in files, or are written to them.
+    """
+
+    def __init__(
+        self, node: Any, *, quantisation: Quantisation = AS_STORED, kept: KeptWeights | None = None
+    ) -> None:
         super().__init__(node, "triton")
-        text = TextModel.of(node)
-        body = text.body
+        model = TextModel.of(node)
+        body = model.body
         self._norm: Final[torch.Tensor] = body.norm.weight
         self._eps: Final[float] = body.norm.variance_epsilon
+        self._references: References | None = None
+        self._head: Matrix | None = None
         with torch.no_grad():
-            self._layers: Final = [_layer_of(layer, self._kind) for layer in body.layers]
+            quantiser = GpuQuantiser(node.device, node.dtype, is_float=quantisation.is_float)
+            forms = forms_of(node, quantiser, quantisation, kept)
+            self._layers: Final = (
+                self._packed(node, forms)
+                if forms.has_few_bits
+                else [_layer_of(layer, self._kind, _merged) for layer in body.layers]
+            )
             is_shared = any(map(is_part, body.modules()))
             self._uses_row_product: Final = not is_shared and _are_rows_faster(self._layers, self._eps)
+
+    def _packed(self, node: Any, forms: Forms) -> list[_Layer]:
+        """Pack the weights of all layers and of the head, and free them in the model."""
+        model, maker = TextModel.of(node), MatrixMaker(node.device, node.dtype)
+        layers: list[_Layer] = []
+
+        def merged(linears: Sequence[Any], *, is_gated: bool = False) -> Matrix:
+            return maker.stacked([forms.of(one) for one in linears], _bias_of(linears), is_gated=is_gated)
+
+        def pack(number: int) -> None:
+            layer = model.body.layers[number]
+            layers.append(_layer_of(layer, self._kind, merged))
+            for linear in _linears_in(layer):
+                linear.weight.data = linear.weight.data.new_empty(0)
+
+        self._references = References.while_packing(node, forms, pack)
+        self._head = merged([model.head])
+        forms.forget()
+        if model.head.weight is not self._embed.weight:
+            model.head.weight.data = model.head.weight.data.new_empty(0)
+        maker.use_scratch()
+        check_few_bits(maker.made)
+        if close_files := getattr(node, "close_files", None):
+            close_files()
+        if node.device.type == "cuda":
+            torch.cuda.empty_cache()  # the memory of floats, which is for keys and values now
+        _LOGGER.info(
+            "%s: weights packed into %.0f MB", node.name, sum(one.nbytes for one in maker.made) / 1e6
+        )
+        return layers
 
     def forward(self, inputs: Inputs, step: TokenStep) -> torch.Tensor:
         pool, batch = paged.current()
@@ -105,11 +169,12 @@ class FusedDecoder(LlamaLike):
         normed = add_rms_norm(states, None, self._layers[0].norm_in, self._eps)
         for number, layer in enumerate(self._layers):
             keys, values = pool.keys[number], pool.values[number]
-            product = linear(normed, layer.qkv, layer.qkv_bias)
+            product = layer.qkv.products(normed)
             queries = rotate_and_store(product, layer.norms, self._eps, cos, sin, batch.slots, keys, values)
             attended = paged.attend(queries, number, scaling=layer.scaling, window=layer.window)
-            normed = add_rms_norm(states, layer.out(attended.flatten(1)), layer.norm_post, self._eps)
-            mlp = layer.down(silu_and_mul(linear(normed, layer.gate_up)))
+            attended = layer.out.products(attended.flatten(1))
+            normed = add_rms_norm(states, attended, layer.norm_post, self._eps)
+            mlp = layer.down.products(silu_and_mul(layer.gate_up.products(normed)))
             if isinstance(inputs, SplicedInputs) and (rows := inputs.rows_after(number)) is not None:
                 states.index_add_(0, inputs.at, rows.to(self.dtype))
             is_last = number + 1 == len(self._layers)
@@ -123,83 +188,102 @@ class FusedDecoder(LlamaLike):
         cos, sin = self._angles_of(states, step)
         for number, layer in enumerate(self._layers):
             keys, values = pool.keys[number], pool.values[number]
-            product = row_product(states, layer.qkv, layer.qkv_bias, norm=(layer.norm_in, self._eps))
+            product = layer.qkv.row_product(states, norm=(layer.norm_in, self._eps))
             queries = rotate_and_store(product, layer.norms, self._eps, cos, sin, batch.slots, keys, values)
             attended = paged.attend(queries, number, scaling=layer.scaling, window=layer.window)
-            row_product(attended.flatten(1), layer.out.weight, layer.out.bias, added_to=states)
-            gated = row_product(states, layer.gate_up, norm=(layer.norm_post, self._eps), is_gated=True)
-            row_product(gated, layer.down.weight, layer.down.bias, added_to=states)
+            layer.out.row_product(attended.flatten(1), added_to=states)
+            gated = layer.gate_up.row_product(states, norm=(layer.norm_post, self._eps), is_gated=True)
+            layer.down.row_product(gated, added_to=states)
         return add_rms_norm(states, None, self._norm, self._eps)
 
     def head(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        if self._head is not None:  # supported models change nothing after the matrix
+            return self._head.products(hidden.index_select(0, indices)).float()
         logits: torch.Tensor = self._node.head(hidden, indices)
         return logits
 
     def reference(self, token_ids: torch.Tensor) -> torch.Tensor:
+        if self._references is not None:
+            return self._references.of(token_ids)
         logits: torch.Tensor = self._node.reference(token_ids)
         return logits
 
     def masked_reference(self) -> torch.Tensor:
         """Return the logits for the mask `full` in the self-check, (T, vocab_size), without fused layers."""
+        if self._references is not None:
+            return self._references.of_mask
         return masked_logits(self._node, by_torch=True)
 
 
 def _are_rows_faster(layers: list[_Layer], eps: float) -> bool:
-    """True if our products of one row are faster than cuBLAS' with kernels around them, measured here.
+    """True if our products of one row are faster than others with kernels around them, measured here.
 
-    On a CPU, in Triton's interpreter, they are used.
+    Those of floats are cuBLAS'. On a CPU, in Triton's interpreter, ours are used.
     """
-    device = layers[0].qkv.device
-    if device.type != "cuda":
+    norm = layers[0].norm_in
+    if norm.device.type != "cuda":
         return True
-    states = torch.zeros(1, layers[0].qkv.shape[1], device=device, dtype=layers[0].qkv.dtype)
-    attended = torch.zeros(1, layers[0].out.weight.shape[1], device=device, dtype=states.dtype)
+    states = norm.new_zeros(1, len(norm))
+    attended = norm.new_zeros(1, layers[0].out.inputs)
 
     def ours() -> None:
         for layer in layers:
-            row_product(states, layer.qkv, norm=(layer.norm_in, eps))
-            row_product(attended, layer.out.weight, added_to=states)
-            gated = row_product(states, layer.gate_up, norm=(layer.norm_post, eps), is_gated=True)
-            row_product(gated, layer.down.weight, added_to=states)
+            layer.qkv.row_product(states, norm=(layer.norm_in, eps))
+            layer.out.row_product(attended, added_to=states)
+            gated = layer.gate_up.row_product(states, norm=(layer.norm_post, eps), is_gated=True)
+            layer.down.row_product(gated, added_to=states)
 
     def theirs() -> None:
         for layer in layers:
-            linear(add_rms_norm(states, None, layer.norm_in, eps), layer.qkv)
-            normed = add_rms_norm(states, linear(attended, layer.out.weight), layer.norm_post, eps)
-            linear(silu_and_mul(linear(normed, layer.gate_up)), layer.down.weight)
+            layer.qkv.products(add_rms_norm(states, None, layer.norm_in, eps))
+            normed = add_rms_norm(states, layer.out.products(attended), layer.norm_post, eps)
+            layer.down.products(silu_and_mul(layer.gate_up.products(normed)))
 
     # Recorded, as they run in a step.
-    own_s, cublas_s = fastest_s([CudaCapture(device).capture(work) for work in (ours, theirs)], device)
-    _LOGGER.info(
-        "layers of one row without attention: %.2f ms by our products, %.2f ms by cuBLAS; the faster serve",
-        1e3 * own_s,
-        1e3 * cublas_s,
+    own_s, others_s = fastest_s(
+        [CudaCapture(norm.device).capture(work) for work in (ours, theirs)], norm.device
     )
-    return own_s < cublas_s
+    _LOGGER.info(
+        "layers of one row without attention: %.2f ms by products of one row, %.2f ms by those of many; the "
+        "faster serve",
+        1e3 * own_s,
+        1e3 * others_s,
+    )
+    return own_s < others_s
 
 
-def _layer_of(layer: Any, kind: Kind) -> _Layer:
+def _layer_of(layer: Any, kind: Kind, merged: Callable[..., Matrix]) -> _Layer:
+    """Return a layer; `merged` makes one matrix of several linear layers."""
     own, mlp = layer.self_attn, layer.mlp
-    projections = [own.q_proj, own.k_proj, own.v_proj]
-    biases = [projection.bias for projection in projections]
     return _Layer(
         norm_in=layer.input_layernorm.weight,
-        qkv=_merge_weights(projections),
-        qkv_bias=torch.cat(biases) if biases[0] is not None else None,
+        qkv=merged(projections(own)),
         norms=(own.q_norm.weight, own.k_norm.weight) if hasattr(own, "q_norm") else None,
-        out=own.o_proj,
+        out=merged([own.o_proj]),
         norm_post=layer.post_attention_layernorm.weight,
-        gate_up=_merge_weights([mlp.gate_proj, mlp.up_proj]),
-        down=mlp.down_proj,
+        gate_up=merged(gate_and_up(mlp), is_gated=True),
+        down=merged([mlp.down_proj]),
         window=kind.window(own),
         scaling=own.scaling,
     )
 
 
-def _merge_weights(projections: list[Any]) -> torch.Tensor:
-    """Return the weights as one matrix, and make the projections views of it."""
-    whole = torch.cat([projection.weight for projection in projections])
-    parts = torch.split(whole, [len(projection.weight) for projection in projections])
-    for projection, part in zip(projections, parts, strict=True):
-        projection.weight.data = part
-    return whole
+def _linears_in(layer: Any) -> list[Any]:
+    own, mlp = layer.self_attn, layer.mlp
+    return [*projections(own), own.o_proj, *gate_and_up(mlp), mlp.down_proj]
+
+
+def _merged(linears: Sequence[Any], *, is_gated: bool = False) -> Matrix:
+    """Return linear layers as one matrix, and make their weights views of it."""
+    if len(linears) == 1:
+        return ModuleMatrix(linears[0])
+    whole = torch.cat([linear.weight for linear in linears])
+    parts = torch.split(whole, [len(linear.weight) for linear in linears])
+    for linear, part in zip(linears, parts, strict=True):
+        linear.weight.data = part
+    return FloatMatrix(whole, _bias_of(linears))
+
+
+def _bias_of(linears: Sequence[Any]) -> torch.Tensor | None:
+    """The biases of linear layers, one after the other; None if they have none."""
+    return torch.cat([linear.bias for linear in linears]) if linears[0].bias is not None else None

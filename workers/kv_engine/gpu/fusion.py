@@ -6,19 +6,25 @@ Without them transformers' modules compute the layers. The equivalent for CPUs i
 
 from workers.kv_engine.attention.kernels import default_kernel
 from workers.kv_engine.attention.pool import PagedPool
-from workers.kv_engine.node import KVNode
+from workers.kv_engine.node import KVNode, fill
+from workers.kv_engine.quantisation.wanted import AS_STORED, Quantisation, refuse
 
 
-def use_gpu_kernels(node: KVNode) -> KVNode:
+def use_gpu_kernels(node: KVNode, quantisation: Quantisation = AS_STORED) -> KVNode:
     """Return the node with its layers fused, or the node itself if the device or the kernels cannot do it.
 
     Call it before `workers.kv_engine.selfcheck.check_node`, which then checks the fused layers.
+
+    Raises:
+        UnsupportedArchitectureError: weights shall be quantised, and the device or the kernels cannot do it.
     """
     if default_kernel(node.device.type) is None:
+        refuse(quantisation, f"our kernels cannot run on {node.device} (see above)")
+        fill(node)
         return node
     from workers.kv_engine.gpu.decoder import fuse  # noqa: PLC0415 - needs Triton
 
-    return fuse(node)
+    return fuse(node, quantisation)
 
 
 def prepare_kernels(pool: PagedPool, block_size: int) -> None:

@@ -5,6 +5,7 @@ checked here: programs that run at the same time and hand results to each other,
 The self-check of a node (`workers.kv_engine.selfcheck`) covers its layers, with few keys and no sampler.
 """
 
+from collections.abc import Iterable
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, Final
@@ -14,6 +15,7 @@ from torch.nn.functional import silu
 
 from configs.deployment import ConfigError
 from workers.kv_engine.attention.triton import attend
+from workers.kv_engine.gpu.matrices import MOST_ROWS, FewBitsMatrix
 from workers.kv_engine.gpu.triton_layers import row_product
 from workers.kv_engine.gpu.triton_sampler import sample_rows
 from workers.kv_engine.sampling.sampler import sample
@@ -24,6 +26,9 @@ _ROWS: Final = 42
 _SPLITS: Final = 4
 _TIMES: Final = 4
 _MOST_ERROR: Final = 5e-3
+_MOST_ERROR_OF_FEW_BITS: Final = 2e-2
+"""Of products in bfloat16, whose weights were rounded to it or not."""
+_LEAST: Final = 1e-30
 _MOST_OTHERS: Final = 2
 """Tokens that may differ from torch's: its exponential may have another last bit."""
 
@@ -55,6 +60,35 @@ def check_kernels(device: torch.device) -> None:
             f"the Triton sampler gives {others} of {_ROWS} tokens on {device} that torch does not, "
             f"expected at most {_MOST_OTHERS}; update the GPU's driver and torch, and report it"
         )
+
+
+@torch.inference_mode()
+def check_few_bits(matrices: Iterable[FewBitsMatrix]) -> None:
+    """Compare products of one row, of some and of many, which are computed in three ways.
+
+    The self-check of a node compares some rows with torch's.
+
+    Raises:
+        KernelCheckError: a result is wrong.
+    """
+    for matrix in matrices:
+        if (error := _few_bits_error(matrix)) > _MOST_ERROR_OF_FEW_BITS:
+            raise KernelCheckError(
+                f"the Triton kernels of few bits differ by {error:.3g} for {matrix}: expected at most "
+                f"{_MOST_ERROR_OF_FEW_BITS}; update the GPU's driver and torch, and report it; "
+                "model_kwargs.quantize: none computes with floats"
+            )
+
+
+def _few_bits_error(matrix: FewBitsMatrix) -> float:
+    """The largest difference of a product, relative to the largest one."""
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(MOST_ROWS + 1, matrix.inputs, generator=generator).to(matrix.device, matrix.dtype)
+    many = matrix.products(states)[:1].float()
+    others = (matrix.row_product(states[:1]), matrix.products(states[:2])[:1])
+    # Scales that are no numbers are told by the self-check, as those of a damaged file.
+    error = torch.stack([(other - many).nan_to_num().abs().max() for other in others]).max()
+    return float(error / many.nan_to_num().abs().max().clamp(min=_LEAST))
 
 
 def _attention_error(device: torch.device) -> float:

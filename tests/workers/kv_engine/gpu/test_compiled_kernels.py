@@ -18,7 +18,7 @@ triton = pytest.importorskip("triton", reason="Triton is made for Linux only")
 pytestmark = pytest.mark.processes
 
 ARCHITECTURES: Final = {80: "A100", 90: "H100, H200", 100: "B200"}
-B, F, I = "*bf16", "*fp32", "*i32"  # noqa: E741 - an int
+B, F, H, I, U = "*bf16", "*fp32", "*fp16", "*i32", "*u8"  # noqa: E741 - an int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +53,12 @@ def _layer(name: str) -> Any:
     return getattr(module, name)
 
 
+def _few_bits(name: str) -> Any:
+    from workers.kv_engine.gpu import triton_few_bits as module  # noqa: PLC0415 - where there is Triton
+
+    return getattr(module, name)
+
+
 def _sampler() -> Any:
     from workers.kv_engine.gpu import triton_sampler as module  # noqa: PLC0415 - where there is Triton
 
@@ -78,7 +84,62 @@ ATTENTION: Final[dict[str, Any]] = {
 }
 ROW_TYPES: Final = dict.fromkeys(("out", "states", "weight", "bias", "scale"), B) | {"eps": "fp32"}
 ROW: Final[dict[str, Any]] = {"width": 4096, "has_bias": False, "tile_outs": 8, "tile_width": 512}
+FEW_BITS_TYPES: Final = {"out": B, "states": B, "numbers": U, "upper": U, "scales": H, "minimums": H} | {
+    "values": F,
+    "factor": "fp32",
+    "bias": B,
+}
+FEW_BITS: Final[dict[str, Any]] = {"outs": 4096, "width": 4096, "pairs": 2048, "has_bias": False}
+
+
+def _form(bits: int, **changes: Any) -> dict[str, Any]:
+    """A form of weights with 128 groups."""
+    form = {"tables": 128, "bits": bits, "groups": 1, "parts": 1, "zero": 2 ** (bits - 1)}
+    return form | {"has_minimums": False, "has_values": False, "is_float": False} | changes
+
+
+FORMS: Final[dict[str, dict[str, Any]]] = {
+    "four bits": _form(4),
+    "four bits, groups of 128": _form(4, tables=32, groups=4, has_minimums=True, zero=0),
+    "five bits": _form(5, has_minimums=True, zero=0),
+    "six bits": _form(6, tables=256, parts=2),
+    "eight bits": _form(8),
+    "a table": _form(4, has_values=True),
+    "floats of eight bits": _form(8, tables=1, groups=128, is_float=True),
+}
 KERNELS: Final[dict[str, Kernel]] = {
+    **{
+        f"row of {name}": Kernel(
+            find=partial(_few_bits, "_few_bits_row"),
+            types=FEW_BITS_TYPES | {"scale": B, "eps": "fp32"},
+            constants=FEW_BITS
+            | form
+            | {"is_normed": True, "is_gated": True, "is_added": False, "tile_outs": 8, "tile_pairs": 256},
+            registers=128,
+            stack=8,
+        )
+        for name, form in FORMS.items()
+    },
+    **{
+        f"{rows} rows of {name}": Kernel(
+            find=partial(_few_bits, "_few_bits_rows"),
+            types=FEW_BITS_TYPES | {"rows": "i32", "stride": "i32"},
+            constants=FEW_BITS | form | {"tile_outs": 64, "tile_pairs": 64, "tile_rows": rows},
+            shared=96 << 10,
+        )
+        for name, form in FORMS.items()
+        for rows in (16, 64)
+    },
+    **{
+        f"floats from {name}": Kernel(
+            find=partial(_few_bits, "_dequantised"),
+            types={"into": B}
+            | {key: value for key, value in FEW_BITS_TYPES.items() if key not in ("out", "states", "bias")},
+            constants={"width": 4096, "pairs": 2048} | form | {"tile_pairs": 256},
+            registers=64,
+        )
+        for name, form in FORMS.items()
+    },
     "attention of decodes": Kernel(
         find=_attention,
         types=ATTENTION_TYPES,

@@ -14,8 +14,8 @@ import torch
 
 from models.checkpoints.files import CheckpointError
 from models.grouped_weights import GroupedWeight
-from workers.cpu_kernels import kept_weights
-from workers.cpu_kernels.kept_weights import KeptWeights, Origin
+from workers.kv_engine.quantisation import kept_weights
+from workers.kv_engine.quantisation.kept_weights import KeptWeights, Origin
 from workers.kv_engine.text_logits import Comparison
 
 SHAPES = {"layers.0.q": (3, 64), "layers.0.o": (2, 48), "head": (5, 32)}

@@ -1,33 +1,62 @@
-"""The form in which the CPU kernels multiply each matrix of a model: floats, or numbers of few bits.
+"""The form in which our kernels multiply each matrix of a model: floats, or numbers of few bits.
 
-Numbers of four or eight bits come from the checkpoint as it stores them, or are chosen here, matrix by
-matrix, while the model is packed (`grouped.h`). What the checkpoint stores in fewer bits stays as it is. The
-head gets eight bits, for an error there is an error of every token.
+Numbers of four or eight bits come from the checkpoint as it stores them, or are chosen, matrix by matrix,
+while the model is packed (`Quantiser`). What the checkpoint stores in fewer bits stays as it is. The head
+gets eight bits, for an error there is an error of every token.
 
 `quantised_layers` lets the stock model compute what the kernels compute: with the same weights, and inputs of
 matrices rounded as theirs. So the check at load compares like with like.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import torch
 
 from models.grouped_weights import GROUP, GroupedWeight
-from models.transformers_lm.expert_layers import ExpertMatrix, experts_computed_by
-from workers.cpu_kernels.kept_weights import KeptWeights
-from workers.cpu_kernels.packing import MatrixPacker, Weight
+from models.transformers_lm.expert_layers import ExpertMatrix, experts_computed_by, matrix_named
+from workers.kv_engine.kernel_models import TextModel
+from workers.kv_engine.quantisation.kept_weights import KeptWeights
+from workers.kv_engine.quantisation.matrices import Left, experts_of, left_in, linears_of, names_of
+from workers.kv_engine.quantisation.wanted import Quantisation
 
 _HEAD_BITS: Final = 8
 _LEAST: Final = 1e-30
 """Smaller activations count as zero, as in `grouped.h`."""
+_MOST_IMPORTANT: Final = 1e4
+"""The largest factor of a squared error, and one divided by the smallest."""
+
+Weight: TypeAlias = torch.Tensor | GroupedWeight
 
 
-Left: TypeAlias = Mapping[Any, Callable[[], torch.Tensor]]
-"""By linear layer or matrix of an expert, what reads its floats, if they are not in the model."""
+class Quantiser(Protocol):
+    """Chooses numbers of few bits, and computes the weights that they stand for in its kernels.
+
+    Attributes:
+        rounds_inputs: its kernels round the inputs of such matrices, too (`rounded`).
+    """
+
+    @property
+    def rounds_inputs(self) -> bool: ...
+
+    def quantised(
+        self, weight: torch.Tensor, bits: int, importance: torch.Tensor | None = None
+    ) -> GroupedWeight:
+        """Return a matrix in numbers of few bits, with the least squared error.
+
+        Args:
+            weight: (n, k) floats.
+            bits: of a number, 4 or 8.
+            importance: (k,) float32: factors of the squared errors of an input, relative to each other.
+        """
+        ...
+
+    def dequantised(self, weight: GroupedWeight) -> torch.Tensor:
+        """Return the weights in the dtype of the model, with the values that are multiplied."""
+        ...
 
 
 def floats_of(linear: Any, left: Left) -> torch.Tensor:
@@ -36,18 +65,33 @@ def floats_of(linear: Any, left: Left) -> torch.Tensor:
     return found
 
 
-def float_experts(experts: Sequence[Any], left: Left) -> AbstractContextManager[None]:
-    """Return a context in which experts are computed with floats, also with those that are in the files."""
-    return experts_computed_by(
-        lambda matrix, rows: torch.nn.functional.linear(rows, floats_of(matrix, left)), experts
-    )
+@contextmanager
+def float_layers(linears: Iterable[Any], experts: Sequence[Any], left: Left) -> Iterator[None]:
+    """Let linear layers and experts compute with floats, also with those that are in the files."""
+
+    def product(matrix: ExpertMatrix, rows: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(rows, floats_of(matrix, left))
+
+    with experts_computed_by(product, experts), _linears_from_files(linears, left):
+        yield
+
+
+@contextmanager
+def _linears_from_files(linears: Iterable[Any], left: Left) -> Iterator[None]:
+    """Let linear layers whose floats are in the files read them when they compute."""
+    with ExitStack() as hooks:
+        for linear in linears:
+            if linear in left:
+                for handle in _hooks(linear, left[linear], rounds_inputs=False):
+                    hooks.enter_context(handle)
+        yield
 
 
 class Forms:
     """Returns each matrix of a model in its form.
 
     Args:
-        packer: quantises.
+        quantiser: see `Quantiser`.
         bits: of the numbers that are chosen here, 4 or 8; None leaves floats as they are.
         stored: by linear layer or matrix of an expert, what reads it as the checkpoint stores it.
         left: what reads floats that are not in the model.
@@ -59,7 +103,7 @@ class Forms:
 
     def __init__(
         self,
-        packer: MatrixPacker,
+        quantiser: Quantiser,
         *,
         bits: int | None,
         stored: Mapping[Any, Callable[[], GroupedWeight]],
@@ -69,7 +113,7 @@ class Forms:
         kept: KeptWeights | None = None,
         names: Mapping[Any, str] = MappingProxyType({}),
     ) -> None:
-        self._packer: Final = packer
+        self._quantiser: Final = quantiser
         self._bits: Final = bits
         self._stored: Final = stored
         self._left: Final = left
@@ -78,6 +122,11 @@ class Forms:
         self._files: Final = kept
         self._names: Final = names
         self._kept: Final[dict[Any, GroupedWeight]] = {}
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """See `Quantiser`."""
+        return self._quantiser.rounds_inputs
 
     @property
     def has_few_bits(self) -> bool:
@@ -98,7 +147,7 @@ class Forms:
 
     def dequantised(self, weight: GroupedWeight) -> torch.Tensor:
         """Return the weights as floats, in the dtype of the model."""
-        return self._packer.dequantised(weight)
+        return self._quantiser.dequantised(weight)
 
     def forget(self) -> None:
         """Free the numbers that were returned so far."""
@@ -118,7 +167,7 @@ class Forms:
         weight = floats_of(linear, self._left) if stored is None else stored.floats()
         if bits is None:
             return weight
-        quantised = self._packer.quantised(weight, bits, self._importance.get(linear))
+        quantised = self._quantiser.quantised(weight, bits, self._importance.get(linear))
         if self._files is not None:
             self._files.add(self._names[linear], quantised)
         return quantised
@@ -132,28 +181,36 @@ def quantised_layers(linears: Iterable[Any], experts: Sequence[Any], forms: Form
     """
     with ExitStack() as hooks, experts_computed_by(partial(_product, forms), experts):
         for linear in linears:
-            for handle in _hooks(linear, forms):
+            few_bits = partial(_few_bits, forms, linear)
+            for handle in _hooks(linear, few_bits, rounds_inputs=forms.rounds_inputs):
                 hooks.enter_context(handle)
         yield
+
+
+def _few_bits(forms: Forms, matrix: Any) -> torch.Tensor | None:
+    """The values of a matrix of few bits; None if it has floats."""
+    weight = forms.of(matrix)
+    return forms.dequantised(weight) if isinstance(weight, GroupedWeight) else None
 
 
 def _product(forms: Forms, matrix: ExpertMatrix, rows: torch.Tensor) -> torch.Tensor:
     weight = forms.of(matrix)
     if isinstance(weight, GroupedWeight):
-        weight, rows = forms.dequantised(weight), rounded(rows)
+        weight, rows = forms.dequantised(weight), rounded(rows) if forms.rounds_inputs else rows
     return torch.nn.functional.linear(rows, weight)
 
 
-def _hooks(linear: Any, forms: Forms) -> Iterator[Any]:
+def _hooks(linear: Any, weight: Callable[[], torch.Tensor | None], *, rounds_inputs: bool) -> Iterator[Any]:
+    """Give a layer another weight while it computes, unless it is None; its inputs may be rounded then."""
     own: list[torch.Tensor] = []
 
     def before(_: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         own.append(linear.weight.data)
-        weight = forms.of(linear)
-        if not isinstance(weight, GroupedWeight):
+        found = weight()
+        if found is None:
             return inputs
-        linear.weight.data = forms.dequantised(weight)
-        return (rounded(inputs[0]), *inputs[1:])
+        linear.weight.data = found
+        return (rounded(inputs[0]), *inputs[1:]) if rounds_inputs else inputs
 
     def after(*_: Any) -> None:
         linear.weight.data = own.pop()
@@ -174,6 +231,12 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
     return (numbers * (most / 127)).flatten(-2)[..., :k].to(x.dtype)
 
 
+def relative(importance: torch.Tensor) -> torch.Tensor:
+    """Return factors near 1. An input without importance has a little, or its weights would become zero."""
+    found = (importance / importance.mean()).nan_to_num(1.0, _MOST_IMPORTANT, 1.0)
+    return found.clamp(1 / _MOST_IMPORTANT, _MOST_IMPORTANT).contiguous()
+
+
 @contextmanager
 def observed_inputs(
     linears: Iterable[Any], experts: Sequence[Any], left: Left
@@ -192,8 +255,37 @@ def observed_inputs(
         observe(matrix, rows)
         return torch.nn.functional.linear(rows, floats_of(matrix, left))
 
-    with ExitStack() as hooks, experts_computed_by(multiply, experts):
+    linears = list(linears)
+    with (
+        ExitStack() as hooks,
+        experts_computed_by(multiply, experts),
+        _linears_from_files(linears, left),
+    ):
         for linear in linears:
             handle = linear.register_forward_pre_hook(lambda linear, inputs: observe(linear, inputs[0]))
             hooks.enter_context(handle)
         yield found
+
+
+def forms_of(
+    node: Any, quantiser: Quantiser, quantisation: Quantisation, kept: KeptWeights | None = None
+) -> Forms:
+    """Return the forms of a node's matrices, after a pass over the text for calibration, if there is one."""
+    model, left = TextModel.of(node), left_in(node)
+    importance: dict[Any, torch.Tensor] = {}
+    is_known = kept is not None and kept.is_whole
+    if quantisation.bits is not None and quantisation.calibration and not is_known:
+        with observed_inputs(linears_of(model), experts_of(model), left) as importance:
+            node.reference(torch.tensor(quantisation.calibration, device=node.device))
+    readers = getattr(node, "stored_weights", {}) if quantisation.keeps_stored else {}
+    stored = {matrix_named(node.model, name): read for name, read in readers.items()}
+    return Forms(
+        quantiser,
+        bits=quantisation.bits,
+        stored=stored,
+        left=left,
+        head=model.head,
+        importance=importance,
+        kept=kept,
+        names=names_of(model) if kept is not None else {},
+    )

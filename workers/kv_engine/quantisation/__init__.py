@@ -1,0 +1,1 @@
+"""Weights of few bits, whatever kernels multiply them: their choice, their error, their files."""
