@@ -242,53 +242,78 @@ inline std::array<Words, 2> numbers_at(const char* panel, int word, Words table)
   return found;
 }
 
+// The order in which a core reads a group fastest from memory. Those with a tile unit (Intel's) read all panels side by
+// side, with the next unit on its way to the L2 cache. Others (measured: AMD's) read two panels after each other, or one
+// of eight bits: their own prefetchers follow few short strides, and a unit of prefetches would take the places of
+// outstanding loads.
+#if defined(DALSEGNO_AMX)
+constexpr bool IS_SIDE_BY_SIDE = true;
+#else
+constexpr bool IS_SIDE_BY_SIDE = false;
+#endif
+constexpr int panels_of(Form form, int rows) { return IS_SIDE_BY_SIDE ? UNIT : form == Form::EIGHT && rows < 3 ? 1 : 2; }
+constexpr size_t NEAR = 2048;  // bytes to what is prefetched otherwise
+
 // Multiplies rows of x with a unit: y (rows, UNIT).
 template <Form form, bool has_minimums, int rows>
 void multiply_rows(const Activations& x, const char* unit, size_t group_bytes, const int8_t* values, Ahead ahead,
                    Floats* y) {
   constexpr size_t PANEL = panel_bytes(form);
   constexpr int ZERO = zero_of(form, has_minimums), BITS = multiplied_bits(form), PARTS = parts_of(form);
+  constexpr int PANELS = panels_of(form, rows);
   const Words table = chooses(form) ? table_of(values, ZERO) : Words{};
   Floats sums[rows][UNIT] = {};
   for (int group = 0; group < x.groups; ++group, unit += group_bytes) {
-    for (int line = 0; line < ahead.lines; ++line, ahead.from += 64) __builtin_prefetch(ahead.from, 0, 2);
-    Ints products[rows][UNIT][PARTS];
+    if constexpr (IS_SIDE_BY_SIDE)
+      for (int line = 0; line < ahead.lines; ++line, ahead.from += 64) __builtin_prefetch(ahead.from, 0, 2);
+    else
+      for (size_t line = 0; line < group_bytes; line += 64) __builtin_prefetch(unit + NEAR + line, 0, 3);
+    Ints start[rows][PARTS];
     for (int row = 0; row < rows; ++row) {
       uint32_t sums_of_x[PARTS] = {x.sum(group, 0, row)};
       sums_of_x[PARTS - 1] += x.sum(group, 1, row);
-      for (int panel = 0; panel < UNIT; ++panel)
-        for (int part = 0; part < PARTS; ++part)
-          products[row][panel][part] = as<Ints>(Words{} - uint32_t{ZERO} * sums_of_x[part]);
+      for (int part = 0; part < PARTS; ++part) start[row][part] = as<Ints>(Words{} - uint32_t{ZERO} * sums_of_x[part]);
     }
     const int8_t* numbers = x.numbers + group * GROUP;
-    if constexpr (form != Form::EIGHT) {
-      for (int word = 0; word < WORDS / 2; ++word)
-        for (int panel = 0; panel < UNIT; ++panel) {
-          const auto [low, high] = numbers_at<form>(unit + panel * PANEL, word, table);
+    const Scales scales(unit + UNIT * PANEL);
+#pragma GCC unroll 2
+    for (int first = 0; first < UNIT; first += PANELS) {
+      Ints products[rows][PANELS][PARTS];
+      for (int row = 0; row < rows; ++row)
+        for (int panel = 0; panel < PANELS; ++panel) std::copy_n(start[row], PARTS, products[row][panel]);
+      const auto add = [&](int panel, int word) {
+        const char* at = unit + (first + panel) * PANEL;
+        if constexpr (form != Form::EIGHT) {
+          const auto [low, high] = numbers_at<form>(at, word, table);
           for (int row = 0; row < rows; ++row) {
             const int8_t* mine = numbers + row * x.stride + word * 4;
             add_products<BITS>(products[row][panel][0], low, mine);
             add_products<BITS>(products[row][panel][PARTS - 1], high, mine + GROUP / 2);
           }
-        }
-    } else {
-      for (int word = 0; word < WORDS; ++word)
-        for (int panel = 0; panel < UNIT; ++panel) {
-          const Words w = load_raw<Words>(unit + panel * PANEL + word * sizeof(Words));
+        } else {
+          const Words w = load_raw<Words>(at + word * sizeof(Words));
           for (int row = 0; row < rows; ++row)
             add_products<BITS>(products[row][panel][0], w, numbers + row * x.stride + word * 4);
         }
-    }
-    const Scales scales(unit + UNIT * PANEL);
-    for (int panel = 0; panel < UNIT; ++panel) {
-      Floats scale[PARTS];
-      for (int part = 0; part < PARTS; ++part) scale[part] = scales.scale(panel, part);
-      for (int row = 0; row < rows; ++row) {
-        const size_t at = x.place(group) + row;
-        for (int part = 0; part < PARTS; ++part)
-          add_group(sums[row][panel], products[row][panel][part], scale[part], x.scales[at]);
-        if constexpr (has_minimums)
-          sums[row][panel] = multiply_add(scales.minimum(panel), splat(x.scaled_sums[at]), sums[row][panel]);
+      };
+      constexpr int LOADS = form != Form::EIGHT ? WORDS / 2 : WORDS;
+      if constexpr (IS_SIDE_BY_SIDE) {
+        for (int word = 0; word < LOADS; ++word)
+          for (int panel = 0; panel < PANELS; ++panel) add(panel, word);
+      } else {
+        for (int panel = 0; panel < PANELS; ++panel)
+          for (int word = 0; word < LOADS; ++word) add(panel, word);
+      }
+      for (int panel = 0; panel < PANELS; ++panel) {
+        Floats scale[PARTS];
+        for (int part = 0; part < PARTS; ++part) scale[part] = scales.scale(first + panel, part);
+        for (int row = 0; row < rows; ++row) {
+          const size_t at = x.place(group) + row;
+          Floats& sum = sums[row][first + panel];
+          for (int part = 0; part < PARTS; ++part)
+            add_group(sum, products[row][panel][part], scale[part], x.scales[at]);
+          if constexpr (has_minimums) sum = multiply_add(scales.minimum(first + panel), splat(x.scaled_sums[at]), sum);
+        }
       }
     }
   }

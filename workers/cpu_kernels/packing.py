@@ -60,6 +60,7 @@ class MatrixPacker:
         self._context: Final = context
         self.dtype: Final = dtype
         self._memory: Final[list[Any]] = []
+        self._zeros: Final = memory.Zeros()
         self.nbytes = 0
 
     def stack(self, weights: Sequence[Weight]) -> Matrix:
@@ -142,7 +143,7 @@ class MatrixPacker:
         k = weights[0].shape[1]
         if all(isinstance(weight, GroupedWeight) for weight in weights):
             return self._in_groups(cast(Sequence[GroupedWeight], weights), places, columns=columns)
-        matrix, pages = self._zeros(columns, k)
+        matrix, pages = self._unpacked(columns, k)
         for weight, (mapping, offset) in zip(weights, places, strict=True):
             floats = weight.floats() if isinstance(weight, GroupedWeight) else weight
             self._pack(matrix, floats, mapping, offset)
@@ -165,7 +166,7 @@ class MatrixPacker:
             factor=factor,
             values=tuple(int(value) for value in values) if values is not None else (),
         )
-        pages = memory.zeros(self._kernels.grouped_bytes(byref(matrix)))
+        pages = self._zeros.take(self._kernels.grouped_bytes(byref(matrix)))
         matrix.data = _address(pages)
         for weight, (mapping, offset) in zip(weights, places, strict=True):
             numbers = weight.numbers.contiguous()
@@ -182,8 +183,8 @@ class MatrixPacker:
         self._keep(pages)
         return matrix
 
-    def _zeros(self, n: int, k: int) -> tuple[Matrix, mmap.mmap]:
-        """Allocate huge pages if the operating system has them: a step reads all of a matrix once."""
+    def _unpacked(self, n: int, k: int) -> tuple[Matrix, mmap.mmap]:
+        """A matrix of floats in memory of its own, which is freed if it is squeezed."""
         pages = memory.zeros(self._kernels.packed_bytes(DTYPES[self.dtype], n, k))
         return Matrix(data=_address(pages), n=n, k=k), pages
 
@@ -210,7 +211,7 @@ class MatrixPacker:
         count = self._kernels.count_patches(self._context, byref(matrix), lists)
         if count > len(lists) + matrix.n * matrix.k // _MIN_WEIGHTS_PER_PATCH:
             return None
-        pages, patches = memory.zeros(nbytes), (Patch * count)()
+        pages, patches = self._zeros.take(nbytes), (Patch * count)()
         self._kernels.squeeze(self._context, byref(matrix), lists, _address(pages), patches)
         self._keep(pages, lists, patches)
         return Matrix(
@@ -221,7 +222,7 @@ class MatrixPacker:
             k=matrix.k,
         )
 
-    def _keep(self, pages: mmap.mmap, *others: Any) -> None:
+    def _keep(self, pages: mmap.mmap | memoryview, *others: Any) -> None:
         self._memory.append((pages, *others))
         self.nbytes += len(pages) + sum(map(ctypes.sizeof, others))
 
@@ -241,6 +242,6 @@ def _factor_of(tables: Sequence[torch.Tensor]) -> float:
     return float(2.0 ** (math.frexp(most)[1] - _LARGEST_EXPONENT)) if most else 1.0
 
 
-def _address(pages: mmap.mmap) -> int:
+def _address(pages: mmap.mmap | memoryview) -> int:
     """The address of the pages, valid as long as there is a reference to them."""
     return ctypes.addressof(ctypes.c_char.from_buffer(pages))

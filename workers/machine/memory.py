@@ -14,6 +14,9 @@ _TRIM_THRESHOLD: Final = -1  # malloc.h
 _MMAP_THRESHOLD: Final = -3  # malloc.h
 _OF_ITS_OWN: Final = 1 << 20
 _LARGEST: Final = 32 << 20
+_CACHE_LINE: Final = 64
+_HUGE_PAGE: Final = 2 << 20
+_MAPPING: Final = 64 << 20
 
 
 def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
@@ -36,6 +39,26 @@ def zeros(nbytes: int) -> mmap.mmap:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         made.madvise(mmap.MADV_HUGEPAGE)
     return made
+
+
+class Zeros:
+    """Hands out zeroed memory in pieces of large mappings.
+
+    In a mapping of its own, a piece of a few megabytes has huge pages only between the multiples of 2 MB that
+    happen to be in it: 98 to 260 of 444 MB in matrices of 2.4 MB (2026-11). What is not used of a mapping
+    takes no memory.
+    """
+
+    def __init__(self) -> None:
+        self._free = memoryview(b"")
+
+    def take(self, nbytes: int) -> memoryview:
+        """Return a piece, aligned to cache lines. It lives as long as there is a reference to it."""
+        whole = -(-nbytes // _CACHE_LINE) * _CACHE_LINE
+        if whole > len(self._free):
+            self._free = memoryview(zeros(max(_MAPPING, -(-whole // _HUGE_PAGE) * _HUGE_PAGE)))
+        piece, self._free = self._free[:nbytes], self._free[whole:]
+        return piece
 
 
 @contextmanager

@@ -2,6 +2,7 @@ import ctypes
 import re
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Final
 
@@ -62,3 +63,27 @@ def test_what_was_made_for_a_moment_is_given_back_while_that_is_asked_for() -> N
 def _holds(told: str, at: int) -> bool:
     begin, end = (int(place, 16) for place in told.split(maxsplit=1)[0].split("-"))
     return begin <= at < end
+
+
+def test_pieces_of_memory_are_zero_aligned_and_apart() -> None:
+    memory_of = memory.Zeros()
+    pieces = [memory_of.take(nbytes) for nbytes in (100, 1, 64, 3 << 20, 80 << 20, 5)]
+
+    assert [len(piece) for piece in pieces] == [100, 1, 64, 3 << 20, 80 << 20, 5]
+    assert not any(piece[-1] for piece in pieces)
+    starts = [ctypes.addressof(ctypes.c_char.from_buffer(piece)) for piece in pieces]
+    assert not any(start % 64 for start in starts)
+    for number, piece in enumerate(pieces):
+        piece[:] = bytes([number + 1]) * len(piece)
+    assert [piece[0] for piece in pieces] == [piece[-1] for piece in pieces] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_mapping_is_freed_with_its_last_piece() -> None:
+    memory_of = memory.Zeros()
+    piece = memory_of.take(1000)
+    mapping = weakref.ref(piece.obj)
+
+    memory_of.take(100 << 20)  # of another mapping
+    assert mapping() is not None
+    del piece
+    assert mapping() is None
