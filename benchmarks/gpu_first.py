@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import cycle
+from itertools import cycle, product, repeat
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -224,7 +224,7 @@ _ROW_TILES: Final = (
 def _multiply_row(
     product: Callable[..., torch.Tensor],
     states: torch.Tensor,
-    weights: Iterator[torch.Tensor],
+    weights: Iterator[Any],
     tile: tuple[int, int],
     warps: int,
 ) -> torch.Tensor:
@@ -233,6 +233,41 @@ def _multiply_row(
 
 def _multiply(states: torch.Tensor, weights: Iterator[torch.Tensor]) -> torch.Tensor:
     return torch.nn.functional.linear(states, next(weights))
+
+
+def few_bits(device: torch.device) -> None:
+    """Products of weights of few bits beside cuBLAS' of floats; the fastest tiles decide the defaults.
+
+    A form that is slower than cuBLAS for 64 rows needs a smaller `matrices.MOST_ROWS`.
+    """
+    from workers.kv_engine.gpu.few_bits import GpuQuantiser, packed  # noqa: PLC0415 - where there is Triton
+    from workers.kv_engine.gpu.triton_few_bits import (  # noqa: PLC0415 - likewise
+        few_bits_row,
+        few_bits_rows,
+    )
+
+    for (bits, is_float), (out, width) in product(((4, False), (8, False), (8, True)), _FEW_BITS_SHAPES):
+        floats = torch.randn(out, width, device=device, dtype=torch.bfloat16)
+        chosen = GpuQuantiser(device, floats.dtype, is_float=is_float).quantised(floats, bits)
+        count = max(2, _L2_BYTES // (out * width * bits // 8))
+        weights = cycle([packed([chosen], device, floats.dtype) for _ in range(count)])
+        name = f"{'fp' if is_float else 'int'}{bits} {out} x {width}"
+        for rows in (1, 16, 64):
+            states = torch.randn(rows, width, device=device, dtype=floats.dtype)
+            cublas_us = _recorded_us(device, partial(_multiply, states, repeat(floats)))
+            said = f"cuBLAS, floats in the cache: {cublas_us:.1f} us"
+            kernel, tiles = (few_bits_row, _FEW_BITS_ROW) if rows == 1 else (few_bits_rows, _FEW_BITS_ROWS)
+            for tile, warps in tiles:
+                own_us = _recorded_us(device, partial(_multiply_row, kernel, states, weights, tile, warps))
+                rate = _rate(next(weights).nbytes, own_us)
+                said += f"; {tile[0]} x {tile[1]}, {warps}: {own_us:.1f} us, {rate}"
+            print(f"{name}, {rows} rows: {said}", flush=True)
+
+
+_FEW_BITS_SHAPES: Final = ((24_576, 4096), (4096, 4096))
+_FEW_BITS_ROW: Final = (((8, 256), 4), ((4, 256), 4), ((4, 512), 4), ((16, 128), 4), ((8, 128), 2))
+_FEW_BITS_ROWS: Final = (((64, 64), 4), ((32, 64), 4), ((64, 32), 4), ((128, 32), 4), ((128, 64), 8))
+"""Tiles and warps that are tried, of outputs and pairs of inputs."""
 
 
 def sampler(device: torch.device) -> None:
@@ -499,6 +534,7 @@ CHECKS: Final[dict[str, Callable[[torch.device], None]]] = {
     "engines": engines,
     "failed_capture": failed_capture,
     "products": products,
+    "few_bits": few_bits,
     "sampler": sampler,
     "attention_speed": attention_speed,
     "steps": steps,
