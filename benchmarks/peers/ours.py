@@ -22,7 +22,7 @@ def _served(checkpoint: Path) -> Iterator[Ready]:
         serve(Path(folder), *how, model=str(model)) as running,
     ):
         yield Ready(
-            partial(complete, running.url, model.stem),
+            partial(complete, running.url, model.name.removesuffix(".gguf")),
             f"dalsegno serve {model} {' '.join(how)}",
             ("dalsegno", "torch", "transformers"),
         )
