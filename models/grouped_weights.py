@@ -121,7 +121,9 @@ class GroupedWeight:
         if inputs % GROUP:
             filled = torch.nn.functional.pad(self.numbers, (0, -inputs % GROUP))
             return replace(self, numbers=filled).floats()[:, :inputs].contiguous()
-        if self.values is not None:
+        if self.is_float:
+            numbers = self.numbers.contiguous().view(torch.float8_e4m3fn).to(torch.float32)
+        elif self.values is not None:
             numbers = self.factors[self.numbers.int()]
         elif self.minimums is None:
             numbers = self.numbers.to(torch.float32).sub_(self.zero)

@@ -15,8 +15,8 @@ from dalsegno.config import options
 @click.option(
     "--quantize",
     type=click.Choice(("int8", "int4", "fp8")),
-    help="Round the weights to so many bits while they are loaded, on a CPU: less memory, faster answers, "
-    "other ones.",
+    help="Round the weights to so many bits while they are loaded (fp8: on a GPU): less memory, faster "
+    "answers, other ones.",
 )
 @click.option(
     "--kv-cache",

@@ -31,8 +31,8 @@ class DecoderLM:
     Attributes:
         weights_digest: a digest that distinguishes checkpoints (hex).
         rotary_change: the longest sequence with short rotary factors (`models.transformers_lm.longrope`).
-        stored_weights: what reads weights that the checkpoint stores as integers in groups.
-        left_floats: what reads matrices of experts as floats, if they are left in the files.
+        stored_weights: what reads weights that the checkpoint stores as numbers of few bits.
+        left_floats: what reads as floats the weights that are left in the files: on a CPU those of experts.
         is_filled: all weights are in the model, as floats; otherwise these are placeholders.
     """
 

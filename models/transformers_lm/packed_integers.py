@@ -105,7 +105,7 @@ class PackedParts:
     def floats(self, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
         """Return the weight, float32 of `shape`."""
         numbers, scale, zeros = self._read(read)
-        weight = numbers.to(torch.float32)
+        weight = numbers.to(torch.float32, memory_format=torch.contiguous_format)
         group = self._group_of_inputs(read, scale.shape[1])
         weight -= zeros[:, group]
         weight *= scale[:, group]

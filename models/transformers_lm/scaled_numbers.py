@@ -75,7 +75,7 @@ class ScaledParts:
             if table is not None
             else None
             for table in (
-                read(self.scale) / self.divisor,
+                read(self.scale).to(torch.float32) / self.divisor,
                 read(self.zeros) if self.zeros is not None else None,
             )
         )

@@ -1,8 +1,8 @@
 """Self-check at load: the logits over the paged pool must be those of the stock model.
 
 A short text is computed twice: by the stock model in one pass; and over the pool, cut into spans, over
-scattered blocks, in a batch with another sequence at the largest positions. The last step is of decodes
-alone.
+scattered blocks, in a batch with another sequence at the largest positions. The last steps are of decodes
+alone: of one, and of both.
 
 If the logits differ by more than rounding, the model has a feature that the engine does not support: its own
 positions, rotary angles that depend on the longest sequence of the batch, or a state besides keys and values.
@@ -50,8 +50,8 @@ from workers.kv_engine.step import StepBuilder
 _BLOCK_SIZE: Final = 4
 _TEXT_BLOCKS: Final = (3, 0, 4)
 _OTHER_BLOCKS: Final = (2, 1)
-_CUTS: Final = (0, 6, 11, 12)
-"""The span boundaries: two spans of a prompt, and a decode."""
+_CUTS: Final = (0, 6, 10, 11, 12)
+"""The span boundaries: two spans of a prompt, a decode alone, and one beside another."""
 
 _FULL_PART: Final = range(3, 9)
 """The tokens of the text that see one another in the check of the mask `full`."""
@@ -206,9 +206,12 @@ def _paged_logits(node: KVNode, ids: list[int], kernel: AttentionKernel | None =
     pool = PagedPool.of(node, slots=slots, kernel=kernel, states=2)
     logits = []
     for start, end in pairwise(_CUTS):
-        # Where the text decodes, the other sequence does, too: steps of decodes alone have their own kernels.
-        known = len(other.ids) - 1 if end - start == 1 else 0
-        spans = [Span(text, start, end - start), Span(other, known, len(other.ids) - known)]
+        # Steps of decodes alone have their own kernels, and those of one row further ones.
+        is_decode = end - start == 1
+        known = len(other.ids) - 1 if is_decode else 0
+        spans = [Span(text, start, end - start)]
+        if not is_decode or end == len(ids):
+            spans.append(Span(other, known, len(other.ids) - known))
         step = builder.build(spans)
         # The largest positions: some models choose their rotary angles by the largest position of a batch.
         step.positions[end - start :] += max(node.max_positions - len(other.ids), 0)

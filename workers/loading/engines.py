@@ -353,6 +353,8 @@ def _kv_pool_size(
     """Choose the size of the KV pool by the memory that is free now."""
     device = share.device
     on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.empty_cache()  # what loading has freed counts as taken otherwise
     free_bytes = torch.cuda.mem_get_info(device)[0] if on_gpu else memory.available_bytes()
     size = pool_size(
         configured_tokens=config.kv_tokens,

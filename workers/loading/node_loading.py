@@ -182,7 +182,7 @@ def can_leave_weights(config: DeploymentConfig, settings: EngineSettings, device
         return True
     if settings.kernels == "torch":
         return False
-    is_stored = "quantization_config" in read_json_if_present(Path(config.checkpoint) / CONFIG)
+    is_stored = read_json_if_present(Path(config.checkpoint) / CONFIG).get("quantization_config") is not None
     return settings.quantises or (is_stored and settings.quantize == "auto")
 
 

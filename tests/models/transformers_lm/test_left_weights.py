@@ -13,7 +13,7 @@ from transformers import modeling_utils
 from models.checkpoints.files import CheckpointError
 from models.transformers_lm import loader
 from models.transformers_lm.expert_layers import ExpertMatrix, matrix_named
-from models.transformers_lm.left_weights import with_placeholders
+from models.transformers_lm.left_weights import CLASSES_ON_GPU, with_placeholders
 from models.transformers_lm.loader import load_decoder
 from shared.errors import BugError
 from tests.models.transformers_lm.quantised_checkpoints import (
@@ -32,6 +32,7 @@ from tests.models.transformers_lm.quantised_checkpoints import (
 )
 from tests.peers import Circle
 from tests.tiny import Family
+from workers.kv_engine.kernel_models import _KINDS
 
 
 @pytest.mark.slow
@@ -341,3 +342,40 @@ def test_a_gpus_memory_is_not_taken_for_floats_that_are_left(
     assert not taken
     load_decoder(folder, "llm")
     assert len(taken) == 1
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_scales_that_are_powers_of_two_are_read(tmp_path: Path) -> None:
+    def by_rows(weight: torch.Tensor) -> Stored:
+        scale = torch.full((len(weight), 1), 0.5).to(torch.float8_e8m0fnu)
+        stored = (weight / 0.5).to(torch.float8_e4m3fn)
+        return {"weight": stored, "weight_scale": scale}, stored.float() * 0.5
+
+    plain, folder = quantised(tmp_path, {"quant_method": "fbgemm_fp8"}, by_rows)
+    expected = load_decoder(plain, "llm").model.state_dict()
+
+    node = load_decoder(folder, "llm", leaves_weights=True)
+
+    for name, read in node.stored_weights.items():
+        assert torch.equal(read().floats(), expected[f"{name}.weight"]), name
+
+
+def test_the_gpus_kernels_know_the_bodies_of_all_classes_whose_weights_are_left_for_them() -> None:
+    for name in CLASSES_ON_GPU:
+        assert _KINDS[name.replace("ForCausalLM", "Model")].is_on_gpu
+    bodies = {body for body, kind in _KINDS.items() if kind.is_on_gpu}
+    assert {
+        f"{body.removesuffix('Model')}ForCausalLM" for body in bodies if "VL" not in body
+    } == CLASSES_ON_GPU
+
+
+@pytest.mark.parametrize(
+    ("config", "store"), [(AWQ, awq), (GPTQ | {"desc_act": True}, gptq(is_ordered=False))]
+)
+def test_weights_that_are_read_as_floats_are_in_order_in_memory(
+    tmp_path: Path, config: Mapping[str, Any], store: Callable[[torch.Tensor], Stored]
+) -> None:
+    """Kernels for one row read them without strides."""
+    _, folder = quantised(tmp_path, config, store)
+
+    assert all(parameter.is_contiguous() for parameter in load_decoder(folder, "llm").model.parameters())

@@ -297,7 +297,8 @@ def few_bits() -> dict[str, float]:
         gate, up = torch.split(normed @ exact.T, outs // 2, 1)
         products, norm = rows.double() @ exact.T + bias, (scale, 1e-3)
         for what, got, expected in (
-            ("weights", dequantised(matrix, torch.empty(outs * width + 3)), exact),
+            ("weights", dequantised(matrix, torch.empty(outs * width), start=0, count=outs), exact),
+            ("some weights", dequantised(matrix, torch.empty(outs * width), start=3, count=7), exact[3:10]),
             ("a row", plain.row_product(row), products[:1] - bias),
             ("a row, added", biased.row_product(row, added_to=more.clone()), products[:1] + more),
             ("a row, gated", plain.row_product(row, norm=norm, is_gated=True), silu(gate) * up),
@@ -308,6 +309,36 @@ def few_bits() -> dict[str, float]:
                 (got - expected).abs().max() / expected.abs().max()
             )
     return found
+
+
+def stacked_few_bits() -> dict[str, float]:
+    """Errors of matrices of two kinds as one, whose floats are made a few outputs at a time."""
+    from torch.nn.functional import silu  # noqa: PLC0415 - only where it is interpreted
+
+    from tests.workers.kv_engine.gpu.few_bits_cases import case  # noqa: PLC0415 - likewise
+    from workers.kv_engine.gpu import matrices  # noqa: PLC0415 - likewise
+
+    generator = torch.Generator().manual_seed(0)
+    weights = [case("4 with minimums", 40), case("6 in halves", 40), case("6 in halves", 30)]
+    exact = torch.cat([weight.floats() for weight in weights]).double()
+    bias = torch.randn(110, generator=generator)
+    rows = torch.randn(130, 96, generator=generator)
+    products = rows.double() @ exact.T + bias
+    more = torch.randn(1, 110, generator=generator)
+    norm = (torch.rand(96, generator=generator) / exact.norm(dim=1).max().float(), 0.0)
+    normed = rows[:1].double() * rows[:1].double().square().mean().rsqrt() * norm[0]
+    gate, up = torch.split(normed @ exact[:80].T, 40, 1)
+    with patch.object(matrices, "_MOST_FLOATS", 7 * 96):
+        maker = matrices.MatrixMaker(torch.device("cpu"), torch.float32)
+        matrix, pair = maker.stacked(weights, bias), maker.stacked(weights[:2])
+        maker.use_scratch()
+        found = {
+            "many rows": (matrix.products(rows), products),
+            "some rows": (matrix.products(rows[:19]), products[:19]),
+            "a row": (matrix.row_product(rows[:1], added_to=more.clone()), products[:1] + more),
+            "gated": (pair.row_product(rows[:1], norm=norm, is_gated=True), silu(gate) * up),
+        }
+    return {what: float((got - want).abs().max() / want.abs().max()) for what, (got, want) in found.items()}
 
 
 def few_bits_decoders() -> dict[str, dict[str, float]]:
@@ -485,6 +516,7 @@ CHECKS: Final[dict[str, Callable[[], Any]]] = {
     "decoders": decoders,
     "few_bits": few_bits,
     "few_bits_decoders": few_bits_decoders,
+    "stacked_few_bits": stacked_few_bits,
     "device_checks": device_checks,
     "products": products,
     "samplers": samplers,

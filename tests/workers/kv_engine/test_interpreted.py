@@ -60,8 +60,13 @@ def test_products_of_one_row_are_exact_to_rounding(found: dict[str, Any]) -> Non
 
 def test_products_of_few_bits_are_exact_to_rounding(found: dict[str, Any]) -> None:
     """Of one row, of some and of many, in all forms; the bits of numbers are read as those of floats."""
-    assert len(found["few_bits"]) == 11 * 2 * 6
+    assert len(found["few_bits"]) == 11 * 2 * 7
     assert max(found["few_bits"].values()) < 1e-5
+
+
+def test_matrices_of_several_kinds_are_multiplied_as_one(found: dict[str, Any]) -> None:
+    assert len(found["stacked_few_bits"]) == 4
+    assert max(found["stacked_few_bits"].values()) < 1e-5
 
 
 FEW_BITS = ("AWQ as stored", "GPTQ as stored", "NF4 as stored", "FP8 as stored", "int4", "int8 with biases")

@@ -203,6 +203,10 @@ def test_on_a_gpu_numbers_of_few_bits_are_left_in_the_files(tmp_path: Path, quan
     config = msgspec.structs.replace(resolve("demo"), checkpoint=str(tmp_path))
 
     assert can_leave_weights(config, settings.parse({"quantize": quantize}), ON_GPU.device) is can
+    (tmp_path / "config.json").write_text('{"quantization_config": null}')
+    assert can_leave_weights(config, settings.parse({"quantize": quantize}), ON_GPU.device) is (
+        quantize == "int4"
+    )
 
 
 @pytest.mark.parametrize(

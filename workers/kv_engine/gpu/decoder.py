@@ -120,6 +120,8 @@ class FusedDecoder(LlamaLike):
         with torch.no_grad():
             quantiser = GpuQuantiser(node.device, node.dtype, is_float=quantisation.is_float)
             forms = forms_of(node, quantiser, quantisation, kept)
+            if not forms.has_few_bits:
+                fill(node)
             self._layers: Final = (
                 self._packed(node, forms)
                 if forms.has_few_bits
@@ -133,8 +135,8 @@ class FusedDecoder(LlamaLike):
         model, maker = TextModel.of(node), MatrixMaker(node.device, node.dtype)
         layers: list[_Layer] = []
 
-        def merged(linears: Sequence[Any], *, is_gated: bool = False) -> Matrix:
-            return maker.stacked([forms.of(one) for one in linears], _bias_of(linears), is_gated=is_gated)
+        def merged(linears: Sequence[Any]) -> Matrix:
+            return maker.stacked([forms.of(one) for one in linears], _bias_of(linears))
 
         def pack(number: int) -> None:
             layer = model.body.layers[number]
@@ -151,8 +153,6 @@ class FusedDecoder(LlamaLike):
         check_few_bits(maker.made)
         if close_files := getattr(node, "close_files", None):
             close_files()
-        if node.device.type == "cuda":
-            torch.cuda.empty_cache()  # the memory of floats, which is for keys and values now
         _LOGGER.info(
             "%s: weights packed into %.0f MB", node.name, sum(one.nbytes for one in maker.made) / 1e6
         )
@@ -252,7 +252,7 @@ def _are_rows_faster(layers: list[_Layer], eps: float) -> bool:
     return own_s < others_s
 
 
-def _layer_of(layer: Any, kind: Kind, merged: Callable[..., Matrix]) -> _Layer:
+def _layer_of(layer: Any, kind: Kind, merged: Callable[[Sequence[Any]], Matrix]) -> _Layer:
     """Return a layer; `merged` makes one matrix of several linear layers."""
     own, mlp = layer.self_attn, layer.mlp
     return _Layer(
@@ -261,7 +261,7 @@ def _layer_of(layer: Any, kind: Kind, merged: Callable[..., Matrix]) -> _Layer:
         norms=(own.q_norm.weight, own.k_norm.weight) if hasattr(own, "q_norm") else None,
         out=merged([own.o_proj]),
         norm_post=layer.post_attention_layernorm.weight,
-        gate_up=merged(gate_and_up(mlp), is_gated=True),
+        gate_up=merged(gate_and_up(mlp)),
         down=merged([mlp.down_proj]),
         window=kind.window(own),
         scaling=own.scaling,
@@ -273,9 +273,10 @@ def _linears_in(layer: Any) -> list[Any]:
     return [*projections(own), own.o_proj, *gate_and_up(mlp), mlp.down_proj]
 
 
-def _merged(linears: Sequence[Any], *, is_gated: bool = False) -> Matrix:
+def _merged(linears: Sequence[Any]) -> Matrix:
     """Return linear layers as one matrix, and make their weights views of it."""
     if len(linears) == 1:
+        linears[0].weight.data = linears[0].weight.data.contiguous()
         return ModuleMatrix(linears[0])
     whole = torch.cat([linear.weight for linear in linears])
     parts = torch.split(whole, [len(linear.weight) for linear in linears])

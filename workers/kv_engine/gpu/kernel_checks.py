@@ -29,6 +29,8 @@ _MOST_ERROR: Final = 5e-3
 _MOST_ERROR_OF_FEW_BITS: Final = 2e-2
 """Of products in bfloat16, whose weights were rounded to it or not."""
 _LEAST: Final = 1e-30
+_SOME_ROWS: Final = (2, 32, MOST_ROWS)
+"""One for each tile of `few_bits_rows`."""
 _MOST_OTHERS: Final = 2
 """Tokens that may differ from torch's: its exponential may have another last bit."""
 
@@ -66,7 +68,8 @@ def check_kernels(device: torch.device) -> None:
 def check_few_bits(matrices: Iterable[FewBitsMatrix]) -> None:
     """Compare products of one row, of some and of many, which are computed in three ways.
 
-    The self-check of a node compares some rows with torch's.
+    So all kernels are compiled before they are needed. The self-check of a node compares its layers with
+    torch's, for one row and for some.
 
     Raises:
         KernelCheckError: a result is wrong.
@@ -85,7 +88,9 @@ def _few_bits_error(matrix: FewBitsMatrix) -> float:
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(MOST_ROWS + 1, matrix.inputs, generator=generator).to(matrix.device, matrix.dtype)
     many = matrix.products(states)[:1].float()
-    others = (matrix.row_product(states[:1]), matrix.products(states[:2])[:1])
+    others = [matrix.row_product(states[:1]), *(matrix.products(states[:rows])[:1] for rows in _SOME_ROWS)]
+    if any(not torch.equal(other.isnan(), many.isnan()) for other in others):
+        return float("inf")
     # Scales that are no numbers are told by the self-check, as those of a damaged file.
     error = torch.stack([(other - many).nan_to_num().abs().max() for other in others]).max()
     return float(error / many.nan_to_num().abs().max().clamp(min=_LEAST))

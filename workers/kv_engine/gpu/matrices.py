@@ -1,6 +1,6 @@
 """The matrices of the fused layers: of floats, of few bits, or a member's part of a shared layer."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import torch
@@ -9,11 +9,13 @@ from torch.nn.functional import linear
 from models.grouped_weights import GroupedWeight
 from workers.kv_engine.gpu.few_bits import FewBits, packed
 from workers.kv_engine.gpu.triton_few_bits import dequantised, few_bits_row, few_bits_rows
-from workers.kv_engine.gpu.triton_layers import row_product
+from workers.kv_engine.gpu.triton_layers import row_product, silu_and_mul
 from workers.kv_engine.quantisation.forms import Weight
 
 MOST_ROWS: Final = 128
 """More rows are multiplied by cuBLAS, with weights that have become floats before."""
+_MOST_FLOATS: Final = 2**26
+"""Those of a block of outputs: 128 MB in bfloat16."""
 
 Norm = tuple[torch.Tensor, float]
 """The weights of an RMS norm, (k,), and its epsilon."""
@@ -122,12 +124,13 @@ class FewBitsMatrix:
     def products(self, states: torch.Tensor) -> torch.Tensor:
         out = states.new_empty(len(states), sum(self._outs))
         for part, bias, into in self._each(out):
-            if len(states) > MOST_ROWS:
-                torch.mm(states, dequantised(part, self._scratch.floats).T, out=into)
-                if bias is not None:
-                    into.add_(bias)
-            else:
+            if len(states) <= MOST_ROWS:
                 few_bits_rows(states, part, bias, into=into)
+                continue
+            for start, some in self._scratch.blocks_of(part):
+                torch.mm(states, some.T, out=into[:, start : start + len(some)])
+            if bias is not None:
+                into.add_(bias)
         return out
 
     def row_product(
@@ -138,14 +141,12 @@ class FewBitsMatrix:
         is_gated: bool = False,
         added_to: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        outs = sum(self._outs)
-        out = added_to if added_to is not None else states.new_empty(1, outs // 2 if is_gated else outs)
-        if is_gated:
-            [part] = self._parts
-            return few_bits_row(states, part, self._biases[0], norm=norm, is_gated=True, into=out)
+        if is_gated and len(self._parts) == 1:
+            return few_bits_row(states, self._parts[0], self._biases[0], norm=norm, is_gated=True)
+        out = added_to if added_to is not None else states.new_empty(1, sum(self._outs))
         for part, bias, into in self._each(out):
             few_bits_row(states, part, bias, norm=norm, into=into, is_added=added_to is not None)
-        return out
+        return silu_and_mul(out) if is_gated else out
 
     def _each(self, out: torch.Tensor) -> Iterable[tuple[FewBits, torch.Tensor | None, torch.Tensor]]:
         """The parts with their biases, and their outputs in `out`."""
@@ -153,7 +154,7 @@ class FewBitsMatrix:
 
 
 class Scratch:
-    """Memory for the floats of one matrix at a time. A recorded step keeps its address."""
+    """Memory for the floats of outputs of one matrix at a time. A recorded step keeps its address."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._size = 0
@@ -162,14 +163,24 @@ class Scratch:
         self._floats: torch.Tensor | None = None
 
     def reserve(self, weight: FewBits) -> None:
-        """Let there be room for the floats of a matrix. Call it for all of them before the first use."""
+        """Let there be room for a matrix. Call it for all of them before the first use."""
         assert self._floats is None, "its memory is in use"
         outs, inputs = weight.shape
-        self._size = max(self._size, outs * inputs)
+        self._size = max(self._size, min(outs * inputs, max(_MOST_FLOATS, inputs)))
 
-    @property
-    def floats(self) -> torch.Tensor:
-        """Flat, in the dtype of the model."""
+    def blocks_of(self, weight: FewBits) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield the first of some outputs, and their weights as floats, (count, k), until all were there.
+
+        The next ones overwrite them.
+        """
+        floats, (outs, inputs) = self.allocated(), weight.shape
+        most = len(floats) // inputs
+        for start in range(0, outs, most):
+            count = min(most, outs - start)
+            yield start, dequantised(weight, floats, start=start, count=count)
+
+    def allocated(self) -> torch.Tensor:
+        """Return the memory, flat, in the dtype of the model."""
         if self._floats is None:
             self._floats = torch.empty(self._size, device=self._device, dtype=self.dtype)
         return self._floats
@@ -188,12 +199,10 @@ class MatrixMaker:
         self._scratch: Final = Scratch(device, dtype)
         self.made: Final[list[FewBitsMatrix]] = []
 
-    def stacked(
-        self, weights: Sequence[Weight], bias: torch.Tensor | None = None, *, is_gated: bool = False
-    ) -> Matrix:
+    def stacked(self, weights: Sequence[Weight], bias: torch.Tensor | None = None) -> Matrix:
         """Return matrices of the same inputs as one, stacked along their outputs.
 
-        It has few bits if all of them have. Those of several kinds stay as they are, except gate and up.
+        It has few bits if all of them have. Those of several kinds stay as they are.
         """
         if not all(isinstance(weight, GroupedWeight) for weight in weights):
             first, *others = [self._floats_of(weight) for weight in weights]
@@ -201,7 +210,7 @@ class MatrixMaker:
         runs: list[list[GroupedWeight]] = []
         for weight in weights:
             assert isinstance(weight, GroupedWeight)
-            if runs and (is_gated or runs[-1][-1].kind == weight.kind):
+            if runs and runs[-1][-1].kind == weight.kind:
                 runs[-1].append(weight)
             else:
                 runs.append([weight])
@@ -212,8 +221,8 @@ class MatrixMaker:
 
     def use_scratch(self) -> None:
         """Allocate the memory for floats now, so that it is counted."""
-        _ = self._scratch.floats
+        self._scratch.allocated()
 
     def _floats_of(self, weight: Weight) -> torch.Tensor:
         floats = weight.to(self._device).floats() if isinstance(weight, GroupedWeight) else weight
-        return floats.detach().to(self._device, self._dtype)
+        return floats.detach().to(self._device, self._dtype).contiguous()

@@ -119,16 +119,19 @@ def few_bits_rows(
     return out
 
 
-def dequantised(weight: FewBits, into: torch.Tensor) -> torch.Tensor:
-    """Write the weights to the beginning of `into`, flat, and return them, (n, k), in its dtype."""
-    outs, width = weight.shape
-    pairs = _pairs_of(weight)
+def dequantised(weight: FewBits, into: torch.Tensor, *, start: int, count: int) -> torch.Tensor:
+    """Write the weights of `count` outputs to the beginning of `into`, flat; return them, (count, k)."""
+    width, pairs = weight.inputs, _pairs_of(weight)
     tile = min(_TILE_OF_FLOATS, triton.next_power_of_2(pairs))
     with device_guard(into):
-        _dequantised[(outs, triton.cdiv(pairs, tile))](
-            into, *_tensors_of(weight, into), width=width, pairs=pairs, **_form_of(weight), tile_pairs=tile
+        _dequantised[(count, triton.cdiv(pairs, tile))](
+            *(into, start, *_tensors_of(weight, into)),
+            width=width,
+            pairs=pairs,
+            **_form_of(weight),
+            tile_pairs=tile,
         )
-    return into[: outs * width].view(outs, width)
+    return into[: count * width].view(count, width)
 
 
 def _pairs_of(weight: FewBits) -> int:
@@ -202,6 +205,8 @@ def _floats(
     is_float: tl.constexpr,
 ) -> tl.tensor:
     """What numbers stand for, float32, without the scale, and what is to be subtracted from them.
+
+    A float of eight bits that is NaN is taken for 480: the self-check finds it, whose reference has NaN.
 
     A conversion of integers takes longer than to set the bits of floats.
     """
@@ -449,9 +454,10 @@ def _few_bits_rows(
     tl.store(write, sums.to(out.dtype.element_ty), mask=is_out[:, None] & is_token[None, :])
 
 
-@triton.jit  # type: ignore[untyped-decorator] # triton has no types
+@triton.jit(do_not_specialize=["start"])  # type: ignore[untyped-decorator] # triton has no types
 def _dequantised(
     into: tl.tensor,
+    start: tl.tensor,
     numbers: tl.tensor,
     upper: tl.tensor,
     scales: tl.tensor,
@@ -470,7 +476,8 @@ def _dequantised(
     is_float: tl.constexpr,
     tile_pairs: tl.constexpr,
 ) -> None:
-    row = tl.program_id(0).to(tl.int64)
+    own = tl.program_id(0).to(tl.int64)
+    row = start + own
     pair = tl.program_id(1) * tile_pairs + tl.arange(0, tile_pairs)
     is_read = pair < pairs
     one, other = _weights(
@@ -478,6 +485,6 @@ def _dequantised(
         *(bits, groups, parts, zero, has_minimums, has_values, is_float),
     )
     place = pair // 16 * 32 + pair % 16
-    write = into + row * width + place
+    write = into + own * width + place
     tl.store(write, one.to(into.dtype.element_ty), mask=place < width)
     tl.store(write + 16, other.to(into.dtype.element_ty), mask=place + 16 < width)

@@ -133,7 +133,7 @@ KERNELS: Final[dict[str, Kernel]] = {
     **{
         f"floats from {name}": Kernel(
             find=partial(_few_bits, "_dequantised"),
-            types={"into": B}
+            types={"into": B, "start": "i32"}
             | {key: value for key, value in FEW_BITS_TYPES.items() if key not in ("out", "states", "bias")},
             constants={"width": 4096, "pairs": 2048} | form | {"tile_pairs": 256},
             registers=64,
