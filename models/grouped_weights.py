@@ -8,6 +8,7 @@ of such a group, and those of six bits always do. Formats with larger groups (GP
 Floats of eight bits (E4M3) are numbers of eight bits with a table, `FLOAT8`. The GPU kernels alone know them.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,6 +19,8 @@ import torch
 GROUP: Final = 32
 """Inputs of a group. The last group of a row may be smaller."""
 _LARGEST: Final = 127
+_LARGEST_EXPONENT: Final = 15
+"""Of float16, whose largest number is just below 2**16."""
 FLOAT8: Final = tuple(torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().tolist())
 """What the numbers of a float of eight bits stand for (Micikevicius et al. 2022); two are NaN."""
 
@@ -148,6 +151,12 @@ def alike(weights: Sequence[GroupedWeight]) -> list[GroupedWeight]:
     if any(weight.minimums is not None for weight in found):
         found = [weight.with_minimums() for weight in found]
     return found
+
+
+def factor_of(tables: Sequence[torch.Tensor]) -> float:
+    """Return a power of two, by which scales and minimums are divided to be in the range of float16."""
+    most = max(float(table.nan_to_num(0.0, 0.0, 0.0).abs().max()) for table in tables)
+    return float(2.0 ** (math.frexp(most)[1] - _LARGEST_EXPONENT)) if most else 1.0
 
 
 def rounded(weight: torch.Tensor) -> GroupedWeight:

@@ -56,7 +56,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             it.
         kv_cache: `int8` keeps keys and values in eight bits, which needs our CPU kernels; `auto` is `dtype`.
         calibration_text: a text file; weights are quantised so that the results for it change least.
-        keep_quantised: keep what was quantised beside the checkpoint, for the next start.
+        keep_quantised: keep integers that were chosen beside the checkpoint, for the next start.
         cuda_graphs: on a GPU, record decode steps at start and replay them.
     """
 

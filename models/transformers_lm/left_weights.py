@@ -1,9 +1,9 @@
 """Weights that are left in the files until our kernels pack them, matrix by matrix.
 
-Kernels multiply integers as they are stored, and those of CPUs matrices of experts one by one, whereas
-transformers merges those of a layer into a copy. On a GPU, floats that are to be quantised would take memory
-that the quantised model does not need. So the model has placeholders for all these, which take no memory.
-Whatever computes with floats in another way fills them first.
+Kernels multiply numbers of few bits as they are stored, and those of CPUs matrices of experts one by one,
+whereas transformers merges those of a layer into a copy. On a GPU, floats that are to be quantised would take
+memory that the quantised model does not need. So the model has placeholders for all these, which take no
+memory. Whatever computes with floats in another way fills them first.
 """
 
 import re
@@ -20,7 +20,7 @@ from models.checkpoints.files import CheckpointError
 from models.grouped_weights import GroupedWeight
 from models.transformers_lm.expert_layers import PARTS, ExpertMatrix, Part, matrix_named, name_in_files
 
-Integers: TypeAlias = Mapping[str, Callable[[], GroupedWeight]]
+Stored: TypeAlias = Mapping[str, Callable[[], GroupedWeight]]
 """By the name of a linear layer or of an expert's matrix, what reads its weight as it is stored."""
 Floats: TypeAlias = Mapping[str, Callable[[], torch.Tensor]]
 Readers: TypeAlias = Mapping[str, Callable[[], GroupedWeight | torch.Tensor]]
@@ -163,7 +163,7 @@ def floats_of_linears(
 
 
 def as_floats(
-    integers: Integers, dtype: torch.dtype, device: torch.device = _CPU
+    integers: Stored, dtype: torch.dtype, device: torch.device = _CPU
 ) -> dict[str, Callable[[], torch.Tensor]]:
     """Return what reads matrices onto a device as floats that are stored as numbers of few bits."""
 
@@ -173,7 +173,7 @@ def as_floats(
     return {name: partial(floats_from, read) for name, read in integers.items()}
 
 
-def of_experts(integers: Integers) -> Integers:
+def of_experts(integers: Stored) -> Stored:
     """Return those that read matrices of experts."""
     return {name: read for name, read in integers.items() if name_in_files(name) is not None}
 

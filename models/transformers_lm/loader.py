@@ -20,7 +20,7 @@ from models.transformers_lm.left_weights import (
     CLASSES,
     CLASSES_ON_GPU,
     Floats,
-    Integers,
+    Stored,
     as_floats,
     floats_of_experts,
     floats_of_linears,
@@ -74,15 +74,13 @@ def load_decoder(
     layout = probe_layout(_part_of(model_class, peers, is_connected=False), config, max_positions)
     chosen = choose_dtype(dtype, on, quantised.as_floats(shards) if quantised is not None else shards)
     part = _part_of(model_class, peers, is_connected=True)
-    integers: Integers = {}
+    integers: Stored = {}
     floats: Floats = {}
     left: set[str] = set()
     # Published models have other names of tensors in the files.
-    is_on_gpu = _has_gpu_kernels(on)
-    classes = CLASSES_ON_GPU if is_on_gpu else CLASSES if on.type == "cpu" else frozenset()
+    classes = CLASSES_ON_GPU if _has_gpu_kernels(on) else CLASSES if on.type == "cpu" else frozenset()
     if peers is None and published is None and model_class.__name__ in classes:
-        readers = _readers_for_gpu if is_on_gpu else _readers
-        integers, floats = readers(slices_of(shards), quantised, config, chosen, on)
+        integers, floats = _readers(slices_of(shards), quantised, config, chosen, on)
     if leaves_weights:
         left = {*integers, *floats}
     model = load_weights(part, config, shards, on, chosen, progress, quantised, renamed, left)
@@ -106,29 +104,24 @@ def _has_gpu_kernels(on: torch.device) -> bool:
 
 
 def _readers(
-    slices: Mapping[str, Any], quantised: Quantised | None, config: Any, dtype: torch.dtype, _: torch.device
-) -> tuple[Integers, Floats]:
-    """Return readers of weights that the CPU kernels pack: integers as stored, and all experts as floats."""
+    slices: Mapping[str, Any], quantised: Quantised | None, config: Any, dtype: torch.dtype, on: torch.device
+) -> tuple[Stored, Floats]:
+    """Return readers of weights that our kernels pack: numbers of few bits as stored, and floats.
+
+    On a CPU the floats are those of all experts; on a GPU those of the same weights, and of all that are
+    packed where none has few bits.
+    """
+    is_on_gpu = _has_gpu_kernels(on)
     if quantised is None:
+        if is_on_gpu:
+            return {}, floats_of_linears(slices, dtype, config, on)
         return {}, floats_of_experts(slices, dtype, config)
-    stored = quantised.grouped(slices)
+    stored = quantised.grouped(slices, with_floats=is_on_gpu)
     integers = {name: read for name, read in stored.items() if is_packed(name, config)}
+    if is_on_gpu:
+        return integers, as_floats(integers, dtype, on)
     floats = floats_of_experts(quantised.slices(slices), dtype, config)
     return integers, as_floats(of_experts(integers), dtype) | floats
-
-
-def _readers_for_gpu(
-    slices: Mapping[str, Any], quantised: Quantised | None, config: Any, dtype: torch.dtype, on: torch.device
-) -> tuple[Integers, Floats]:
-    """Return readers of weights that the GPU kernels pack: of those of few bits as stored, if there are any.
-
-    Each is read as floats, too.
-    """
-    if quantised is None:
-        return {}, floats_of_linears(slices, dtype, config, on)
-    stored = quantised.grouped(slices, with_floats=True)
-    integers = {name: read for name, read in stored.items() if is_packed(name, config)}
-    return integers, as_floats(integers, dtype, on)
 
 
 def examine_decoder(checkpoint: Path, *, members: int = 1, published: Published | None = None) -> int:

@@ -20,7 +20,7 @@ from models.transformers_lm import left_weights
 from models.transformers_lm.adapters import AdaptedModules
 from models.transformers_lm.architecture import body_name_of, body_of
 from models.transformers_lm.indexers import choosing_all
-from models.transformers_lm.left_weights import Floats, Integers, Readers
+from models.transformers_lm.left_weights import Floats, Readers, Stored
 from models.transformers_lm.longrope import LongFactors
 from shared.errors import BugError
 
@@ -45,7 +45,7 @@ class DecoderLM:
         max_positions: int,
         weights_digest: str,
         rotary_change: int | None = None,
-        stored_weights: Integers = MappingProxyType({}),
+        stored_weights: Stored = MappingProxyType({}),
         left_floats: Floats = MappingProxyType({}),
         is_filled: bool = True,
     ) -> None:

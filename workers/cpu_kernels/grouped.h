@@ -243,16 +243,16 @@ inline std::array<Words, 2> numbers_at(const char* panel, int word, Words table)
 }
 
 // The order in which a core reads a group fastest from memory. Those with a tile unit (Intel's) read all panels side by
-// side, with the next unit on its way to the L2 cache. Others (measured: AMD's) read two panels after each other, or one
-// of eight bits: their own prefetchers follow few short strides, and a unit of prefetches would take the places of
-// outstanding loads.
+// side, with the next unit on its way to the L2 cache. Others (measured on AMD's Zen 4 alone) read two panels after each
+// other, or one of eight bits: their own prefetchers follow few short strides, and a unit of prefetches would take the
+// places of outstanding loads.
 #if defined(DALSEGNO_AMX)
 constexpr bool IS_SIDE_BY_SIDE = true;
 #else
 constexpr bool IS_SIDE_BY_SIDE = false;
 #endif
 constexpr int panels_of(Form form, int rows) { return IS_SIDE_BY_SIDE ? UNIT : form == Form::EIGHT && rows < 3 ? 1 : 2; }
-constexpr size_t NEAR = 2048;  // bytes to what is prefetched otherwise
+constexpr size_t NEAR = 2048;  // bytes from what is multiplied to what is prefetched otherwise
 
 // Multiplies rows of x with a unit: y (rows, UNIT).
 template <Form form, bool has_minimums, int rows>
@@ -264,10 +264,8 @@ void multiply_rows(const Activations& x, const char* unit, size_t group_bytes, c
   const Words table = chooses(form) ? table_of(values, ZERO) : Words{};
   Floats sums[rows][UNIT] = {};
   for (int group = 0; group < x.groups; ++group, unit += group_bytes) {
-    if constexpr (IS_SIDE_BY_SIDE)
-      for (int line = 0; line < ahead.lines; ++line, ahead.from += 64) __builtin_prefetch(ahead.from, 0, 2);
-    else
-      for (size_t line = 0; line < group_bytes; line += 64) __builtin_prefetch(unit + NEAR + line, 0, 3);
+    for (int line = 0; line < ahead.lines; ++line, ahead.from += 64)
+      __builtin_prefetch(ahead.from, 0, IS_SIDE_BY_SIDE ? 2 : 3);
     Ints start[rows][PARTS];
     for (int row = 0; row < rows; ++row) {
       uint32_t sums_of_x[PARTS] = {x.sum(group, 0, row)};
@@ -460,9 +458,10 @@ void multiply_unit(const Activations& x, int rows, const Weights& w, int number,
   const int lines = static_cast<int>(group_bytes / 64);
   for (int tile = 0; tile < tiles; ++tile) {
     const int first = rows * tile / tiles, count = rows * (tile + 1) / tiles - first;
-    const bool is_last = tile + 1 == tiles;
+    const bool fetches = IS_SIDE_BY_SIDE ? is_followed && tile + 1 == tiles : tile == 0;
     BY_ROWS<form, has_minimums>[count - 1](x.from(first), unit, group_bytes, w.values,
-                                           {unit + unit_bytes, is_followed && is_last ? lines : 0}, y + first * UNIT);
+                                           {unit + (IS_SIDE_BY_SIDE ? unit_bytes : NEAR), fetches ? lines : 0},
+                                           y + first * UNIT);
   }
 }
 

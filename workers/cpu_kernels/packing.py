@@ -5,7 +5,6 @@ and eight bits.
 """
 
 import ctypes
-import math
 import mmap
 from collections.abc import Sequence
 from ctypes import byref, c_int32
@@ -14,7 +13,7 @@ from typing import Any, Final, cast
 
 import torch
 
-from models.grouped_weights import GROUP, GroupedWeight, alike
+from models.grouped_weights import GROUP, GroupedWeight, alike, factor_of
 from workers.cpu_kernels.library import BFLOAT16, FLOAT32, Library, Matrix, Patch
 from workers.kv_engine.quantisation.forms import Weight, relative
 from workers.machine import memory
@@ -22,8 +21,6 @@ from workers.machine import memory
 DTYPES: Final = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 LANES: Final = 16
 _UNIT: Final = 64  # columns computed together
-_LARGEST_EXPONENT: Final = 15
-"""Of scales in float16, whose largest number is just below 2**16."""
 _MIN_WEIGHTS_PER_PATCH: Final = 256
 """Squeezing is worthwhile with at most one patch per this many weights."""
 
@@ -155,7 +152,7 @@ class MatrixPacker:
         weights = [weight.with_integers() for weight in alike(weights)]
         first, values = weights[0], weights[0].values
         tables = [part for one in weights for part in (one.scales, one.minimums) if part is not None]
-        factor = _factor_of(tables)
+        factor = factor_of(tables)
         matrix = Matrix(
             n=columns,
             k=first.shape[1],
@@ -234,12 +231,6 @@ def _filled(count: int, multiple: int) -> int:
 def _padded(rows: torch.Tensor, multiple: int) -> torch.Tensor:
     """Rows with zeros behind them, up to a multiple of numbers."""
     return torch.nn.functional.pad(rows, (0, -rows.shape[1] % multiple))
-
-
-def _factor_of(tables: Sequence[torch.Tensor]) -> float:
-    """A power of two, for which the tables divided by it are within the range of float16."""
-    most = max(float(table.nan_to_num(0.0, 0.0, 0.0).abs().max()) for table in tables)
-    return float(2.0 ** (math.frexp(most)[1] - _LARGEST_EXPONENT)) if most else 1.0
 
 
 def _address(pages: mmap.mmap | memoryview) -> int:

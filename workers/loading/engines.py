@@ -66,6 +66,7 @@ def make_kv_engines(
     from workers.kv_engine.parallel.lockstep import Followers  # noqa: PLC0415 - imports transformers
 
     share = device_share.of(config, rank)
+    node_loading.check_device(settings, share.device)
     names = device_share.nodes_of(config, rank, EngineKind.KV)
     loaded = [_load_served(config, settings, name, share, progress, group) for name in names]
     use_gpu_stream(share.device, StreamPriority.HIGH)

@@ -146,28 +146,37 @@ def with_kernels(
 
         fill(node)
         return node
+    check_device(settings, share.device)
     from workers.loading.quantised_loading import quantisation_of  # noqa: PLC0415 - imports transformers
 
     quantisation = quantisation_of(quantised_from, settings)
     if share.device.type == "cuda":
-        if settings.kv_cache != "auto":
-            raise ConfigError(
-                f"model_kwargs.kv_cache is {settings.kv_cache}, but the model is on a GPU, which keeps keys "
-                "and values as floats: leave it out"
-            )
         from workers.kv_engine.gpu.fusion import use_gpu_kernels  # noqa: PLC0415 - needs CUDA
 
         return use_gpu_kernels(node, quantisation)
-    if settings.quantize == "fp8":
-        raise ConfigError(
-            "model_kwargs.quantize is fp8, which our kernels for GPUs multiply, but the model is on a CPU: "
-            "expected int8 or int4"
-        )
     from workers.cpu_kernels.decoder import use_cpu_kernels  # noqa: PLC0415 - imports transformers
 
     return use_cpu_kernels(
         node, threads=kernel_threads(node.parameters, share.cores), quantisation=quantisation
     )
+
+
+def check_device(settings: EngineSettings, device: torch.device) -> None:
+    """Raise an error if our kernels of a device cannot compute what is wanted, whatever the model.
+
+    Raises:
+        ConfigError: the message names the key and what is expected.
+    """
+    if device.type == "cuda" and settings.kv_cache != "auto":
+        raise ConfigError(
+            f"model_kwargs.kv_cache is {settings.kv_cache}, but the model is on a GPU, which keeps keys and "
+            "values as floats: leave it out"
+        )
+    if device.type != "cuda" and settings.quantize == "fp8":
+        raise ConfigError(
+            "model_kwargs.quantize is fp8, which our kernels for GPUs multiply, but the model is on a CPU: "
+            "expected int8 or int4"
+        )
 
 
 def can_leave_weights(config: DeploymentConfig, settings: EngineSettings, device: torch.device) -> bool:

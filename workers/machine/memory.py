@@ -45,15 +45,15 @@ class Zeros:
     """Hands out zeroed memory in pieces of large mappings.
 
     In a mapping of its own, a piece of a few megabytes has huge pages only between the multiples of 2 MB that
-    happen to be in it: 98 to 260 of 444 MB in matrices of 2.4 MB (2026-11). What is not used of a mapping
-    takes no memory.
+    happen to be in it: 98 to 260 MB of 190 matrices of 2.4 MB (2026-11). What is not used of a mapping takes
+    no memory.
     """
 
     def __init__(self) -> None:
         self._free = memoryview(b"")
 
     def take(self, nbytes: int) -> memoryview:
-        """Return a piece, aligned to cache lines. It lives as long as there is a reference to it."""
+        """Return a piece, aligned to cache lines. A mapping lives as long as one of its pieces."""
         whole = -(-nbytes // _CACHE_LINE) * _CACHE_LINE
         if whole > len(self._free):
             self._free = memoryview(zeros(max(_MAPPING, -(-whole // _HUGE_PAGE) * _HUGE_PAGE)))

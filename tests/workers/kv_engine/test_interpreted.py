@@ -60,8 +60,8 @@ def test_products_of_one_row_are_exact_to_rounding(found: dict[str, Any]) -> Non
 
 def test_products_of_few_bits_are_exact_to_rounding(found: dict[str, Any]) -> None:
     """Of one row, of some and of many, in all forms; the bits of numbers are read as those of floats."""
-    assert len(found["few_bits"]) == 11 * 2 * 7
-    assert max(found["few_bits"].values()) < 1e-5
+    assert len(found["few_bits"]) == 12 * 2 * 7
+    assert max(found["few_bits"].values()) < 3e-5
 
 
 def test_matrices_of_several_kinds_are_multiplied_as_one(found: dict[str, Any]) -> None:
@@ -79,7 +79,8 @@ def test_weights_of_few_bits_are_computed_without_being_in_memory_as_floats(
     """Logits are those of transformers' layers with the same weights; published ones are not rounded."""
     case = found["few_bits_decoders"][name]
 
-    assert case["left"] >= 14  # two layers, perhaps a head
+    has_head = not ("stored" in name or "AWQ" in name)
+    assert case["left"] == (15 if has_head else 14)  # two layers, and a head of floats
     assert case["in memory"] == 512 * 64  # the embeddings
     assert case["own"] < 1e-3  # standard deviations
     assert (case["floats"] < 1e-3) == name.endswith("as stored")

@@ -42,8 +42,24 @@ class OwnPositions(DecoderLM):
         return super().forward(inputs, Wrong())
 
 
+class WrongRow(DecoderLM):
+    """A model that is wrong for a step of one row, for which kernels may have another path."""
+
+    def forward(self, inputs: torch.Tensor, step: nodes.TokenStep) -> torch.Tensor:
+        hidden = super().forward(inputs, step)
+        return hidden.flip(-1) if len(hidden) == 1 else hidden
+
+
+class WrongPair(DecoderLM):
+    """A model that is wrong for decodes alone of several sequences."""
+
+    def forward(self, inputs: torch.Tensor, step: nodes.TokenStep) -> torch.Tensor:
+        hidden = super().forward(inputs, step)
+        return hidden.flip(-1) if len(hidden) == 2 else hidden
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("broken", [ScaledHead, OwnPositions])
+@pytest.mark.parametrize("broken", [ScaledHead, OwnPositions, WrongRow, WrongPair])
 def test_a_model_with_an_unsupported_feature_is_refused_by_name(
     broken: type[DecoderLM], dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

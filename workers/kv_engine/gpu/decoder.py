@@ -4,7 +4,8 @@
 
 A layer takes nine launches, six of one row, and some sixty with transformers' modules. Recorded in a CUDA
 graph (`workers.kv_engine.gpu.cuda_graphs`), a step of decodes is limited by reading its weights and not by
-its launches. Transformers' modules still compute the embedding, the angles of positions and the head.
+its launches. Transformers' modules still compute embeddings and the angles of positions, and the head unless
+weights have few bits.
 
 Weights that are multiplied by the same states are stored as one matrix. The model's own parameters become
 views of it, so no weight is stored twice, and the model runs as before. `workers.kv_engine.kernel_models`
@@ -38,7 +39,7 @@ from workers.kv_engine.kernel_models import Inputs, Kind, LlamaLike, SplicedInpu
 from workers.kv_engine.node import KVNode, fill
 from workers.kv_engine.quantisation.forms import Forms, forms_of
 from workers.kv_engine.quantisation.kept_weights import KeptWeights
-from workers.kv_engine.quantisation.matrices import gate_and_up, projections
+from workers.kv_engine.quantisation.matrices import gate_and_up, linears_in, projections
 from workers.kv_engine.quantisation.measured import measured
 from workers.kv_engine.quantisation.references import References
 from workers.kv_engine.quantisation.wanted import AS_STORED, Quantisation, refuse
@@ -141,7 +142,7 @@ class FusedDecoder(LlamaLike):
         def pack(number: int) -> None:
             layer = model.body.layers[number]
             layers.append(_layer_of(layer, self._kind, merged))
-            for linear in _linears_in(layer):
+            for linear in linears_in(layer):
                 linear.weight.data = linear.weight.data.new_empty(0)
 
         self._references = References.while_packing(node, forms, pack)
@@ -198,7 +199,9 @@ class FusedDecoder(LlamaLike):
 
     def head(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         if self._head is not None:  # supported models change nothing after the matrix
-            return self._head.products(hidden.index_select(0, indices)).float()
+            chosen = hidden.index_select(0, indices)
+            is_row = len(chosen) == 1 and self._uses_row_product
+            return (self._head.row_product(chosen) if is_row else self._head.products(chosen)).float()
         logits: torch.Tensor = self._node.head(hidden, indices)
         return logits
 
@@ -266,11 +269,6 @@ def _layer_of(layer: Any, kind: Kind, merged: Callable[[Sequence[Any]], Matrix])
         window=kind.window(own),
         scaling=own.scaling,
     )
-
-
-def _linears_in(layer: Any) -> list[Any]:
-    own, mlp = layer.self_attn, layer.mlp
-    return [*projections(own), own.o_proj, *gate_and_up(mlp), mlp.down_proj]
 
 
 def _merged(linears: Sequence[Any]) -> Matrix:

@@ -11,14 +11,13 @@ k is filled up to whole groups; the kernels give what is filled no input. `model
 numbers stand for, and `triton_few_bits` multiplies them.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 
-from models.grouped_weights import FLOAT8, GROUP, GroupedWeight, alike
+from models.grouped_weights import FLOAT8, GROUP, GroupedWeight, alike, factor_of
 from workers.kv_engine.quantisation.forms import relative
 
 _HALF: Final = GROUP // 2
@@ -31,8 +30,6 @@ _AT_ONCE: Final = 2**24
 """Weights that are quantised at a time: it takes some hundred megabytes."""
 _LARGEST_FLOAT: Final = 448.0
 """Of eight bits."""
-_LARGEST_EXPONENT: Final = 15
-"""Of scales in float16, whose largest number is just below 2**16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +84,7 @@ def packed(weights: Sequence[GroupedWeight], device: torch.device, dtype: torch.
     groups = 1 if first.parts > 1 else _groups_sharing(tables)
     tables = [table[:, ::groups] for table in tables]
     is_exact = dtype is torch.float32
-    factor = 1.0 if is_exact else _factor_of(tables)
+    factor = 1.0 if is_exact else factor_of(tables)
     scales, *minimums = [
         (table / factor).to(torch.float32 if is_exact else torch.float16).contiguous() for table in tables
     ]
@@ -136,12 +133,6 @@ def _groups_sharing(tables: Sequence[torch.Tensor]) -> int:
     while 2 * shared < count and are_shared(2 * shared):
         shared *= 2
     return shared
-
-
-def _factor_of(tables: Sequence[torch.Tensor]) -> float:
-    """A power of two, for which the tables divided by it are within the range of float16."""
-    most = max(float(table.nan_to_num(0.0, 0.0, 0.0).abs().max()) for table in tables)
-    return float(2.0 ** (math.frexp(most)[1] - _LARGEST_EXPONENT)) if most else 1.0
 
 
 class GpuQuantiser:

@@ -55,7 +55,7 @@ class Quantiser(Protocol):
         ...
 
     def dequantised(self, weight: GroupedWeight) -> torch.Tensor:
-        """Return the weights in the dtype of the model, with the values that are multiplied."""
+        """Return the weights that are multiplied in the dtype of the model, but for rounded scales."""
         ...
 
 

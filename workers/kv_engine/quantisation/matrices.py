@@ -16,11 +16,16 @@ Left: TypeAlias = Mapping[Any, Callable[[], torch.Tensor]]
 def linears_of(model: TextModel) -> Iterator[Any]:
     """Yield the linear layers that the kernels compute."""
     for layer in model.body.layers:
-        own, mlp = layer.self_attn, mlp_in(layer)
-        yield from (*projections(own), own.o_proj)
-        if mlp is not None:
-            yield from (*gate_and_up(mlp), mlp.down_proj)
+        yield from linears_in(layer)
     yield model.head
+
+
+def linears_in(layer: Any) -> Iterator[Any]:
+    """Yield those of one decoder layer."""
+    own, mlp = layer.self_attn, mlp_in(layer)
+    yield from (*projections(own), own.o_proj)
+    if mlp is not None:
+        yield from (*gate_and_up(mlp), mlp.down_proj)
 
 
 def projections(attention: Any) -> tuple[Any, ...]:

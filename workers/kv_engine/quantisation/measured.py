@@ -1,9 +1,8 @@
-"""Makes a node with weights of few bits: measures what they cost, and keeps them for the next start."""
+"""Makes a node with weights in the wanted form, and tells the error of few bits."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Final, TypeVar
 
 import torch
@@ -77,17 +76,3 @@ def _kept_weights_of(node: Any, quantisation: Quantisation) -> KeptWeights | Non
     except OSError as error:  # the weights are loaded, so this is a link to nowhere, for example
         _LOGGER.warning("quantised weights are neither read nor kept: %s", error)
         return None
-
-
-@contextmanager
-def called_after(layers: Sequence[Any], call: Callable[[int], None]) -> Iterator[None]:
-    """Within this context, `call` gets the number of each layer after its forward pass."""
-
-    def after(number: int, *_: Any) -> None:
-        with torch.inference_mode(mode=False), torch.no_grad():  # what it makes stays in use
-            call(number)
-
-    with ExitStack() as hooks:
-        for number, layer in enumerate(layers):
-            hooks.enter_context(layer.register_forward_hook(partial(after, number)))
-        yield

@@ -1,7 +1,9 @@
 """The logits of the stock model for the self-check, computed while its weights are packed and freed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +14,6 @@ from workers.kv_engine.kernel_models import TextModel
 from workers.kv_engine.node import FULL, masks_of
 from workers.kv_engine.quantisation.forms import Forms, quantised_layers
 from workers.kv_engine.quantisation.matrices import experts_of, linears_of
-from workers.kv_engine.quantisation.measured import called_after
 from workers.kv_engine.selfcheck import masked_logits, text_for
 
 
@@ -44,9 +45,9 @@ class References:
         with quantised_layers(linears_of(model), experts_of(model), forms):
             if FULL in masks_of(node):
                 node.use_attention(paged.ATTENTION)
-                with called_after(layers, lambda _: forms.forget()):
+                with _called_after(layers, lambda _: forms.forget()):
                     masked = masked_logits(node, by_torch=True)
-            with called_after(layers, packed):
+            with _called_after(layers, packed):
                 logits = node.reference(text)
         return cls(text, logits, masked)
 
@@ -67,3 +68,17 @@ class References:
         """The logits for the mask `full`."""
         assert self.masked is not None, "the node declares the mask"
         return self.masked
+
+
+@contextmanager
+def _called_after(layers: Sequence[Any], call: Callable[[int], None]) -> Iterator[None]:
+    """Within this context, `call` gets the number of each layer after its forward pass."""
+
+    def after(number: int, *_: Any) -> None:
+        with torch.inference_mode(mode=False), torch.no_grad():  # what it makes stays in use
+            call(number)
+
+    with ExitStack() as hooks:
+        for number, layer in enumerate(layers):
+            hooks.enter_context(layer.register_forward_hook(partial(after, number)))
+        yield

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from models.grouped_weights import FLOAT8, GroupedWeight
-from tests.workers.kv_engine.gpu.few_bits_cases import CASES, case
+from tests.workers.kv_engine.gpu.few_bits_cases import case
+from workers.cpu_kernels import library
+from workers.cpu_kernels.packing import MatrixPacker
 from workers.kv_engine.gpu.few_bits import GpuQuantiser, packed
 
 CPU = torch.device("cpu")
@@ -43,9 +45,15 @@ def test_large_and_small_scales_are_within_float16() -> None:
 
 
 def test_matrices_of_several_kinds_are_stacked_in_the_wider_one() -> None:
-    found = packed([case("4", 8, 64), case("8", 8, 64)], CPU, torch.float32)
+    weights = [case("4", 8, 64), case("8", 8, 64)]
+
+    found = packed(weights, CPU, torch.float32)
 
     assert (found.bits, found.shape) == (8, (16, 64))
+    assert found.minimums is not None
+    scales, minimums = (table.repeat_interleave(32, 1) for table in (found.scales, found.minimums))
+    floats = torch.cat([weight.floats() for weight in weights])
+    assert torch.allclose(found.numbers * scales + minimums, floats, atol=1e-5)
 
 
 def squared_error(
@@ -103,6 +111,21 @@ def test_zeros_stay_zero_and_what_is_no_number_is_none_afterwards(bits: int, is_
     assert found[2, :32].isnan().all()
 
 
-def test_all_forms_are_among_the_cases() -> None:
-    kinds = {(weight.bits, weight.parts, weight.minimums is not None) for weight in map(case, CASES)}
-    assert len(kinds) == 8
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.skipif(library.load() is None, reason="there are no CPU kernels on this machine")
+def test_the_numbers_are_those_that_the_cpu_kernels_choose(
+    weight: torch.Tensor, bits: int, is_weighted: bool
+) -> None:
+    importance = torch.rand(200, generator=torch.Generator().manual_seed(2)) if is_weighted else None
+    kernels = library.load()
+    assert kernels is not None
+    context = kernels.open(1)
+
+    expected = MatrixPacker(kernels, context, torch.float32).quantised(weight, bits, importance)
+    found = GpuQuantiser(CPU, torch.float32).quantised(weight, bits, importance)
+
+    kernels.close(context)
+    assert float((found.numbers != expected.numbers).float().mean()) < 1e-3  # ties
+    assert torch.allclose(found.scales, expected.scales, rtol=1e-2)
+    assert squared_error(weight, found) == pytest.approx(squared_error(weight, expected), rel=1e-4)
