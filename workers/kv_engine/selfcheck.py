@@ -50,7 +50,7 @@ from workers.kv_engine.step import StepBuilder
 _BLOCK_SIZE: Final = 4
 _TEXT_BLOCKS: Final = (3, 0, 4)
 _OTHER_BLOCKS: Final = (2, 1)
-_CUTS: Final = (0, 6, 10, 11, 12)
+_CUTS: Final = (0, 5, 10, 11, 12)
 """The span boundaries: two spans of a prompt, a decode alone, and one beside another."""
 
 _FULL_PART: Final = range(3, 9)

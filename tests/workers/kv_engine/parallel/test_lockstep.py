@@ -303,7 +303,7 @@ def test_layers_that_one_member_alone_cannot_compute_restart_the_group(
 
     def without_room(inputs: torch.Tensor, step: Step) -> torch.Tensor:
         states = forward(inputs, step)
-        if next(calls) == 3:  # the first after the three of the self-check
+        if next(calls) == 4:  # the first after the four of the self-check
             raise torch.OutOfMemoryError("no room")
         return states
 
