@@ -22,7 +22,7 @@ _LARGEST: Final = 127
 _LARGEST_EXPONENT: Final = 15
 """Of float16, whose largest number is just below 2**16."""
 FLOAT8: Final = tuple(torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().tolist())
-"""What the numbers of a float of eight bits stand for (Micikevicius et al. 2022); two are NaN."""
+"""The values of floats of eight bits, by their bits (Micikevicius et al. 2022); two are NaN."""
 
 
 @dataclass(frozen=True, slots=True)

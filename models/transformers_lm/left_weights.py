@@ -144,10 +144,9 @@ def floats_of_experts(
     slices: Mapping[str, Any], dtype: torch.dtype, config: Any
 ) -> dict[str, Callable[[], torch.Tensor]]:
     """Return what reads the matrices of experts that are stored one by one, by the names of modules."""
-    modules = {name.removesuffix(".weight"): one for name, one in slices.items() if name.endswith(".weight")}
     return {
         name: partial(_read, one, dtype)
-        for name, one in modules.items()
+        for name, one in _by_module(slices).items()
         if name_in_files(name) is not None and is_in_model(name, config)
     }
 
@@ -156,26 +155,32 @@ def floats_of_linears(
     slices: Mapping[str, Any], dtype: torch.dtype, config: Any, device: torch.device
 ) -> dict[str, Callable[[], torch.Tensor]]:
     """Return what reads the weights that our kernels pack onto a device, by the names of modules."""
-    modules = {name.removesuffix(".weight"): one for name, one in slices.items() if name.endswith(".weight")}
     return {
-        name: partial(_read, one, dtype, device) for name, one in modules.items() if is_packed(name, config)
+        name: partial(_read, one, dtype, device)
+        for name, one in _by_module(slices).items()
+        if is_packed(name, config)
     }
 
 
 def as_floats(
-    integers: Stored, dtype: torch.dtype, device: torch.device = _CPU
+    stored: Stored, dtype: torch.dtype, device: torch.device = _CPU
 ) -> dict[str, Callable[[], torch.Tensor]]:
     """Return what reads matrices onto a device as floats that are stored as numbers of few bits."""
 
     def floats_from(read: Callable[[], GroupedWeight]) -> torch.Tensor:
         return read().to(device).floats().to(dtype)
 
-    return {name: partial(floats_from, read) for name, read in integers.items()}
+    return {name: partial(floats_from, read) for name, read in stored.items()}
 
 
-def of_experts(integers: Stored) -> Stored:
+def of_experts(stored: Stored) -> Stored:
     """Return those that read matrices of experts."""
-    return {name: read for name, read in integers.items() if name_in_files(name) is not None}
+    return {name: read for name, read in stored.items() if name_in_files(name) is not None}
+
+
+def _by_module(slices: Mapping[str, Any]) -> dict[str, Any]:
+    """The weights of modules, by the names of these."""
+    return {name.removesuffix(".weight"): one for name, one in slices.items() if name.endswith(".weight")}
 
 
 def _read(slice: Any, dtype: torch.dtype, device: torch.device = _CPU) -> torch.Tensor:

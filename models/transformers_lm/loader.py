@@ -74,15 +74,15 @@ def load_decoder(
     layout = probe_layout(_part_of(model_class, peers, is_connected=False), config, max_positions)
     chosen = choose_dtype(dtype, on, quantised.as_floats(shards) if quantised is not None else shards)
     part = _part_of(model_class, peers, is_connected=True)
-    integers: Stored = {}
+    stored: Stored = {}
     floats: Floats = {}
     left: set[str] = set()
     # Published models have other names of tensors in the files.
     classes = CLASSES_ON_GPU if _has_gpu_kernels(on) else CLASSES if on.type == "cpu" else frozenset()
     if peers is None and published is None and model_class.__name__ in classes:
-        integers, floats = _readers(slices_of(shards), quantised, config, chosen, on)
+        stored, floats = _readers(slices_of(shards), quantised, config, chosen, on)
     if leaves_weights:
-        left = {*integers, *floats}
+        left = {*stored, *floats}
     model = load_weights(part, config, shards, on, chosen, progress, quantised, renamed, left)
     attach_forms(model)
     attach_recurrences(model)
@@ -93,7 +93,7 @@ def load_decoder(
         max_positions=max_positions,
         weights_digest=weights_digest(shards),
         rotary_change=rotary_change_of(model_class.__name__, config),
-        stored_weights=integers,
+        stored_weights=stored,
         left_floats=floats if left else {},
         is_filled=not left,
     )
@@ -116,12 +116,12 @@ def _readers(
         if is_on_gpu:
             return {}, floats_of_linears(slices, dtype, config, on)
         return {}, floats_of_experts(slices, dtype, config)
-    stored = quantised.grouped(slices, with_floats=is_on_gpu)
-    integers = {name: read for name, read in stored.items() if is_packed(name, config)}
+    grouped = quantised.grouped(slices, with_floats=is_on_gpu)
+    stored = {name: read for name, read in grouped.items() if is_packed(name, config)}
     if is_on_gpu:
-        return integers, as_floats(integers, dtype, on)
+        return stored, as_floats(stored, dtype, on)
     floats = floats_of_experts(quantised.slices(slices), dtype, config)
-    return integers, as_floats(of_experts(integers), dtype) | floats
+    return stored, as_floats(of_experts(stored), dtype) | floats
 
 
 def examine_decoder(checkpoint: Path, *, members: int = 1, published: Published | None = None) -> int:

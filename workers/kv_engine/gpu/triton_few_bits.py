@@ -204,7 +204,7 @@ def _floats(
     has_values: tl.constexpr,
     is_float: tl.constexpr,
 ) -> tl.tensor:
-    """What numbers stand for, float32, without the scale, and what is to be subtracted from them.
+    """The values of numbers, float32, without the scale; and the excess that is to be subtracted from them.
 
     A float of eight bits that is NaN is taken for 480: the self-check finds it, whose reference has NaN.
 

@@ -1,4 +1,4 @@
-"""What the settings ask of a model's weights, and of its keys and values."""
+"""The form of a model's weights, and of its keys and values, that the settings ask for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
